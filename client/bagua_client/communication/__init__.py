@@ -1,0 +1,1 @@
+"""What goes over the wire: topology, process groups, operations and the pipeline of them."""

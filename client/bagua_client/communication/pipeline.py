@@ -1,0 +1,154 @@
+"""Runs the chains of many buckets at once: a bucket's operations in turn, the buckets side by side.
+
+Every rank must issue the operations of one process group in the same order. A chain of one
+operation needs nothing for that: it is issued where the bucket became full. In a longer chain
+the second operation can only be issued when the first is done; who waits for it must not be the
+training thread. On CUDA a stream waits; on the CPU a thread for each later place in the chain
+takes the buckets in order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from bagua_client.communication.operations import Operation
+
+
+class Completion(Protocol):
+    """What a started chain is waited for by (``torch.distributed.Work`` is one)."""
+
+    def wait(self) -> object:
+        """Return when the result may be used; raise what an operation raised."""
+
+
+class Pipeline(Protocol):
+    """Starts chains; buckets must be started in the same order on all ranks."""
+
+    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
+        """Start ``operations`` on ``flat``, one after the other."""
+
+    def close(self) -> None:
+        """Let go of threads; nothing may be in flight."""
+
+
+def pipeline_for(device: torch.device) -> Pipeline:
+    """The pipeline for buckets on ``device``."""
+    return StreamPipeline() if device.type == "cuda" else ThreadPipeline()
+
+
+class Done:
+    """The completion of a chain that was done at once."""
+
+    def wait(self) -> None:
+        return
+
+
+class _Chain:
+    """A chain on its way through the threads."""
+
+    def __init__(self, flat: torch.Tensor, operations: Sequence[Operation]) -> None:
+        self.flat = flat
+        self.operations = operations
+        self.work = operations[0].start(flat)
+        self.error: BaseException | None = None
+        self._ended = threading.Event()
+
+    def advance(self, place: int) -> bool:
+        """Wait for the operation before ``place`` and start the one there; False at the end."""
+        try:
+            if self.work is not None:
+                self.work.wait()
+            if place < len(self.operations):
+                self.work = self.operations[place].start(self.flat)
+                return True
+        except BaseException as error:
+            self.error = error
+        self._ended.set()
+        return False
+
+    def wait(self) -> None:
+        self._ended.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class ThreadPipeline:
+    """For the CPU. Threads are made when the first chain that needs them comes."""
+
+    def __init__(self) -> None:
+        self._queues: list[queue.SimpleQueue[_Chain | None]] = []
+
+    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
+        if len(operations) == 1:
+            return operations[0].start(flat) or Done()
+        chain = _Chain(flat, operations)
+        self._queue(1).put(chain)
+        return chain
+
+    def close(self) -> None:
+        for relay in self._queues:
+            relay.put(None)
+        self._queues.clear()
+
+    def _queue(self, place: int) -> queue.SimpleQueue[_Chain | None]:
+        if len(self._queues) < place:
+            relay: queue.SimpleQueue[_Chain | None] = queue.SimpleQueue()
+            self._queues.append(relay)
+            threading.Thread(
+                target=self._relay, args=(place, relay), name=f"bagua-relay-{place}", daemon=True
+            ).start()
+        return self._queues[place - 1]
+
+    def _relay(self, place: int, chains: queue.SimpleQueue[_Chain | None]) -> None:
+        while (chain := chains.get()) is not None:
+            if chain.advance(place):
+                self._queue(place + 1).put(chain)
+
+
+class _StreamCompletion:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class StreamPipeline:
+    """For CUDA: a chain is issued whole on a side stream, which does the waiting.
+
+    Side streams are used in turn, so that the first operation of a bucket does not wait for the
+    last one of the bucket before it.
+    """
+
+    STREAMS = 4
+
+    def __init__(self) -> None:
+        self._streams: list[torch.cuda.Stream] = []
+        self._started = 0
+
+    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
+        if len(operations) == 1:
+            return operations[0].start(flat) or Done()
+        if not self._streams:
+            self._streams = [_stream(flat.device) for _ in range(self.STREAMS)]
+        stream = self._streams[self._started % self.STREAMS]
+        self._started += 1
+        stream.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(stream):
+            for operation in operations:
+                work = operation.start(flat)
+                if work is not None:
+                    work.wait()
+            return _StreamCompletion(stream.record_event())
+
+    def close(self) -> None:
+        self._streams.clear()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

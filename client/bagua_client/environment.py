@@ -1,0 +1,80 @@
+"""What the environment variables say: Bagua's names with their meaning, and three new ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bagua_client.configuration import DEFAULT_BUCKET_BYTES
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Settings of the client.
+
+    Attributes:
+        autotune: whether the job is tuned at all.
+        url: an existing service; None: rank 0 starts one beside itself.
+        token: what the service wants to be shown; None: nothing.
+        job: the job's name; None: one is made from the program and the model.
+        max_samples: at most so many configurations are tried.
+        trial_seconds: upper bound for one of them.
+        warmup_seconds: upper bound for the steps that are not measured at the start.
+        server_wait_seconds: how long an absent service is looked for eagerly.
+        service_port: for a service that rank 0 starts; 0: any free one.
+        default_bucket_bytes: the baseline's bucket size.
+    """
+
+    autotune: bool = False
+    url: str | None = None
+    token: str | None = None
+    job: str | None = None
+    max_samples: int = 60
+    trial_seconds: float = 5.0
+    warmup_seconds: float = 30.0
+    server_wait_seconds: float = 300.0
+    service_port: int = 0
+    default_bucket_bytes: int = DEFAULT_BUCKET_BYTES
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """Read the variables that are set and not empty.
+
+        Raises:
+            ValueError: one is not a number of the kind it must be.
+        """
+
+        def number(name: str, kind: Callable[[str], T], default: T, low: T) -> T:
+            text = variables.get(name, "").strip()
+            if not text:
+                return default
+            try:
+                value = kind(text)
+            except ValueError:
+                value = None
+            if value is None or not low <= value < float("inf"):
+                what = "a whole number" if kind is int else "a number"
+                raise ValueError(f"{name} must be {what} of at least {low}, not {text!r}")
+            return value
+
+        return cls(
+            autotune=number("BAGUA_AUTOTUNE", int, 0, 0) >= 1,
+            url=variables.get("BAGUA_AUTOTUNE_URL") or None,
+            token=variables.get("BAGUA_AUTOTUNE_TOKEN") or None,
+            job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
+            max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1),
+            trial_seconds=number(
+                "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
+            ),
+            warmup_seconds=number("BAGUA_AUTOTUNE_WARMUP_TIME_S", float, cls.warmup_seconds, 0.0),
+            server_wait_seconds=number(
+                "BAGUA_AUTOTUNE_SERVER_WAIT_TIME", float, cls.server_wait_seconds, 0.0
+            ),
+            # Bagua's own default is -1, which means any.
+            service_port=max(number("BAGUA_SERVICE_PORT", int, 0, -1), 0),
+            default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, DEFAULT_BUCKET_BYTES, 1),
+        )

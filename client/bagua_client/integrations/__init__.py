@@ -1,0 +1,1 @@
+"""Where the tool meets a training program: today DistributedDataParallel's interface."""

@@ -1,0 +1,191 @@
+"""DistributedDataParallel: torch's interface over this project's reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms import Algorithm, find
+from bagua_client.buckets.layout import digest_of
+from bagua_client.communication.agreement import Vote
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
+from bagua_client.environment import Environment
+from bagua_client.reducer.reconfiguration import Reconfiguration
+from bagua_client.reducer.reducer import Reducer, attach
+from bagua_client.reducer.replicas import Replicas
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps a module so that its replicas train together; buckets may change between steps.
+
+    Used like :class:`torch.nn.parallel.DistributedDataParallel`, but ``state_dict`` has the
+    module's own keys. With ``BAGUA_AUTOTUNE=1`` the configuration is tuned while the job runs.
+
+    Args:
+        module: on the device it trains on; its replicas must be alike on all ranks.
+        optimizers: needed by algorithms that communicate after the optimizer's step.
+        algorithm: the name of a registered algorithm, or an instance of one.
+        process_group: the ranks that train together; None: all.
+        broadcast_buffers: take over rank 0's buffers before each forward pass.
+        find_unused_parameters: parameters may take no part in a step's loss. Buckets that hold
+            such a parameter wait for the end of the backward pass.
+        gradient_as_bucket_view: ``parameter.grad`` is a view into its bucket, which saves a
+            copy of all gradients.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised, or the replicas differ.
+        ValueError: nothing to train, sparse gradients, or an unknown algorithm.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        process_group: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
+    ) -> None:
+        super().__init__()
+        group = dist.group.WORLD if process_group is None else process_group
+        if group is None:
+            raise RuntimeError(
+                "torch.distributed is not initialised; call "
+                "torch.distributed.init_process_group() before wrapping the model"
+            )
+        environment = Environment.read()
+        algorithm = find(algorithm) if isinstance(algorithm, str) else algorithm
+        named = _trained_parameters(module)
+        communicator = Communicator(group, _device_of(named, group))
+        self.module = module
+        self.require_backward_grad_sync = True
+        self._reducer = Reducer(
+            named,
+            algorithm,
+            communicator,
+            Configuration(bucket_bytes=environment.default_bucket_bytes),
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            find_unused_parameters=find_unused_parameters,
+        )
+        _check_replicas(self._reducer)
+        Replicas([*module.parameters(), *module.buffers()], communicator).take_over()
+        self._replicated_buffers = Replicas(
+            module.buffers() if broadcast_buffers else (), communicator
+        )
+        self._sync_buffers = True
+        attach(
+            self._reducer,
+            [parameter for _, parameter in named],
+            algorithm.when,
+            _listed(optimizers),
+        )
+        self._agent = None
+        if environment.autotune and communicator.world_size > 1:
+            from bagua_client.agent import start_agent
+
+            self._agent = start_agent(self._reducer, environment, type(module).__name__)
+
+    @property
+    def configuration(self) -> Configuration:
+        """What is in force."""
+        return self._reducer.layout.configuration
+
+    def reconfigure(self, configuration: Configuration) -> bool:
+        """Re-cut the buckets now, between two steps. All ranks must call it together.
+
+        Returns:
+            Whether all ranks agreed; if not, all are back at the default configuration.
+
+        Raises:
+            RuntimeError: called in the middle of a step.
+        """
+        communicator = self._reducer.communicator
+        change = Reconfiguration(
+            self._reducer, configuration, communicator.group, communicator.device
+        )
+        layout = change.conclude()
+        communicator.prepare(layout.configuration.hierarchical)
+        self._reducer.recut(layout)
+        return not change.dissenters
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        trains = torch.is_grad_enabled()
+        synchronise = trains and self.require_backward_grad_sync
+        if trains:
+            self._reducer.before_forward()
+        if self._agent is not None and not trains:
+            self._agent.interrupted()
+        # Like torch's: buffers have only changed apart where the last pass was synchronised.
+        if self._sync_buffers:
+            self._replicated_buffers.take_over()
+        self._sync_buffers = synchronise
+        outputs = self.module(*inputs, **kwargs)
+        if trains:
+            self._reducer.arm(synchronise)
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes of forward passes made inside only accumulate gradients locally."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, with its own keys: fit for a run without this wrapper."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Into the module; keys as :meth:`state_dict` gives them."""
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+
+def _trained_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not named:
+        raise ValueError("the module has no parameter that requires a gradient: nothing to train")
+    for name, child in module.named_modules():
+        if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
+            raise ValueError(
+                f"{name or type(child).__name__} produces sparse gradients, which cannot travel in "
+                "a bucket; build it with sparse=False"
+            )
+    return named
+
+
+def _device_of(
+    named: Sequence[tuple[str, torch.nn.Parameter]], group: dist.ProcessGroup
+) -> torch.device:
+    """A device that ``group`` communicates from: NCCL cannot from the CPU."""
+    if dist.get_backend(group) == dist.Backend.GLOO:
+        return torch.device("cpu")
+    return named[0][1].device
+
+
+def _check_replicas(reducer: Reducer) -> None:
+    specs = [[spec.name, spec.elements, spec.group] for spec in reducer.tensors]
+    communicator = reducer.communicator
+    vote = Vote(digest_of(specs), communicator.group, communicator.device)
+    dissenters = vote.dissenters()
+    if dissenters:
+        raise RuntimeError(
+            f"the model on rank {', '.join(map(str, dissenters))} has other parameters (names, "
+            "sizes or dtypes) than on the other ranks; build the same model on every rank"
+        )
+
+
+def _listed(
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    if optimizers is None:
+        return []
+    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers

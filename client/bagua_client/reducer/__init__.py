@@ -1,0 +1,1 @@
+"""The reducer: collects tensors into buckets as they become ready and communicates them."""

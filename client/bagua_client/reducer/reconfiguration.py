@@ -1,0 +1,64 @@
+"""A change of configuration: planned by each rank, voted on, then in force on all or on none."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.buckets.layout import Layout
+from bagua_client.communication.agreement import Vote
+from bagua_client.configuration import Configuration
+from bagua_client.reducer.reducer import Reducer
+
+logger = logging.getLogger(__name__)
+
+CANNOT = 0
+"""The vote of a rank that cannot carry the configuration out."""
+
+
+class Reconfiguration:
+    """Starts the vote; all ranks must do so together.
+
+    Args:
+        reducer: of the model to re-cut.
+        configuration: what this rank was told; None if it could make nothing of that.
+        group: the group to vote in, over the same ranks as the reducer's.
+        device: a device that ``group`` communicates from.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        configuration: Configuration | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self._reducer = reducer
+        self._configuration = configuration
+        self._layout = None if configuration is None else reducer.plan(configuration)
+        self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
+        self.dissenters: list[int] = []
+
+    def conclude(self) -> Layout:
+        """Wait for the votes; the layout that all ranks now go on with: the one voted on, or
+        the baseline's, when they disagree (:attr:`dissenters` says who)."""
+        self.dissenters = self._vote.dissenters()
+        if self._layout is not None and not self.dissenters:
+            return self._layout
+        baseline = self._reducer.plan(self._reducer.default)
+        if self._reducer.communicator.rank == 0:
+            logger.error(
+                "%s: all ranks return to the default (%s)", self.reason, self._reducer.default
+            )
+        return baseline
+
+    @property
+    def reason(self) -> str:
+        """Why the ranks did not agree, for the log and the service."""
+        if not self.dissenters:
+            return f"no rank can carry out the configuration {self._configuration}"
+        ranks = ", ".join(str(rank) for rank in self.dissenters)
+        plural = "ranks" if len(self.dissenters) > 1 else "rank"
+        return f"{plural} {ranks} disagreed with the others on the buckets to cut"

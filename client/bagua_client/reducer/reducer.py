@@ -1,0 +1,335 @@
+"""The reducer: fills buckets as tensors become ready, starts each bucket's chain, waits for all.
+
+The life of a step: every tensor is reported ready once (:meth:`Reducer.ready`), is copied into
+its bucket and, when the bucket and all buckets before it are full, travels. The report of the
+last tensor waits for all buckets, so the results are in place when ``backward()`` (or the
+optimizer's ``step()``) returns. Between two steps the buckets may be cut anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms import Algorithm, Communicates, When
+from bagua_client.buckets.bucket import Bucket
+from bagua_client.buckets.layout import Layout, describe, plan
+from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.pipeline import Completion, pipeline_for
+from bagua_client.configuration import Configuration
+from bagua_client.reducer.ready_order import ReadyOrder
+
+logger = logging.getLogger(__name__)
+
+
+class Reducer:
+    """Communicates the tensors of one model.
+
+    Attributes:
+        tensors: specs of the parameters, in the model's order.
+        order: the order buckets are cut from: indices of ``tensors``.
+        default: the configuration the job starts with, its baseline.
+        layout: what is in force.
+        recut_seconds: how long the latest re-cut took.
+        after_reduction: called at the end of every step's communication, where all ranks are
+            known to be in the same step.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        algorithm: Algorithm,
+        communicator: Communicator,
+        configuration: Configuration,
+        gradient_as_bucket_view: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self.tensors = describe(named_parameters)
+        self.order: tuple[int, ...] = tuple(reversed(range(len(named_parameters))))
+        self.default = configuration
+        self.communicator = communicator
+        self.recut_seconds = 0.0
+        self.after_reduction: Callable[[], None] | None = None
+        self._parameters = [parameter for _, parameter in named_parameters]
+        self._algorithm = algorithm
+        self._scale = algorithm.scale(communicator.world_size)
+        self._gradients = algorithm.communicates is Communicates.GRADIENT
+        self._as_view = gradient_as_bucket_view
+        self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
+        self._pipeline = pipeline_for(self._parameters[0].device)
+        self._lock = threading.Lock()
+        self._recorder: ReadyOrder | None = ReadyOrder(self.order)
+        self._armed = algorithm.when is When.OPTIMIZER_STEPPED
+        self._next_layout: Layout | None = None
+        self._views: list[torch.Tensor] = []
+        self._buckets: list[Bucket] = []
+        self._started: list[Completion] = []
+        self._unused: list[int] = []
+        communicator.prepare(configuration.hierarchical)
+        self._cut(self.plan(configuration))
+        self._start_step()
+
+    @property
+    def order_is_agreed(self) -> bool:
+        return self._recorder is None
+
+    def plan(self, configuration: Configuration) -> Layout:
+        """The buckets this model would have under ``configuration``; changes nothing."""
+        return plan(self.tensors, self.order, configuration)
+
+    def schedule(self, layout: Layout) -> None:
+        """Cut anew before the next forward pass. All ranks must have agreed on ``layout``, and
+        call this in the same step."""
+        self.communicator.prepare(layout.configuration.hierarchical)
+        self._next_layout = layout
+
+    def before_forward(self) -> None:
+        """A training forward pass begins: between two steps.
+
+        Raises:
+            RuntimeError: the backward pass before it left parameters without a gradient.
+        """
+        if self._ready_count:
+            raise RuntimeError(self._incomplete_message())
+        if self._next_layout is not None:
+            layout, self._next_layout = self._next_layout, None
+            self.recut(layout)
+
+    def arm(self, synchronise: bool) -> None:
+        """Whether the backward pass that follows communicates (it does not in ``no_sync``)."""
+        if self._algorithm.when is When.GRADIENT_READY:
+            self._armed = synchronise
+
+    def recut(self, layout: Layout) -> None:
+        """Put ``layout`` into force; gradients that are there stay.
+
+        Raises:
+            RuntimeError: tensors are on their way.
+        """
+        if self._ready_count:
+            raise RuntimeError("buckets can only be re-cut between two steps, not in one")
+        if layout.digest == self.layout.digest:
+            return
+        began = time.perf_counter()
+        self._cut(layout)
+        self._start_step()
+        self.recut_seconds = time.perf_counter() - began
+        if self.communicator.rank == 0:
+            logger.info(
+                "cut %d tensors into %d buckets (%s) in %.1f ms",
+                len(self.tensors),
+                len(self._buckets),
+                layout.configuration,
+                self.recut_seconds * 1e3,
+            )
+
+    def ready(self, index: int) -> None:
+        """The tensor is final for this step."""
+        if not self._armed:
+            return
+        with self._lock:
+            if self._is_ready[index]:
+                raise RuntimeError(
+                    f"parameter {self.tensors[index].name} became ready twice in one backward "
+                    f"pass on rank {self.communicator.rank}; a parameter may be used by several "
+                    "modules, but not in several reentrant backward passes (use "
+                    "torch.utils.checkpoint with use_reentrant=False)"
+                )
+            if self._find_unused and self._ready_count == 0:
+                # The only way to learn that a backward pass has ended without some gradients
+                # is the engine's own callback, which has no public name.
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            self._mark(index)
+
+    def _mark(self, index: int) -> None:
+        self._is_ready[index] = True
+        self._ready_count += 1
+        if self._recorder is not None:
+            self._recorder.record(index)
+        self._collect(index)
+        bucket = self._bucket_of[index]
+        bucket.missing -= 1
+        if not bucket.missing:
+            self._start_full_buckets()
+
+    def _collect(self, index: int) -> None:
+        parameter, view = self._parameters[index], self._views[index]
+        if not self._gradients:
+            torch.mul(parameter.detach(), self._scale, out=view)
+            return
+        gradient = parameter.grad
+        if gradient is view:
+            if self._scale != 1.0:
+                view.mul_(self._scale)
+        elif gradient is None:
+            view.zero_()
+        elif gradient.layout is not torch.strided:
+            raise RuntimeError(
+                f"parameter {self.tensors[index].name} has a sparse gradient, which cannot travel "
+                "in a bucket; make it dense (nn.Embedding(sparse=False))"
+            )
+        else:
+            torch.mul(gradient.detach(), self._scale, out=view)
+            if self._as_view:
+                parameter.grad = view
+
+    def _start_full_buckets(self) -> None:
+        while len(self._started) < len(self._buckets):
+            bucket = self._buckets[len(self._started)]
+            if bucket.missing:
+                return
+            self._started.append(self._pipeline.start(bucket.flat, bucket.operations))
+        self._finish()
+
+    def _finish(self) -> None:
+        used = self._share_used() if self._find_unused else None
+        for completion in self._started:
+            completion.wait()
+        self._deliver(used)
+        self._start_step()
+        if self._recorder is not None and self._recorder.end_step():
+            self.order = self._recorder.agree(self.communicator)
+            self._recorder = None
+            configuration = (self._next_layout or self.layout).configuration
+            self._next_layout = self.plan(configuration)
+        if self.after_reduction is not None:
+            self.after_reduction()
+
+    def _deliver(self, used: list[bool] | None) -> None:
+        if not self._gradients:
+            with torch.no_grad():
+                for parameter, view in zip(self._parameters, self._views, strict=True):
+                    parameter.copy_(view)
+            return
+        if self._as_view and used is None:
+            return
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            if used is not None and not used[index]:
+                continue
+            if self._as_view:
+                parameter.grad = view
+            elif parameter.grad is None:
+                parameter.grad = view.clone()
+            else:
+                parameter.grad.detach().copy_(view)
+
+    def _backward_ended(self) -> None:
+        with self._lock:
+            if self._ready_count:
+                self._unused = [i for i, ready in enumerate(self._is_ready) if not ready]
+                for index in self._unused:
+                    self._mark(index)
+
+    def _share_used(self) -> list[bool] | None:
+        """For each parameter whether any rank used it; None: this rank used them all."""
+        used = torch.ones(len(self.tensors), dtype=torch.int32)
+        used[self._unused] = 0
+        used = used.to(self.communicator.device)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.communicator.group)
+        return [bool(value) for value in used.tolist()] if self._unused else None
+
+    def _cut(self, layout: Layout) -> None:
+        configuration = layout.configuration
+        multiple_of = self.communicator.shards(configuration.hierarchical)
+        buckets = []
+        views: list[torch.Tensor] = [torch.empty(0)] * len(self.tensors)
+        bucket_of: list[Bucket] = [None] * len(self.tensors)  # type: ignore[list-item]
+        for indices in layout.partition:
+            bucket = Bucket(indices, [self._parameters[index] for index in indices], multiple_of)
+            bucket.operations = tuple(
+                self._algorithm.operations(bucket, self.communicator, configuration)
+            )
+            buckets.append(bucket)
+            for index, view in zip(indices, bucket.views, strict=True):
+                self._carry_over(index, view)
+                views[index], bucket_of[index] = view, bucket
+        if configuration.hierarchical == "off":
+            self._pipeline.close()
+        self.layout, self._buckets, self._views, self._bucket_of = layout, buckets, views, bucket_of
+
+    def _carry_over(self, index: int, view: torch.Tensor) -> None:
+        """A gradient that lives in an old bucket moves to the new one."""
+        parameter = self._parameters[index]
+        if self._views and parameter.grad is self._views[index]:
+            parameter.grad = view.copy_(self._views[index])
+
+    def _start_step(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.indices)
+        self._is_ready = [False] * len(self.tensors)
+        self._ready_count = 0
+        self._started = []
+        self._unused = []
+
+    def _incomplete_message(self) -> str:
+        missing = [
+            spec.name for spec, ok in zip(self.tensors, self._is_ready, strict=True) if not ok
+        ]
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        return (
+            f"the last backward pass gave no gradient to {len(missing)} parameters on rank "
+            f"{self.communicator.rank}: {shown}. If a part of the model takes no part in every "
+            "loss, wrap it with find_unused_parameters=True"
+        )
+
+
+def attach(
+    reducer: Reducer,
+    parameters: Sequence[torch.nn.Parameter],
+    when: When,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Report tensors ready to ``reducer`` at the moment its algorithm wants, while it lives.
+
+    Raises:
+        ValueError: the algorithm runs after the optimizers' steps, and they miss a parameter.
+    """
+    # Hooks hold the reducer weakly: a model may be wrapped again after its wrapper is gone.
+    reference = weakref.ref(reducer)
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    if when is When.GRADIENT_READY:
+        for index, parameter in enumerate(parameters):
+            hook = partial(_gradient_ready, reference, index)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+    else:
+        index_of = {parameter: index for index, parameter in enumerate(parameters)}
+        held = {p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+        if set(index_of) - held:
+            raise ValueError(
+                f"the algorithm runs after the optimizers' steps, but {len(set(index_of) - held)} "
+                "parameters are in no optimizer; give all of them as optimizers=..."
+            )
+        for optimizer in optimizers:
+            indices = [
+                index_of[p] for g in optimizer.param_groups for p in g["params"] if p in index_of
+            ]
+            stepped = partial(_optimizer_stepped, reference, indices)
+            handles.append(optimizer.register_step_post_hook(stepped))
+    weakref.finalize(reducer, _remove, handles)
+
+
+def _gradient_ready(
+    reference: weakref.ref[Reducer], index: int, parameter: torch.nn.Parameter
+) -> None:
+    reducer = reference()
+    if reducer is not None:
+        reducer.ready(index)
+
+
+def _optimizer_stepped(reference: weakref.ref[Reducer], indices: list[int], *_: object) -> None:
+    reducer = reference()
+    if reducer is not None:
+        for index in indices:
+            reducer.ready(index)
+
+
+def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
