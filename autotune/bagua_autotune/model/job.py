@@ -1,0 +1,148 @@
+"""Jobs, trials, observations and events: the records that the whole service speaks of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.knobs import Configuration, Knob, Space, Value, check_configuration
+from bagua_autotune.model.statistics import Estimate
+
+Protocol = Literal["v1", "v2"]
+JobPhase = Literal["tuning", "confirming", "finished", "ended"]
+Purpose = Literal["search", "confirm"]
+TrialState = Literal["proposed", "running", "measured", "failed"]
+EventKind = Literal["switched", "disagreement", "ended", "note"]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return text
+
+
+ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
+
+class Limits(BaseModel):
+    """Bounds on the cost of tuning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    max_samples: int = Field(default=60, ge=1, le=10_000)
+    trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
+    warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
+
+
+class JobSpec(BaseModel):
+    """What a job is registered with; it never changes afterwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: ShortText
+    world_size: int = Field(ge=1, le=1_000_000)
+    ranks_per_node: tuple[Annotated[int, Field(ge=1)], ...]
+    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
+    knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=16)
+    default_configuration: dict[str, Value]
+    fingerprint: ShortText = Field(max_length=128)
+    limits: Limits = Limits()
+    software: dict[ShortText, ShortText] = Field(default={}, max_length=64)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        if sum(self.ranks_per_node) != self.world_size:
+            raise ValueError(
+                f"ranks_per_node sums to {sum(self.ranks_per_node)}, "
+                f"world_size is {self.world_size}"
+            )
+        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
+            raise ValueError("tensors: a name occurs twice")
+        try:
+            check_configuration(self.default_configuration, self.knobs)
+        except ValueError as error:
+            raise ValueError(f"default_configuration: {error}") from error
+        return self
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job was left with. Speed-ups are over the baseline, with a 95 % interval."""
+
+    configuration: Configuration
+    kept: Literal["winner", "baseline"]
+    speedup: float
+    low: float
+    high: float
+    trials: int
+    steps: int
+    seconds: float
+    summary: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A registered job without its tensors, which are many and rarely needed.
+
+    ``data`` is the protocol's own state.  Times are seconds since the epoch.
+    """
+
+    id: str
+    name: str
+    protocol: Protocol
+    phase: JobPhase
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    space: Space
+    baseline: Configuration
+    fingerprint: str
+    limits: Limits
+    software: dict[str, str]
+    created_at: float
+    last_contact_at: float
+    ended_at: float | None = None
+    finished_at: float | None = None
+    result: Result | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration tried on the live job; ``estimate`` once it is measured."""
+
+    index: int
+    purpose: Purpose
+    configuration: Configuration
+    state: TrialState = "proposed"
+    estimate: Estimate | None = None
+    failure: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("proposed", "running")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the ranks reported of one step: one value per rank, None where it is missing."""
+
+    step: int
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job, told by its ranks."""
+
+    kind: EventKind
+    trial: int | None = None
+    step: int | None = None
+    message: str = ""
+    seconds: float | None = None
+    at: float = 0.0

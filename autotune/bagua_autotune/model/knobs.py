@@ -1,0 +1,105 @@
+"""Knobs, their domains, and configurations: what may be tuned, and one choice of it.
+
+A knob is data (a name and a domain), so that a new one needs no new code here.  A domain
+is one small frozen model; it is also its own form on the wire and in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+Value = int | str
+
+
+class LogInteger(BaseModel):
+    """Whole numbers from ``low`` to ``high``, where ratios matter and not differences."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: Literal["log_integer"] = "log_integer"
+    low: int = Field(ge=1, le=2**53)
+    high: int = Field(ge=1, le=2**53)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LogInteger:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+    def contains(self, value: Value) -> bool:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        return is_integer and self.low <= int(value) <= self.high
+
+    def __str__(self) -> str:
+        return f"an integer from {self.low} to {self.high}"
+
+
+class Categorical(BaseModel):
+    """One of a few named values, without an order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: Literal["categorical"] = "categorical"
+    values: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        min_length=1, max_length=16
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Categorical:
+        if len(set(self.values)) != len(self.values):
+            raise ValueError("a value is named twice")
+        return self
+
+    def contains(self, value: Value) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.values)
+
+
+Knob = Annotated[LogInteger | Categorical, Field(discriminator="type")]
+Space = Mapping[str, LogInteger | Categorical]
+SPACE: TypeAdapter[dict[str, LogInteger | Categorical]] = TypeAdapter(dict[str, Knob])
+
+
+class Configuration(Mapping[str, Value]):
+    """A value for every knob; immutable and hashable.
+
+    >>> Configuration(bucket_bytes=4 << 20, hierarchical="off")["bucket_bytes"]
+    4194304
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Value] | None = None, /, **named: Value) -> None:
+        self._values: dict[str, Value] = {**(values or {}), **named}
+
+    def __getitem__(self, knob: str) -> Value:
+        return self._values[knob]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Configuration({self._values})"
+
+
+def check_configuration(configuration: Mapping[str, Value], space: Space) -> None:
+    """Raise ValueError, naming the knob, unless each knob has a value of its domain."""
+    for knob in configuration:
+        if knob not in space:
+            raise ValueError(f"unknown knob {knob!r}; the knobs are {', '.join(space)}")
+    for knob, domain in space.items():
+        if knob not in configuration:
+            raise ValueError(f"no value for knob {knob!r}")
+        if not domain.contains(configuration[knob]):
+            raise ValueError(f"knob {knob!r} is {configuration[knob]!r} and not {domain}")

@@ -1,0 +1,40 @@
+"""Configurations and sizes in the words that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bagua_autotune.model.knobs import Value
+
+HIERARCHICAL_WORDS = {
+    "off": "flat",
+    "leaders": "hierarchical",
+    "shards": "hierarchical (sharded)",
+}
+
+
+def describe_bytes(size_bytes: float) -> str:
+    """A size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
+    for unit in ("B", "KiB", "MiB"):
+        if float(f"{size_bytes:.3g}") < 1024:
+            return f"{_short(size_bytes)} {unit}"
+        size_bytes /= 1024
+    return f"{_short(size_bytes)} GiB"
+
+
+def describe_knob(knob: str, value: Value) -> str:
+    if knob == "bucket_bytes":
+        return f"bucket {describe_bytes(int(value))}"
+    if knob == "hierarchical":
+        return HIERARCHICAL_WORDS.get(str(value), f"hierarchical {value}")
+    return f"{knob} {value}"
+
+
+def describe(configuration: Mapping[str, Value]) -> str:
+    """For example ``bucket 4 MiB, hierarchical``."""
+    return ", ".join(describe_knob(knob, value) for knob, value in configuration.items())
+
+
+def _short(number: float) -> str:
+    # %.3g would write 1000 and above as 1e+03.
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,8 @@
+"""Search methods: which configuration to try next. One module each, found by name."""
+
+from __future__ import annotations
+
+from bagua_autotune.search import bayesian, random  # noqa: F401  (they register themselves)
+from bagua_autotune.search.searcher import Searcher, make_searcher, names
+
+__all__ = ["Searcher", "make_searcher", "names"]

@@ -1,0 +1,63 @@
+"""The configurations worth trying: a finite list, so that a search never leaves it.
+
+Sizes between two half-powers of two differ too little to be told apart on a live job, and
+sizes that cut the tensors into the same buckets do not differ at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from bagua_autotune.model.buckets import Tensor, cut
+from bagua_autotune.model.knobs import Configuration, LogInteger, Space, Value
+
+BUCKET_KNOB = "bucket_bytes"
+
+
+def enumerate_candidates(
+    space: Space, baseline: Configuration, tensors: Sequence[Tensor]
+) -> list[Configuration]:
+    """All candidates, the baseline first; of equal layouts one stands for all."""
+    choices = {
+        knob: _half_powers(domain, baseline[knob])
+        if isinstance(domain, LogInteger)
+        else list(domain.values)
+        for knob, domain in space.items()
+    }
+    if BUCKET_KNOB in choices:
+        sizes = [int(size) for size in choices[BUCKET_KNOB]]
+        choices[BUCKET_KNOB] = _distinct(sizes, int(baseline[BUCKET_KNOB]), tensors)
+    grid = [
+        Configuration(dict(zip(choices, values, strict=True)))
+        for values in product(*choices.values())
+    ]
+    return [baseline, *(configuration for configuration in grid if configuration != baseline)]
+
+
+def _half_powers(domain: LogInteger, baseline: Value) -> list[Value]:
+    """Half-powers of two inside the domain, and the baseline's value, ascending."""
+    first = math.ceil(2 * math.log2(domain.low) - 1e-9)
+    last = math.floor(2 * math.log2(domain.high) + 1e-9)
+    values = {_round(2 ** (half / 2)) for half in range(first, last + 1)}
+    return sorted({value for value in values if domain.contains(value)} | {int(baseline)})
+
+
+def _round(size: float) -> int:
+    """To whole KiB where that changes little: such sizes read better."""
+    return round(size / 1024) * 1024 if size >= 64 * 1024 else round(size)
+
+
+def _distinct(sizes: Sequence[int], baseline: int, tensors: Sequence[Tensor]) -> list[Value]:
+    """One size for each layout: the baseline where it makes that layout, else the smallest."""
+    by_layout: dict[tuple[int, ...], Value] = {}
+    for size in _baseline_first(sizes, baseline):
+        layout = tuple(len(bucket) for bucket in cut(tensors, size))
+        by_layout.setdefault(layout, size)
+    return sorted(by_layout.values())
+
+
+def _baseline_first(sizes: Sequence[int], baseline: int) -> Iterator[int]:
+    yield baseline
+    yield from (size for size in sizes if size != baseline)

@@ -1,0 +1,50 @@
+"""Random search: every candidate once, in a seeded order; the yardstick for the others."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from statistics import fmean
+
+from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.search.searcher import register
+
+
+@register("random")
+class RandomSearcher:
+    """See Searcher."""
+
+    def __init__(self, space: Space, candidates: Sequence[Configuration], seed: int) -> None:
+        rest = list(candidates[1:])
+        random.Random(seed).shuffle(rest)
+        self._order = [candidates[0], *rest]
+        self._costs: dict[Configuration, list[float]] = {}
+        self.initial_trials = min(3, len(self._order))
+
+    def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
+        if not math.isfinite(cost):
+            raise ValueError(f"the cost of {configuration} is not finite")
+        self._costs.setdefault(configuration, []).append(cost)
+
+    def ask(self) -> Configuration:
+        """The next of the order that is not measured; from the start once all are."""
+        return min(self._order, key=lambda candidate: len(self._costs.get(candidate, ())))
+
+    def best(self) -> Configuration:
+        measured = [candidate for candidate in self._order if candidate in self._costs]
+        if not measured:
+            raise LookupError("no candidate was measured")
+        return min(measured, key=lambda candidate: fmean(self._costs[candidate]))
+
+    def expected_gain(self) -> float:
+        """As for draws from a uniform distribution.
+
+        The lowest of n draws lies range / (n + 1) above the bound on average, and n draws
+        span (n - 1) / (n + 1) of the range; the difference of two successive n follows.
+        """
+        costs = [fmean(repeats) for repeats in self._costs.values()]
+        count = len(costs)
+        if count < 2:
+            return math.inf
+        return (max(costs) - min(costs)) / ((count - 1) * (count + 2))

@@ -1,0 +1,87 @@
+"""The protocol of a search method, and the registry in which methods are found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bagua_autotune.model.knobs import Configuration, Space
+
+
+class Searcher(Protocol):
+    """Chooses what to try next from what was measured.
+
+    A searcher lives for one decision: it is built, told every search trial in order, and
+    asked once, so nothing of it needs storing.  Equal seeds and tells give equal answers.
+
+    The smallest example tries the candidates in their order::
+
+        class InOrder:
+            def __init__(self, space, candidates, seed):
+                self._candidates, self._costs = candidates, {}
+                self.initial_trials = len(candidates)
+            def tell(self, configuration, cost, standard_error):
+                self._costs[configuration] = cost
+            def ask(self):
+                return next((c for c in self._candidates if c not in self._costs), self.best())
+            def best(self):
+                return min(self._costs, key=self._costs.__getitem__)
+            def expected_gain(self):
+                return math.inf
+    """
+
+    initial_trials: int
+    """So many trials are chosen before the search learns from any of them."""
+
+    def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
+        """Learn a measured cost. ``standard_error`` is infinite where it is not known.
+
+        Raises:
+            ValueError: the cost is not finite.
+        """
+
+    def ask(self) -> Configuration:
+        """The candidate to try next; the baseline first. Repeats are allowed."""
+
+    def best(self) -> Configuration:
+        """The measured candidate of the lowest expected cost, the noise allowed for.
+
+        Raises:
+            LookupError: no candidate was measured.
+        """
+
+    def expected_gain(self) -> float:
+        """By how much the next trial is expected to lower the best cost; in units of cost."""
+
+
+Factory = Callable[[Space, Sequence[Configuration], int], Searcher]
+"""Makes a searcher for candidates (the baseline first) with a seed."""
+
+_factories: dict[str, Factory] = {}
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Class decorator: makes a search method known by ``name``."""
+
+    def add(factory: Factory) -> Factory:
+        _factories[name] = factory
+        return factory
+
+    return add
+
+
+def names() -> list[str]:
+    return sorted(_factories)
+
+
+def make_searcher(
+    name: str, space: Space, candidates: Sequence[Configuration], seed: int
+) -> Searcher:
+    """Build the search method of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _factories:
+        raise ValueError(f"no search method {name!r}; there are {', '.join(names())}")
+    return _factories[name](space, candidates, seed)

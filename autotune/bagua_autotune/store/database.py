@@ -1,0 +1,134 @@
+"""Opening a database: engine, transactions, schema and its version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url, select
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from bagua_autotune.store.tables import SCHEMA_VERSION, Base, SchemaRow
+
+logger = logging.getLogger(__name__)
+
+SQLITE_BUSY_SECONDS = 30.0
+
+
+class StoreError(Exception):
+    """The database cannot be used; the message says why and what to do."""
+
+
+def default_url() -> str:
+    """A SQLite file in the user's data directory."""
+    folder = platformdirs.user_data_path("bagua-autotune", appauthor=False)
+    return f"sqlite:///{folder / 'autotune.db'}"
+
+
+class Database:
+    """Transactions on one database, whose schema is created when it is empty.
+
+    Raises:
+        StoreError: bad URL, missing driver, unreachable or unwritable, newer schema.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = _parse(url)
+        try:
+            self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)
+        except ImportError as error:
+            raise StoreError(f"the database {self} needs a driver: {error}") from error
+        except (OSError, ArgumentError) as error:
+            raise StoreError(f"the database {self} cannot be opened: {error}") from error
+        self._reader = self._engine.execution_options(read_only=True)
+        try:
+            self._create_schema()
+        except SQLAlchemyError as error:
+            reason = error.args[0] if error.args else error
+            raise StoreError(f"the database {self} cannot be used: {reason}") from error
+
+    def __str__(self) -> str:
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One consistent view; nothing is written."""
+        with Session(self._reader) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """One transaction; on SQLite writers take turns from its first statement on."""
+        with Session(self._engine) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _create_schema(self) -> None:
+        try:
+            Base.metadata.create_all(self._engine)
+        except SQLAlchemyError:
+            # Another replica created a table between our look and our statement.
+            Base.metadata.create_all(self._engine)
+        try:
+            with self.writing() as session:
+                version = session.scalar(select(SchemaRow.version))
+                if version is None:
+                    session.add(SchemaRow(version=SCHEMA_VERSION))
+        except IntegrityError:  # another replica was faster
+            return
+        if version is not None and version != SCHEMA_VERSION:
+            age = "newer" if version > SCHEMA_VERSION else "older"
+            raise StoreError(
+                f"the database {self} has the {age} schema version {version}, this release "
+                f"needs {SCHEMA_VERSION}: use a matching release or another --database"
+            )
+
+
+def _parse(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise StoreError(
+            f"{url!r} is not a database URL; examples: sqlite:////var/lib/autotune.db, "
+            "postgresql+psycopg://user@host/name"
+        ) from error
+
+
+def _sqlite(url: URL) -> Engine:
+    in_memory = not url.database or url.database == ":memory:"
+    options: dict[str, Any] = {}
+    if in_memory:
+        # A memory database lives in its connection: one for all threads, which take turns.
+        options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    else:
+        Path(str(url.database)).absolute().parent.mkdir(parents=True, exist_ok=True)
+    arguments = {"check_same_thread": False, "timeout": SQLITE_BUSY_SECONDS}
+    engine = create_engine(url, connect_args=arguments, **options)
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        # The driver would begin transactions by itself, and too late: see _begin.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not in_memory:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # IMMEDIATE: a writer that first reads must not find its view stale when it writes.
+        read_only = connection.get_execution_options().get("read_only")
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine

@@ -1,0 +1,115 @@
+"""The tables, as SQLAlchemy maps them.
+
+Times are seconds since the epoch.  A change of a table raises ``SCHEMA_VERSION``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, String, Text
+from sqlalchemy import UniqueConstraint as Unique
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SCHEMA_VERSION = 1
+# SQLite numbers rows by itself only in a column of type INTEGER.
+RowId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    type_annotation_map: ClassVar = {
+        str: Text,
+        float: Float(53),
+        int: BigInteger,
+        dict[str, Any]: JSON,
+    }
+
+
+class SchemaRow(Base):
+    __tablename__ = "schema_version"
+
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (Index("jobs_by_name", "name", "created_at"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str]
+    protocol: Mapped[str] = mapped_column(String(8))
+    phase: Mapped[str] = mapped_column(String(16))
+    # JobSpec without its tensors.
+    spec: Mapped[dict[str, Any]]
+    # Deferred: up to 100,000 of them, needed only when candidates are enumerated.
+    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True)
+    data: Mapped[dict[str, Any]]
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    created_at: Mapped[float]
+    last_contact_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+
+class TrialRow(Base):
+    __tablename__ = "trials"
+    # Unique: of two replicas that propose the next trial one loses and reads again.
+    __table_args__ = (Unique("job_id", "index"),)
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    index: Mapped[int]
+    purpose: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16))
+    configuration: Mapped[dict[str, Any]]
+    cost: Mapped[float | None]
+    # NULL for a trial measured by a single observation: its error is not known.
+    standard_error: Mapped[float | None]
+    steps: Mapped[int] = mapped_column(default=0)
+    outliers: Mapped[int] = mapped_column(default=0)
+    failure: Mapped[str | None]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class ObservationRow(Base):
+    __tablename__ = "observations"
+    __table_args__ = (Unique("trial_id", "step"),)
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
+    step: Mapped[int]
+    values: Mapped[list[float | None]] = mapped_column(JSON)
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    trial: Mapped[int | None]
+    step: Mapped[int | None]
+    message: Mapped[str]
+    seconds: Mapped[float | None]
+    at: Mapped[float]
+
+
+class RankRow(Base):
+    """Bagua's check board: the iteration at which each rank of a job stands."""
+
+    __tablename__ = "ranks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    iteration: Mapped[int]
+
+
+class AliasRow(Base):
+    """Another name by which a rank calls a job (Bagua's model names differ by process)."""
+
+    __tablename__ = "aliases"
+
+    alias: Mapped[str] = mapped_column(primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))

@@ -1,0 +1,68 @@
+"""When a trial has been measured well enough, from nothing but what was observed of it.
+
+No clock is read: the time a trial took is the sum of its step times, so the same
+observations always close it at the same step, after a restart as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import median
+
+from bagua_autotune.model.job import Limits
+from bagua_autotune.model.statistics import Estimate, estimate
+
+NARROW = 0.015
+NARROW_STEPS = 5
+CLEARLY_WORSE = 0.05
+FEWEST_STEPS = 3
+SETTLED = 0.1
+SETTLED_STEPS = 5
+
+
+def warmup_steps(seconds: Sequence[float], warmup_seconds: float) -> int | None:
+    """How many of a job's first steps do not count, or None while it is still warming up.
+
+    The job is warm once the median of five steps is within 10 % of that of the five before,
+    or after ``warmup_seconds``.
+    """
+    if warmup_seconds == 0:
+        return 0
+    for count, elapsed in enumerate(accumulate(seconds), start=1):
+        if elapsed >= warmup_seconds:
+            return count
+        if count >= 2 * SETTLED_STEPS:
+            last = median(seconds[count - SETTLED_STEPS : count])
+            before = median(seconds[count - 2 * SETTLED_STEPS : count - SETTLED_STEPS])
+            if abs(last - before) <= SETTLED * before:
+                return count
+    return None
+
+
+def measured(
+    costs: Sequence[float],
+    seconds: Sequence[float],
+    limits: Limits,
+    rival: Estimate | None = None,
+    scale: float = 1.0,
+) -> Estimate | None:
+    """The trial's estimate if it is good enough to close the trial, else None.
+
+    Args:
+        costs: of the steps that count, in order.
+        seconds: how long each took.
+        limits: ``trial_seconds`` bounds the trial.
+        rival: the incumbent; a trial that is clearly worse is closed early.
+        scale: the difference of costs that is 100 %.
+    """
+    if len(costs) < FEWEST_STEPS:
+        return None
+    found = estimate(costs)
+    if sum(seconds) >= limits.trial_seconds:
+        return found
+    if found.count >= NARROW_STEPS and found.half_width <= NARROW * scale:
+        return found
+    if rival is not None and found.low > rival.high + CLEARLY_WORSE * scale:
+        return found
+    return None

@@ -1,0 +1,150 @@
+"""Where a job stands, as its ranks and its user want to know it. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.tuning.confirmation import MOST_PAIRS
+from bagua_autotune.tuning.decision import baseline_estimate, incumbent
+from bagua_autotune.tuning.objective import Objective
+
+
+@dataclass(frozen=True)
+class OpenTrial:
+    """What the ranks shall run now."""
+
+    index: int
+    purpose: Purpose
+    state: TrialState
+    configuration: Configuration
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below."""
+
+    trials_measured: int
+    max_trials: int
+    elapsed_seconds: float
+    seconds_left: float | None
+    speedup: float | None
+    incumbent: Configuration | None
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """``configuration`` is the open trial's, or the final choice, or else the baseline."""
+
+    id: str
+    name: str
+    state: JobPhase
+    trial: OpenTrial | None
+    configuration: Configuration
+    progress: Progress
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class TrialStatus:
+    """A trial in the units of its objective; ``seconds`` are per step, with 95 % bounds."""
+
+    index: int
+    purpose: Purpose
+    state: TrialState
+    configuration: Configuration
+    steps: int
+    outliers: int
+    seconds: float | None
+    low: float | None
+    high: float | None
+    speedup: float | None
+    started_at: float | None
+    ended_at: float | None
+    failure: str | None
+
+
+def job_status(job: Job, trials: Sequence[Trial], objective: Objective, now: float) -> JobStatus:
+    last = trials[-1] if trials else None
+    is_tuning = job.phase in ("tuning", "confirming")
+    configuration = job.result.configuration if job.result else job.baseline
+    running: OpenTrial | None = None
+    if last and last.is_open and is_tuning:
+        configuration = last.configuration
+        running = OpenTrial(last.index, last.purpose, last.state, configuration)
+    return JobStatus(
+        id=job.id,
+        name=job.name,
+        state=job.phase,
+        trial=running,
+        configuration=configuration,
+        progress=_progress(job, trials, objective, now),
+        result=job.result,
+    )
+
+
+def trial_statuses(job: Job, trials: Sequence[Trial], objective: Objective) -> list[TrialStatus]:
+    return [_trial_status(job, trials, trial, objective) for trial in trials]
+
+
+def speedup(job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective) -> float | None:
+    """The trial's speed-up over the first measurement of the baseline."""
+    baseline = baseline_estimate(job, trials)
+    if baseline is None or trial.estimate is None:
+        return None
+    return objective.speedup(baseline.center - trial.estimate.center, baseline.center)
+
+
+def _trial_status(
+    job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective
+) -> TrialStatus:
+    found = trial.estimate
+    is_bounded = found is not None and found.count > 1
+    return TrialStatus(
+        index=trial.index,
+        purpose=trial.purpose,
+        state=trial.state,
+        configuration=trial.configuration,
+        steps=found.count + found.outliers if found else 0,
+        outliers=found.outliers if found else 0,
+        seconds=objective.seconds(found.center) if found else None,
+        low=objective.seconds(found.low) if found and is_bounded else None,
+        high=objective.seconds(found.high) if found and is_bounded else None,
+        speedup=speedup(job, trials, trial, objective),
+        started_at=trial.started_at,
+        ended_at=trial.ended_at,
+        failure=trial.failure,
+    )
+
+
+def _progress(job: Job, trials: Sequence[Trial], objective: Objective, now: float) -> Progress:
+    measured = sum(trial.state == "measured" for trial in trials)
+    best = incumbent(trials)
+    max_trials = job.limits.max_samples + 2 * MOST_PAIRS
+    end = job.finished_at or job.ended_at or now
+    elapsed_seconds = max(0.0, end - job.created_at)
+    seconds_left: float | None = None
+    if job.phase in ("finished", "ended"):
+        seconds_left = 0.0
+    elif measured:
+        seconds_left = elapsed_seconds / measured * _trials_left(job, trials)
+    return Progress(
+        trials_measured=measured,
+        max_trials=max_trials,
+        elapsed_seconds=elapsed_seconds,
+        seconds_left=seconds_left,
+        speedup=speedup(job, trials, best, objective) if best else None,
+        incumbent=best.configuration if best else None,
+    )
+
+
+def _trials_left(job: Job, trials: Sequence[Trial]) -> int:
+    """The most trials that can still follow."""
+    closed = [trial for trial in trials if not trial.is_open]
+    confirming = sum(trial.purpose == "confirm" for trial in closed)
+    searching = 0
+    if job.phase == "tuning":
+        searching = job.limits.max_samples - (len(closed) - confirming)
+    return max(0, searching) + max(0, 2 * MOST_PAIRS - confirming)

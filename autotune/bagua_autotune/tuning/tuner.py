@@ -1,0 +1,261 @@
+"""The tuner: takes in what the ranks tell of a job and moves the job on.
+
+Both HTTP protocols stand on it.  It decides (which takes long: a Gaussian process is
+fitted) without a transaction open and with a lock that only the same job waits for; then
+it takes the step in one transaction, unless another replica was faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from bagua_autotune.model import job as model
+from bagua_autotune.model.job import Event, Job, JobSpec, Observation, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, estimate
+from bagua_autotune.model.text import describe
+from bagua_autotune.search import Searcher, make_searcher
+from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.store import Step, Store
+from bagua_autotune.tuning.decision import Propose, baseline_estimate, decide, incumbent
+from bagua_autotune.tuning.measurement import measured, warmup_steps
+from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
+
+logger = logging.getLogger(__name__)
+
+
+class TunerListener:
+    """Is told what the tuner does; override what is of interest."""
+
+    def on_measured(self, job: Job, trial: Trial) -> None:
+        """A trial was closed with an estimate."""
+
+    def on_decided(self, seconds: float) -> None:
+        """A decision on what follows took so long."""
+
+
+class Tuner:
+    """Registers jobs, takes observations and events, proposes trials, finishes jobs.
+
+    Methods raise UnknownJob and UnknownTrial of the store.
+
+    Args:
+        store: where everything is kept; the tuner itself keeps nothing.
+        searcher: name of the search method, see bagua_autotune.search.
+        listeners: are told of measured trials and decisions.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        searcher: str = "bayesian",
+        listeners: Sequence[TunerListener] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self._searcher = searcher
+        self._listeners = listeners
+        self._clock = clock
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+
+    def register(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        protocol: model.Protocol = "v2",
+        data: dict[str, Any] | None = None,
+    ) -> bool:
+        """Register a job, or resume an ended one. True if it is new.
+
+        Raises:
+            ValueError: it exists with other content.
+        """
+        now = self._clock()
+        is_new = self.store.create_job(job_id, spec, at=now, protocol=protocol, data=data)
+        if is_new:
+            logger.info(
+                "job %s (%s): registered, %d ranks, %d tensors, default %s",
+                job_id,
+                spec.name,
+                spec.world_size,
+                len(spec.tensors),
+                describe(spec.default_configuration),
+            )
+        else:
+            self.store.resume_job(job_id, now)
+        self._advance(job_id)
+        return is_new
+
+    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> int:
+        """Take in steps of a trial; returns how many were new.
+
+        Raises:
+            ValueError: a step without exactly one value of each rank.
+        """
+        world_size = self.store.job(job_id).world_size
+        for observation in observations:
+            if len(observation.values) != world_size:
+                raise ValueError(
+                    f"step {observation.step} has {len(observation.values)} values, "
+                    f"the world size is {world_size}"
+                )
+        new = self.store.add_observations(job_id, index, observations, self._clock())
+        self._advance(job_id)
+        return new
+
+    def close_trial(
+        self, job_id: str, index: int, values: Sequence[Observation] | None = None
+    ) -> bool:
+        """Close this trial now and move on, whatever measurement would say.
+
+        For protocols that close trials themselves.
+
+        Args:
+            values: what to estimate from; by default all observations of the trial.
+
+        Returns:
+            False if the trial is not the open one, or was never observed.
+        """
+        if values is None:
+            values = [observation for _, observation in self.store.observations(job_id, index)]
+        if not values:
+            return False
+        found = self._estimate(self.store.job(job_id), values)
+        return self._advance(job_id, index, estimated=found)
+
+    def reestimate(self, job_id: str, index: int) -> None:
+        """Estimate a measured trial anew, after observations that came late."""
+        values = [observation for _, observation in self.store.observations(job_id, index)]
+        if values:
+            found = self._estimate(self.store.job(job_id), values)
+            self.store.update_estimate(job_id, index, found)
+
+    def take_event(self, job_id: str, event: Event) -> None:
+        """Take in an event; its time is set here."""
+        now = self._clock()
+        if event.trial is not None:
+            if event.kind == "switched":
+                self.store.start_trial(job_id, event.trial, now)
+            else:
+                self.store.trial(job_id, event.trial)
+        self.store.add_event(job_id, replace(event, at=now))
+        if event.kind == "ended":
+            self.store.end_job(job_id, now)
+            logger.info("job %s: training ended", job_id)
+        elif event.kind == "disagreement":
+            logger.error("job %s: the ranks disagreed: %s", job_id, event.message)
+            last = self.open_trial(job_id)
+            if last and event.trial in (None, last.index):
+                reason = event.message or "the ranks did not agree on the configuration"
+                self._advance(job_id, last.index, failure=reason)
+        else:
+            self._advance(job_id)
+
+    def open_trial(self, job_id: str) -> Trial | None:
+        """The trial that the ranks shall run now; None once the job is finished."""
+        trials = self.store.trials(job_id)
+        return trials[-1] if trials and trials[-1].is_open else None
+
+    def status(self, job_id: str) -> JobStatus:
+        job = self.store.job(job_id)
+        objective = OBJECTIVES[job.protocol]
+        return job_status(job, self.store.trials(job_id), objective, self._clock())
+
+    def trials(self, job_id: str) -> list[TrialStatus]:
+        job = self.store.job(job_id)
+        return trial_statuses(job, self.store.trials(job_id), OBJECTIVES[job.protocol])
+
+    def _advance(
+        self,
+        job_id: str,
+        closes: int | None = None,
+        estimated: Estimate | None = None,
+        failure: str | None = None,
+    ) -> bool:
+        """Move the job on as far as it goes; False if ``closes`` is not the open trial."""
+        with self._locks.setdefault(job_id, threading.Lock()):
+            while True:
+                job, trials = self.store.job(job_id), self.store.trials(job_id)
+                if job.phase in ("finished", "ended"):
+                    return False
+                current = trials[-1] if trials and trials[-1].is_open else None
+                if closes is not None and (current is None or current.index != closes):
+                    return False
+                if current:
+                    if closes is None:
+                        estimated = self._measured(job, trials, current)
+                    if estimated is None and failure is None:
+                        return False
+                    state: model.TrialState = "failed" if failure else "measured"
+                    current = replace(current, state=state, estimate=estimated, failure=failure)
+                    trials = [*trials[:-1], current]
+                if self.store.advance(job_id, self._decide(job, trials, current)):
+                    self._tell(job, current)
+                    return True
+
+    def _decide(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
+        started = time.perf_counter()
+        objective = OBJECTIVES[job.protocol]
+        candidates = enumerate_candidates(job.space, job.baseline, self.store.tensors(job.id))
+
+        def new_searcher(allowed: Sequence[Configuration]) -> Searcher:
+            # Seeded by the job: another replica, or a restarted one, decides the same.
+            seed = zlib.crc32(job.id.encode())
+            return make_searcher(self._searcher, job.space, allowed, seed)
+
+        decision = decide(job, candidates, trials, objective, new_searcher)
+        at = self._clock()
+        step = Step(at)
+        if closing:
+            step = Step(at, closing.index, closing.estimate, closing.failure)
+        if isinstance(decision, Propose):
+            trial = Trial(len(trials), decision.purpose, decision.configuration)
+            step = replace(step, next_trial=trial)
+        else:
+            steps = self.store.count_observations(job.id)
+            result = make_result(job, trials, decision, objective, steps, at)
+            step = replace(step, result=result)
+            logger.info("job %s (%s): %s", job.id, job.name, result.summary)
+        for listener in self._listeners:
+            listener.on_decided(time.perf_counter() - started)
+        return step
+
+    def _measured(self, job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
+        """The open trial's estimate if its observations suffice to close it."""
+        objective = OBJECTIVES[job.protocol]
+        if not objective.closes_itself:
+            return None
+        costs = [
+            objective.cost(observation.values)
+            for _, observation in self.store.observations(job.id, trial.index)
+        ]
+        seconds = [objective.seconds(cost) or 0.0 for cost in costs]
+        first: int | None = 0
+        if trial.index == 0:
+            first = warmup_steps(seconds, job.limits.warmup_seconds)
+        if first is None:
+            return None
+        baseline, best = baseline_estimate(job, trials), incumbent(trials)
+        # A confirming trial is measured to the end: stopping it early would favour one side.
+        rival = best.estimate if best and trial.purpose == "search" else None
+        scale = objective.scale(baseline.center) if baseline else 1.0
+        return measured(costs[first:], seconds[first:], job.limits, rival, scale)
+
+    def _estimate(self, job: Job, observations: Sequence[Observation]) -> Estimate:
+        objective = OBJECTIVES[job.protocol]
+        return estimate([objective.cost(observation.values) for observation in observations])
+
+    def _tell(self, job: Job, closed: Trial | None) -> None:
+        if closed and closed.state == "measured":
+            for listener in self._listeners:
+                listener.on_measured(job, closed)
