@@ -60,7 +60,10 @@ class Configuration:
         return asdict(self)
 
     def __str__(self) -> str:
-        for unit, name in ((1024**3, "GiB"), (MIB, "MiB"), (1024, "KiB"), (1, "B")):
-            if self.bucket_bytes >= unit:
-                break
+        unit, name = next(
+            (unit, name) for unit, name in _UNITS if self.bucket_bytes >= unit or unit == 1
+        )
         return f"bucket {self.bucket_bytes / unit:.3g} {name}, hierarchical {self.hierarchical}"
+
+
+_UNITS = ((1024**3, "GiB"), (MIB, "MiB"), (1024, "KiB"), (1, "B"))

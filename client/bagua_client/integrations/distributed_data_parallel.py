@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from bagua_client.environment import Environment
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.reducer import Reducer, attach
 from bagua_client.reducer.replicas import Replicas
+
+if TYPE_CHECKING:
+    from bagua_client.agent import Agent
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -85,8 +88,9 @@ class DistributedDataParallel(torch.nn.Module):
             algorithm.when,
             _listed(optimizers),
         )
-        self._agent = None
+        self._agent: Agent | None = None
         if environment.autotune and communicator.world_size > 1:
+            # Without autotuning not even the agent's code is loaded.
             from bagua_client.agent import start_agent
 
             self._agent = start_agent(self._reducer, environment, type(module).__name__)
@@ -112,7 +116,7 @@ class DistributedDataParallel(torch.nn.Module):
         layout = change.conclude()
         communicator.prepare(layout.configuration.hierarchical)
         self._reducer.recut(layout)
-        return not change.dissenters
+        return change.agreed
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         trains = torch.is_grad_enabled()

@@ -40,12 +40,14 @@ class Reconfiguration:
         self._layout = None if configuration is None else reducer.plan(configuration)
         self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
         self.dissenters: list[int] = []
+        self.agreed = False
 
     def conclude(self) -> Layout:
         """Wait for the votes; the layout that all ranks now go on with: the one voted on, or
         the baseline's, when they disagree (:attr:`dissenters` says who)."""
         self.dissenters = self._vote.dissenters()
         if self._layout is not None and not self.dissenters:
+            self.agreed = True
             return self._layout
         baseline = self._reducer.plan(self._reducer.default)
         if self._reducer.communicator.rank == 0:

@@ -116,6 +116,7 @@ class Reducer:
         if self._ready_count:
             raise RuntimeError("buckets can only be re-cut between two steps, not in one")
         if layout.digest == self.layout.digest:
+            self.recut_seconds = 0.0
             return
         began = time.perf_counter()
         self._cut(layout)

@@ -1,0 +1,89 @@
+"""What rank 0's training thread hands to its reporter thread, and how it never grows."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+LARGEST_INBOX = 512
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Step times of all ranks under a trial.
+
+    Attributes:
+        trial: its index.
+        by_rank: for each rank the (first step, seconds of that step and those after it) that
+            the rank knew by now; NaN for a step that was not only training.
+    """
+
+    trial: int
+    by_rank: list[tuple[int, list[float]]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something the service must know; the fields are API v2's."""
+
+    kind: str
+    trial: int | None
+    step: int
+    message: str
+    seconds: float | None = None
+
+
+class Inbox:
+    """A queue whose writer never waits; with the service away the oldest samples are dropped."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Samples | Event] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, message: Samples | Event) -> None:
+        with self._changed:
+            self._messages.append(message)
+            if len(self._messages) > LARGEST_INBOX:
+                oldest = next((m for m in self._messages if isinstance(m, Samples)), None)
+                if oldest is not None:
+                    self._messages.remove(oldest)
+            self._changed.notify()
+
+    def take(self, timeout_seconds: float) -> Samples | Event | None:
+        """The oldest message; None if none comes in time."""
+        with self._changed:
+            if not self._messages:
+                self._changed.wait(timeout_seconds)
+            return self._messages.popleft() if self._messages else None
+
+
+class StepTable:
+    """Puts the ranks' samples of a trial together; a step is complete when all ranks knew it."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._trial: int | None = None
+        self._rows: dict[int, list[float | None]] = {}
+
+    def add(self, samples: Samples) -> list[tuple[int, list[float]]]:
+        """Add samples; the steps that are complete now, without those that a rank calls invalid.
+
+        What is left of another trial is forgotten.
+        """
+        if samples.trial != self._trial:
+            self._trial, self._rows = samples.trial, {}
+        for rank, (first_step, seconds) in enumerate(samples.by_rank):
+            for step, value in enumerate(seconds, first_step):
+                row = self._rows.setdefault(step, [None] * self._world_size)
+                row[rank] = value
+        complete: list[tuple[int, list[float]]] = []
+        for step in sorted(self._rows):
+            known = [value for value in self._rows[step] if value is not None]
+            if len(known) < self._world_size:
+                break
+            del self._rows[step]
+            if all(math.isfinite(value) and value > 0 for value in known):
+                complete.append((step, known))
+        return complete

@@ -1,0 +1,95 @@
+"""How a job describes itself to the service."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.environment import Environment
+from bagua_client.reducer.reducer import Reducer
+
+SMALLEST_BUCKET_BYTES = 64 * 1024
+LARGEST_BUCKET_BYTES = 1024**3
+
+
+def name_of(environment: Environment, model: str, position: int) -> str:
+    """The job's name, equal on all ranks: the user's, else made from program and model.
+
+    ``position`` counts the models that this process wrapped, from 1.
+    """
+    name = environment.job or f"{Path(sys.argv[0]).stem or 'python'}-{model}"
+    return name[:190] if position == 1 else f"{name[:190]}#{position}"
+
+
+def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[str, Any]:
+    """The body of the registration (API v2), tensors in gradient-ready order."""
+    communicator = reducer.communicator
+    tensors = [reducer.tensors[index] for index in reducer.order]
+    software = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "backend": str(dist.get_backend(communicator.group)),
+        "device": _device_name(communicator.device),
+    }
+    description: dict[str, Any] = {
+        "name": name,
+        "world_size": communicator.world_size,
+        "ranks_per_node": list(communicator.topology.ranks_per_node),
+        "tensors": [
+            {
+                "name": spec.name,
+                "elements": spec.elements,
+                "bytes": spec.bytes,
+                "dtype": spec.dtype,
+                "group": spec.group,
+            }
+            for spec in tensors
+        ],
+        "knobs": _knobs(reducer),
+        "default_configuration": reducer.default.to_json(),
+        "software": software,
+    }
+    description["fingerprint"] = _fingerprint(description)
+    description["limits"] = {
+        "max_samples": environment.max_samples,
+        "trial_seconds": environment.trial_seconds,
+        "warmup_seconds": environment.warmup_seconds,
+    }
+    return description
+
+
+def _knobs(reducer: Reducer) -> dict[str, Any]:
+    default, topology = reducer.default.bucket_bytes, reducer.communicator.topology
+    hierarchical = ["off"]
+    if topology.is_hierarchical:
+        # NCCL moves the shards of a node over as many links; on gloo the ranks of a node share
+        # one, and fewer, larger messages win (benchmarks/hierarchical.py).
+        shards = topology.is_uniform and reducer.communicator.device.type == "cuda"
+        hierarchical.append("shards" if shards else "leaders")
+    return {
+        "bucket_bytes": {
+            "type": "log_integer",
+            "low": min(SMALLEST_BUCKET_BYTES, default),
+            "high": max(LARGEST_BUCKET_BYTES, default),
+        },
+        "hierarchical": {"type": "categorical", "values": hierarchical},
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} cpu"
+
+
+def _fingerprint(description: dict[str, Any]) -> str:
+    """A hash of all that decides which configuration is fast; the job's name does not."""
+    parts = {key: value for key, value in description.items() if key != "name"}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

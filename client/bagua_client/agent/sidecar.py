@@ -1,0 +1,91 @@
+"""A service that rank 0 starts beside itself, and that never outlives it."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+
+logger = logging.getLogger(__name__)
+
+
+class SidecarError(Exception):
+    """The service could not be started, and would not be at the next try."""
+
+
+class Sidecar:
+    """The service of this process; all models wrapped in it share one.
+
+    It watches its parent's process id, so it ends with the job even if the job is killed.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._url = ""
+        self._owner = os.getpid()
+
+    def url(self) -> str:
+        """Its address; starts it if it does not run (any more).
+
+        Raises:
+            SidecarError: it is not installed, or ended before it listened.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            return self._url
+
+    def stop(self) -> None:
+        """End it, if this process (not a fork of it) started it."""
+        if self._process is not None and os.getpid() == self._owner:
+            self._process.terminate()
+
+    def _start(self) -> None:
+        if importlib.util.find_spec("bagua_autotune") is None or not importlib.util.find_spec(
+            "flask"
+        ):
+            raise SidecarError(
+                "the service is not installed here: pip install 'bagua-autotune[service]', or "
+                "set BAGUA_AUTOTUNE_URL to one that runs elsewhere"
+            )
+        if self._process is None:
+            atexit.register(self.stop)
+        command = [sys.executable, "-m", "bagua_autotune", "serve", "--host", "127.0.0.1"]
+        command += ["--port", str(self._port), "--parent-pid", str(os.getpid())]
+        # A session of its own: Ctrl-C goes to the training, and the service follows that.
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        address = re.search(r"http://\S+", line)
+        if address is None:
+            raise SidecarError(
+                f"the service ended with exit code {self._process.wait()} before it listened; "
+                f"its own message stands above. Try it by hand: {' '.join(command[1:4])}"
+            )
+        self._url = address.group()
+
+
+_sidecar: Sidecar | None = None
+_lock = threading.Lock()
+
+
+def shared_sidecar(port: int) -> Sidecar:
+    """The one of this process."""
+    global _sidecar
+    with _lock:
+        if _sidecar is None:
+            _sidecar = Sidecar(port)
+        return _sidecar

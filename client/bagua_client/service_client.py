@@ -1,0 +1,129 @@
+"""The service over HTTP, as rank 0's reporter thread uses it (API v2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+CONNECT_SECONDS = 3.0
+READ_SECONDS = 60.0
+"""A slow answer is still an answer: nobody but the reporter thread waits for it."""
+
+
+class ServiceUnavailable(Exception):
+    """No usable answer: it may come later."""
+
+
+class JobUnknown(Exception):
+    """The service has no such job (another database, perhaps): register it again."""
+
+
+class ServiceRefused(Exception):
+    """The service will not take this request, now or later."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What the service wants the ranks to run.
+
+    Attributes:
+        trial: the trial to run; None: tuning has ended.
+        configuration: what all ranks should run now, by knob.
+        trials_measured: trials done so far.
+        max_trials: at most so many are made.
+        speedup: of the best trial so far over the baseline; None: not known yet.
+        summary: the result in a line, once tuning has ended.
+    """
+
+    trial: int | None
+    configuration: Mapping[str, Any]
+    trials_measured: int
+    max_trials: int
+    speedup: float | None
+    summary: str | None
+
+    @classmethod
+    def from_json(cls, document: Any) -> JobState:
+        """Raises ServiceUnavailable if the document is not a job's state."""
+        try:
+            trial, progress, result = document["trial"], document["progress"], document["result"]
+            state = cls(
+                trial=None if trial is None else int(trial["index"]),
+                configuration=dict(document["configuration"]),
+                trials_measured=int(progress["trials_measured"]),
+                max_trials=int(progress["max_trials"]),
+                speedup=None if progress["speedup"] is None else float(progress["speedup"]),
+                summary=None if result is None else str(result["summary"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
+        return state
+
+
+class ServiceClient:
+    """One job at one service. Every method answers with the job's state.
+
+    Raises (every method):
+        ServiceUnavailable: no connection, no answer in time, a server error or nonsense.
+        JobUnknown: the job is not registered (any more).
+        ServiceRefused: the service says that the request is wrong.
+    """
+
+    def __init__(self, url: str, job_id: str, token: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._job_url = f"{self.url}/api/v2/jobs/{job_id}"
+        self._session = requests.Session()
+        # A proxy of the cluster's environment does not know the way to a service beside the job.
+        self._session.trust_env = False
+        if token is not None:
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def register(self, description: Mapping[str, Any]) -> JobState:
+        return self._send("PUT", self._job_url, description)
+
+    def state(self) -> JobState:
+        return self._send("GET", self._job_url, None)
+
+    def observe(self, trial: int, steps: Sequence[Mapping[str, Any]]) -> JobState:
+        body = {"trial": trial, "steps": list(steps)}
+        return self._send("POST", f"{self._job_url}/observations", body)
+
+    def event(
+        self, kind: str, trial: int | None, step: int, message: str, seconds: float | None
+    ) -> JobState:
+        body = {"kind": kind, "trial": trial, "step": step, "message": message, "seconds": seconds}
+        return self._send("POST", f"{self._job_url}/events", body)
+
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> JobState:
+        try:
+            response = self._session.request(
+                method, url, json=body, timeout=(CONNECT_SECONDS, READ_SECONDS)
+            )
+            document = response.json() if response.ok else None
+        except (requests.RequestException, ValueError) as error:
+            raise ServiceUnavailable(_reason(error)) from error
+        if response.status_code == 404:
+            raise JobUnknown(_detail(response))
+        if response.status_code >= 500 or response.status_code in (408, 429):
+            raise ServiceUnavailable(f"it answered {response.status_code}: {_detail(response)}")
+        if not response.ok:
+            raise ServiceRefused(_detail(response))
+        return JobState.from_json(document)
+
+
+def _detail(response: requests.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    return f"its answer is not JSON ({type(error).__name__})"
