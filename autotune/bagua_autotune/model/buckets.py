@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Label = Annotated[str, Field(min_length=1, max_length=512)]
+from bagua_autotune.model.text import without_nul
+
+Label = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(without_nul)]
 
 
 class Tensor(BaseModel):

@@ -13,6 +13,13 @@ HIERARCHICAL_WORDS = {
 }
 
 
+def without_nul(text: str) -> str:
+    """Raise ValueError if the text holds a NUL, which PostgreSQL cannot store."""
+    if "\x00" in text:
+        raise ValueError("holds a NUL character")
+    return text
+
+
 def describe_bytes(size_bytes: float) -> str:
     """A size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
     for unit in ("B", "KiB", "MiB"):

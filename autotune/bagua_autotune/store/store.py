@@ -125,6 +125,13 @@ class Store:
         with self.database.reading() as session:
             return [records.job_record(row) for row in session.scalars(query)]
 
+    def active_jobs(self, since: float) -> list[Job]:
+        """Jobs that have not ended and were heard of since then, newest first."""
+        query = select(JobRow).where(JobRow.ended_at.is_(None), JobRow.last_contact_at >= since)
+        with self.database.reading() as session:
+            rows = session.scalars(query.order_by(JobRow.created_at.desc(), JobRow.id))
+            return [records.job_record(row) for row in rows]
+
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
             job_row(session, job_id)

@@ -1,0 +1,187 @@
+"""The messages of ``/api/v2``. What comes in is strict, what goes out is made from records."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.job import (
+    EventKind,
+    JobPhase,
+    JobSpec,
+    Limits,
+    Protocol,
+    Purpose,
+    TrialState,
+)
+from bagua_autotune.model.knobs import Knob, Value
+from bagua_autotune.model.text import without_nul
+
+Registration = JobSpec
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+StepNumber = Annotated[int, Field(ge=0, le=2**53)]
+# The bounds keep every product and exponential finite; no step is that short or long.
+StepSeconds = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Output(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class StepTimes(_Input):
+    """One step: the seconds that each rank took, by rank."""
+
+    step: StepNumber
+    seconds: tuple[StepSeconds, ...] = Field(min_length=1)
+
+
+class Observations(_Input):
+    """Steps run under a trial; none of them is a poll. Safe to send twice."""
+
+    trial: Index
+    steps: tuple[StepTimes, ...] = Field(max_length=10_000)
+
+    @model_validator(mode="after")
+    def _increasing(self) -> Observations:
+        numbers = [step.step for step in self.steps]
+        for earlier, later in pairwise(numbers):
+            if later <= earlier:
+                raise ValueError(f"steps: {later} follows {earlier}; they must increase")
+        return self
+
+
+class NewEvent(_Input):
+    """Something that happened to a job."""
+
+    kind: EventKind
+    trial: Index | None = None
+    step: StepNumber | None = None
+    message: Annotated[str, Field(max_length=2000), AfterValidator(without_nul)] = ""
+    seconds: float | None = Field(default=None, ge=0)
+
+
+class OpenTrial(_Output):
+    index: int
+    purpose: Purpose
+    state: TrialState
+    configuration: dict[str, Value]
+
+
+class Progress(_Output):
+    trials_measured: int
+    max_trials: int
+    elapsed_seconds: float
+    seconds_left: float | None
+    speedup: float | None
+    incumbent: dict[str, Value] | None
+
+
+class Result(_Output):
+    """Speed-ups are over the baseline; ``low`` and ``high`` bound the 95 % interval."""
+
+    configuration: dict[str, Value]
+    kept: Literal["winner", "baseline"]
+    speedup: float
+    low: float
+    high: float
+    trials: int
+    steps: int
+    seconds: float
+    summary: str
+
+
+class JobState(_Output):
+    """What all ranks shall run now, and how far tuning is."""
+
+    id: str
+    name: str
+    state: JobPhase
+    trial: OpenTrial | None
+    configuration: dict[str, Value]
+    progress: Progress
+    result: Result | None
+
+
+class JobDetail(JobState):
+    """All that is known of a job but its trials."""
+
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    knobs: dict[str, Knob]
+    default_configuration: dict[str, Value]
+    fingerprint: str
+    limits: Limits
+    software: dict[str, str]
+    protocol: Protocol
+    created_at: datetime
+    last_contact_at: datetime
+    ended_at: datetime | None
+
+
+class JobList(_Output):
+    jobs: list[JobState]
+
+
+class Trial(_Output):
+    """``seconds`` per step with its 95 % interval; null where there is none (yet)."""
+
+    index: int
+    purpose: Purpose
+    state: TrialState
+    configuration: dict[str, Value]
+    steps: int
+    outliers: int
+    seconds: float | None
+    low: float | None
+    high: float | None
+    speedup: float | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    failure: str | None
+
+
+class TrialList(_Output):
+    trials: list[Trial]
+
+
+class Observation(_Output):
+    """``seconds`` by rank; null where a rank did not report."""
+
+    trial: int
+    step: int
+    seconds: list[float | None]
+
+
+class ObservationList(_Output):
+    observations: list[Observation]
+
+
+class Event(_Output):
+    kind: EventKind
+    trial: int | None
+    step: int | None
+    message: str
+    seconds: float | None
+    at: datetime
+
+
+class EventList(_Output):
+    events: list[Event]
+
+
+class Problem(_Output):
+    """RFC 9457: ``detail`` is a sentence that says what is wrong."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

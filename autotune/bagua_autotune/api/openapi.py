@@ -1,0 +1,149 @@
+"""The OpenAPI 3.1 description of ``/api/v2``, made from the messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import bagua_autotune
+from bagua_autotune.api import messages
+
+Mode = Literal["validation", "serialization"]
+IN: Mode = "validation"
+OUT: Mode = "serialization"
+REFERENCE = "#/components/schemas/{model}"
+STATUS_TEXTS = {
+    200: "Done",
+    201: "Registered",
+    400: "The body is not JSON",
+    401: "The token is missing or wrong",
+    404: "There is no such job",
+    409: "In conflict with what is stored",
+    413: "The body is too large",
+    422: "The body is not valid",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path; ``query`` gives the schema of each query parameter."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[BaseModel] | None
+    body: type[BaseModel] | None = None
+    query: tuple[tuple[str, str], ...] = ()
+    statuses: tuple[int, ...] = (200,)
+
+
+OPERATIONS = (
+    Operation(
+        "get",
+        "/jobs",
+        "List jobs, newest first",
+        messages.JobList,
+        query=(("name", "string"), ("limit", "integer")),
+        statuses=(200, 422),
+    ),
+    Operation(
+        "put",
+        "/jobs/{job_id}",
+        "Register a job, or resume it",
+        messages.JobState,
+        messages.Registration,
+        statuses=(200, 201, 400, 409, 413, 422),
+    ),
+    Operation(
+        "get", "/jobs/{job_id}", "Everything about a job", messages.JobDetail, statuses=(200, 404)
+    ),
+    Operation(
+        "get", "/jobs/{job_id}/trials", "Its trials", messages.TrialList, statuses=(200, 404)
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/observations",
+        "Its observations",
+        messages.ObservationList,
+        query=(("trial", "integer"),),
+        statuses=(200, 404, 409, 422),
+    ),
+    Operation(
+        "post",
+        "/jobs/{job_id}/observations",
+        "Report steps, or poll",
+        messages.JobState,
+        messages.Observations,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation(
+        "get", "/jobs/{job_id}/events", "Its events", messages.EventList, statuses=(200, 404)
+    ),
+    Operation(
+        "post",
+        "/jobs/{job_id}/events",
+        "Report an event",
+        messages.JobState,
+        messages.NewEvent,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation("get", "/openapi.json", "This description", None),
+)
+
+
+def document() -> dict[str, Any]:
+    """The whole description."""
+    models: dict[tuple[type[BaseModel], Mode], None] = {(messages.Problem, OUT): None}
+    for operation in OPERATIONS:
+        if operation.body:
+            models[operation.body, IN] = None
+        if operation.answer:
+            models[operation.answer, OUT] = None
+    references, schemas = models_json_schema(list(models), ref_template=REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        described = _describe(operation, references)
+        paths.setdefault(f"/api/v2{operation.path}", {})[operation.method] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Bagua Autotune", "version": bagua_autotune.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas.get("$defs", {}),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _describe(operation: Operation, references: Any) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    problem = references[(messages.Problem, OUT)]
+    for status in (*operation.statuses, 401):
+        content: dict[str, Any] = {"application/problem+json": {"schema": problem}}
+        if status < 400:
+            schema = {"type": "object"}
+            if operation.answer:
+                schema = references[(operation.answer, OUT)]
+            content = {"application/json": {"schema": schema}}
+        responses[str(status)] = {"description": STATUS_TEXTS[status], "content": content}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    described["parameters"] = _parameters(operation)
+    if operation.body:
+        schema = references[(operation.body, IN)]
+        content = {"application/json": {"schema": schema}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = []
+    if "{job_id}" in operation.path:
+        schema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+        parameters.append({"name": "job_id", "in": "path", "required": True, "schema": schema})
+    for name, kind in operation.query:
+        parameters.append({"name": name, "in": "query", "schema": {"type": kind}})
+    return parameters

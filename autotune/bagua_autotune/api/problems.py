@@ -1,0 +1,83 @@
+"""Errors on the wire: RFC 9457 ``application/problem+json``, whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from http import HTTPStatus
+from typing import TypeVar
+
+from flask import Flask, Response, abort, request
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from werkzeug.exceptions import HTTPException
+
+from bagua_autotune.store import UnknownJob, UnknownTrial
+
+logger = logging.getLogger(__name__)
+
+Message = TypeVar("Message", bound=BaseModel)
+MOST_ERRORS_NAMED = 3
+LONGEST_DETAIL = 2000
+
+
+def problem(status: int, detail: str) -> Response:
+    """A response that says in one sentence what is wrong."""
+    title = HTTPStatus(status).phrase
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return Response(json.dumps(body), status, content_type="application/problem+json")
+
+
+def parse(message: type[Message]) -> Message:
+    """The request's body as a message; aborts with 400 (not JSON) or 422 (not valid).
+
+    The content type does not matter.
+    """
+    try:
+        return message.model_validate_json(request.get_data())
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            abort(400, "The body is not JSON.")
+        abort(422, describe(error))
+
+
+def describe(error: ValidationError) -> str:
+    """What pydantic found, as one sentence that names the fields."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    texts = []
+    for item in found[:MOST_ERRORS_NAMED]:
+        where = ".".join(str(part) for part in item["loc"]) or "body"
+        texts.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+    if len(found) > MOST_ERRORS_NAMED:
+        texts.append(f"and {len(found) - MOST_ERRORS_NAMED} more")
+    return "; ".join(texts)[:LONGEST_DETAIL] + "."
+
+
+def install(app: Flask) -> None:
+    """Let every error of the app leave as a problem."""
+
+    @app.errorhandler(HTTPException)
+    def _http(error: HTTPException) -> Response:
+        response = problem(error.code or 500, error.description or "")
+        for name, value in error.get_headers():
+            if name.lower() not in ("content-type", "content-length"):
+                response.headers[name] = value
+        return response
+
+    @app.errorhandler(UnknownJob)
+    def _unknown_job(error: UnknownJob) -> Response:
+        return problem(404, f"There is no job {str(error)!r}; register it first.")
+
+    @app.errorhandler(UnknownTrial)
+    def _unknown_trial(error: UnknownTrial) -> Response:
+        return problem(409, f"The job has no trial {error}; ask for its state.")
+
+    @app.errorhandler(SQLAlchemyError)
+    def _store(error: SQLAlchemyError) -> Response:
+        logger.error("the store failed: %s", error)
+        return problem(503, "The store cannot be used at present; try again.")
+
+    @app.errorhandler(Exception)
+    def _bug(error: Exception) -> Response:
+        logger.exception("%s %s failed", request.method, request.path)
+        return problem(500, "The service has a bug; its log says more.")

@@ -1,0 +1,58 @@
+"""Stored jobs as messages: what ``/api/v2`` answers and the command line shows."""
+
+from __future__ import annotations
+
+from bagua_autotune.api import messages
+from bagua_autotune.tuning.tuner import Tuner
+
+
+def job_state(tuner: Tuner, job_id: str) -> messages.JobState:
+    return messages.JobState.model_validate(tuner.status(job_id))
+
+
+def job_list(tuner: Tuner, name: str | None = None, limit: int = 100) -> messages.JobList:
+    """Newest first."""
+    jobs = tuner.store.jobs(name, limit)
+    return messages.JobList(jobs=[job_state(tuner, job.id) for job in jobs])
+
+
+def job_detail(tuner: Tuner, job_id: str) -> messages.JobDetail:
+    job = tuner.store.job(job_id)
+    return messages.JobDetail.model_validate(
+        {
+            **job_state(tuner, job_id).model_dump(),
+            "world_size": job.world_size,
+            "ranks_per_node": job.ranks_per_node,
+            "tensors": tuner.store.tensors(job_id),
+            "knobs": dict(job.space),
+            "default_configuration": job.baseline,
+            "fingerprint": job.fingerprint,
+            "limits": job.limits,
+            "software": job.software,
+            "protocol": job.protocol,
+            "created_at": job.created_at,
+            "last_contact_at": job.last_contact_at,
+            "ended_at": job.ended_at,
+        }
+    )
+
+
+def trial_list(tuner: Tuner, job_id: str) -> messages.TrialList:
+    trials = [messages.Trial.model_validate(trial) for trial in tuner.trials(job_id)]
+    return messages.TrialList(trials=trials)
+
+
+def observation_list(
+    tuner: Tuner, job_id: str, trial: int | None = None
+) -> messages.ObservationList:
+    return messages.ObservationList(
+        observations=[
+            messages.Observation(trial=index, step=found.step, seconds=list(found.values))
+            for index, found in tuner.store.observations(job_id, trial)
+        ]
+    )
+
+
+def event_list(tuner: Tuner, job_id: str) -> messages.EventList:
+    events = tuner.store.events(job_id)
+    return messages.EventList(events=[messages.Event.model_validate(event) for event in events])

@@ -1,0 +1,34 @@
+"""Puts the service together. Decides nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flask import Flask
+
+from bagua_autotune.api import auth, health, problems, v2
+from bagua_autotune.csv_log import CsvLog
+from bagua_autotune.metrics import Metrics
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner, TunerListener
+
+LARGEST_BODY_BYTES = 64 * 1024**2
+
+
+def create_app(settings: Settings, store: Store) -> Flask:
+    """The WSGI application on an open store."""
+    app = Flask("bagua_autotune", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
+    metrics = Metrics(store)
+    listeners: list[TunerListener] = [metrics]
+    if settings.csv_log:
+        listeners.append(CsvLog(Path.cwd()))
+    tuner = Tuner(store, settings.searcher, listeners)
+    problems.install(app)
+    metrics.watch(app)
+    if settings.token:
+        auth.require_token(app, settings.token)
+    app.register_blueprint(health.blueprint(store, metrics))
+    app.register_blueprint(v2.blueprint(tuner))
+    return app

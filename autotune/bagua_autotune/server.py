@@ -1,0 +1,112 @@
+"""Runs the service: one process, threads, until told to end or left without its parent."""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+
+import waitress
+
+from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+
+logger = logging.getLogger(__name__)
+
+THREADS = 16
+PARENT_LOOK_SECONDS = 0.2
+PARENT_GRACE_SECONDS = 0.5
+
+
+class ServeError(Exception):
+    """The service cannot start; the message says why and what to do."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; prints ``listening on URL`` once requests are taken.
+
+    Raises:
+        ServeError: the address cannot be used, or must not without a token.
+        StoreError: the database cannot be used.
+    """
+    # The service shares its machine with the training: its linear algebra is small and
+    # must not spread over the cores. Read when numpy is imported, which is later.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    family, address = _resolve(settings.host)
+    if not (address.is_loopback or settings.token or settings.trust_network):
+        raise ServeError(
+            f"{settings.host} can be reached from the network: set BAGUA_AUTOTUNE_TOKEN, "
+            "or pass --trust-network if everyone there may use the service"
+        )
+    listener = _listen(family, str(address), settings.port)
+    store = Store(settings.database)
+    try:
+        _end_on_signals()
+        if settings.parent_pid is not None:
+            _end_with_parent(settings.parent_pid)
+        server = waitress.create_server(
+            create_app(settings, store),
+            sockets=[listener],
+            threads=THREADS,
+            ident=None,
+            max_request_body_size=2 * LARGEST_BODY_BYTES,
+        )
+        # Takes seconds and is needed by the first proposal; not worth starting later for.
+        threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
+        logger.info("the database is %s", store.database)
+        host = f"[{address}]" if address.version == 6 else str(address)
+        print(f"listening on http://{host}:{listener.getsockname()[1]}", flush=True)
+        server.run()
+    finally:
+        listener.close()
+        store.close()
+
+
+def _resolve(
+    host: str,
+) -> tuple[socket.AddressFamily, ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ServeError(f"{host!r} is not an address of this machine: {error}") from error
+    return family, ipaddress.ip_address(str(address[0]).partition("%")[0])
+
+
+def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen on {address} port {port}: {error.strerror or error}; "
+            "another --port may be free, and 0 takes any that is"
+        ) from error
+
+
+def _end_on_signals() -> None:
+    def end(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(0)  # waitress finishes what it has begun to answer
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """End this process when its parent is gone, so that it never outlives a killed job."""
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(PARENT_LOOK_SECONDS)
+        logger.info("the parent process %d has ended; so does the service", parent_pid)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PARENT_GRACE_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,76 @@
+"""The service's settings, from the environment and the command line.
+
+Bagua's variables keep their names and defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from bagua_autotune.model.job import Limits
+from bagua_autotune.store.database import default_url
+
+ENVIRONMENT = {
+    "port": "BAGUA_SERVICE_PORT",
+    "token": "BAGUA_AUTOTUNE_TOKEN",
+    "world_size": "WORLD_SIZE",
+    "csv_log": "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",
+    "default_bucket_bytes": "BAGUA_DEFAULT_BUCKET_SIZE",
+    "max_samples": "BAGUA_AUTOTUNE_MAX_SAMPLES",
+    "trial_seconds": "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
+    "warmup_seconds": "BAGUA_AUTOTUNE_WARMUP_TIME_S",
+}
+
+
+class Settings(BaseModel):
+    """Everything that can be set, checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8123, ge=0, le=65535)
+    database: str = Field(default_factory=default_url)
+    token: SecretStr | None = None
+    searcher: str = "bayesian"
+    trust_network: bool = False
+    parent_pid: int | None = None
+    csv_log: bool = False
+    # Of /api/v1 only: its protocol carries neither these limits nor the world size.
+    world_size: int | None = Field(default=None, ge=1)
+    default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)
+    max_samples: int = Field(default=60, ge=1, le=10_000)
+    trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
+    warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _unset_port(cls, port: Any) -> Any:
+        return 8123 if port == "-1" else port  # Bagua's way of saying unset
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of jobs whose protocol does not carry any."""
+        return Limits(
+            max_samples=self.max_samples,
+            trial_seconds=self.trial_seconds,
+            warmup_seconds=self.warmup_seconds,
+        )
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str], **given: Any) -> Settings:
+        """Settings from the environment; what is given and not None goes before it.
+
+        Raises:
+            pydantic.ValidationError: a value is out of range or of a wrong type.
+        """
+        values: dict[str, Any] = {
+            name: environment[variable]
+            for name, variable in ENVIRONMENT.items()
+            if environment.get(variable, "") != ""
+        }
+        return cls(
+            **{**values, **{key: value for key, value in given.items() if value is not None}}
+        )
