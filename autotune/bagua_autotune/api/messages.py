@@ -25,7 +25,7 @@ Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
 # The bounds keep every product and exponential finite; no step is that short or long.
-StepSeconds = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
+StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 
 
 class _Input(BaseModel):

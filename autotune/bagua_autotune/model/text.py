@@ -23,7 +23,7 @@ def without_nul(text: str) -> str:
 def describe_bytes(size_bytes: float) -> str:
     """A size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
     for unit in ("B", "KiB", "MiB"):
-        if float(f"{size_bytes:.3g}") < 1024:
+        if round(size_bytes) < 1024:
             return f"{_short(size_bytes)} {unit}"
         size_bytes /= 1024
     return f"{_short(size_bytes)} GiB"

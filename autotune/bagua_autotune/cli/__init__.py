@@ -1,0 +1,21 @@
+"""The command ``bagua-autotune``: one module for each of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from bagua_autotune import __version__
+from bagua_autotune.cli.export import export
+from bagua_autotune.cli.jobs import jobs
+from bagua_autotune.cli.serve import serve
+from bagua_autotune.cli.show import show
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="bagua-autotune")
+def main() -> None:
+    """Finds the fastest communication settings of a running training job."""
+
+
+for command in (serve, jobs, show, export):
+    main.add_command(command)

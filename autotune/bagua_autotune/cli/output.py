@@ -1,0 +1,35 @@
+"""Tables: drawn on a terminal, tab-separated lines where the output is piped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """One header and one line for each row."""
+    console = Console()
+    if not console.is_terminal:
+        for line in (columns, *rows):
+            click.echo("\t".join(line))
+        return
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        is_words = column in ("configuration", "name", "job", "summary", "note")
+        table.add_column(column, justify="left" if is_words else "right", no_wrap=not is_words)
+    for row in rows:
+        # Text: names may hold what rich would take for markup.
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def times(speedup: float | None, low: float | None = None, high: float | None = None) -> str:
+    """``1.31x (1.24 to 1.38)``, or ``-`` where nothing is known."""
+    if speedup is None:
+        return "-"
+    interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    return f"{speedup:.2f}x{interval}"

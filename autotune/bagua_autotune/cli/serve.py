@@ -1,0 +1,57 @@
+"""``bagua-autotune serve``: run the service."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from bagua_autotune.search import names
+from bagua_autotune.settings import ENVIRONMENT, Settings
+from bagua_autotune.store import StoreError
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port; 0 takes any that is free.  [default: 8123]")
+@click.option(
+    "--database", metavar="URL", help="SQLAlchemy URL.  [default: SQLite in your data directory]"
+)
+@click.option("--searcher", type=click.Choice(names()), help="Search method.  [default: bayesian]")
+@click.option(
+    "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
+)
+@click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
+@click.option("--parent-pid", type=int, metavar="PID", help="End when this parent process is gone.")
+def serve(**options: Any) -> None:
+    """Run the service until SIGTERM or Ctrl-C.
+
+    The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_TOKEN,
+    WORLD_SIZE, and Bagua's limits for its own protocol.
+    """
+    try:
+        settings = Settings.load(os.environ, **options)
+    except ValidationError as error:
+        raise click.ClickException(_explain(error)) from error
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from bagua_autotune.server import ServeError, serve  # here: imports the whole service
+
+    try:
+        serve(settings)
+    except (ServeError, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    texts = []
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0])
+        option = "--" + name.replace("_", "-")
+        variable = f" (or {ENVIRONMENT[name]})" if name in ENVIRONMENT else ""
+        texts.append(f"{option}{variable}: {item['msg']}")
+    return "; ".join(texts)

@@ -1,0 +1,81 @@
+"""``bagua-autotune show``: one job's trials and what came of them."""
+
+from __future__ import annotations
+
+import click
+
+from bagua_autotune.api.messages import JobDetail, Trial
+from bagua_autotune.cli.output import print_table, times
+from bagua_autotune.cli.reader import find_job, open_reader, source_options
+from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.text import describe
+
+COLUMNS = (
+    "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
+    "configuration", "note",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("job")
+@source_options
+def show(job: str, database: str | None, url: str | None) -> None:
+    """Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP."""
+    reader = open_reader(database, url)
+    found = find_job(reader, job)
+    trials = reader.trials(found.id)
+    best = best_trial(found, trials)
+    click.echo(f"job {found.name} ({found.id}): {found.state}")
+    print_table(COLUMNS, [_row(trial, trial is best) for trial in trials])
+    if found.result:
+        click.echo(f"result: {found.result.summary}")
+    elif best:
+        click.echo(f"incumbent: {describe(best.configuration)}: {_speedup(best, trials)}")
+    chosen = best.configuration if best and not found.result else found.configuration
+    click.echo(f"stock DDP: {stock_ddp_line(chosen)}")
+
+
+def best_trial(job: JobDetail, trials: list[Trial]) -> Trial | None:
+    """The first trial of the final choice, or else of the incumbent."""
+    wanted = job.result.configuration if job.result else job.progress.incumbent
+    return next((trial for trial in trials if trial.configuration == wanted), None)
+
+
+def stock_ddp_line(configuration: dict[str, Value]) -> str:
+    """The line to paste; what stock DDP cannot do is said in a comment."""
+    megabytes = int(configuration.get("bucket_bytes", 25 * 1024**2)) / 1024**2
+    line = f"DistributedDataParallel(model, bucket_cap_mb={megabytes:.4g})"
+    beyond = {
+        knob: value
+        for knob, value in configuration.items()
+        if knob != "bucket_bytes" and value != "off"
+    }
+    return f"{line}  # without: {describe(beyond)}" if beyond else line
+
+
+def _row(trial: Trial, is_best: bool) -> tuple[str, ...]:
+    interval = f"{_ms(trial.low)} to {_ms(trial.high)}" if trial.low is not None else "-"
+    return (
+        str(trial.index),
+        trial.purpose,
+        trial.state,
+        _ms(trial.seconds),
+        interval,
+        str(trial.steps),
+        str(trial.outliers),
+        times(trial.speedup),
+        describe(trial.configuration),
+        trial.failure or ("best" if is_best else ""),
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.4g}"
+
+
+def _speedup(trial: Trial, trials: list[Trial]) -> str:
+    """With the widest interval that both trials' own intervals allow."""
+    baseline = next((other for other in trials if other.state == "measured"), None)
+    if not (baseline and baseline.low and baseline.high and trial.low and trial.high):
+        return times(trial.speedup)
+    return times(trial.speedup, baseline.low / trial.high, baseline.high / trial.low)
