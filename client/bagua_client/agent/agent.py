@@ -74,6 +74,10 @@ class Agent:
         self._in_flight: Next | None = None
         reducer.after_reduction = self.step_done
 
+    @property
+    def is_active(self) -> bool:
+        return self._reducer.after_reduction is not None
+
     def interrupted(self) -> None:
         """Something that is no training (an evaluation) happens in this step."""
         self._valid = False

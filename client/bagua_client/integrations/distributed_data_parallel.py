@@ -100,6 +100,11 @@ class DistributedDataParallel(torch.nn.Module):
         """What is in force."""
         return self._reducer.layout.configuration
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether configurations are being tried; changes on all ranks in the same step."""
+        return self._agent is not None and self._agent.is_active
+
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets now, between two steps. All ranks must call it together.
 
