@@ -1,0 +1,92 @@
+"""What Bagua 0.9 workers send to ``/api/v1``: field names and types of the release 0.9.2.
+
+Sources: ``bagua/service/autotune_service.py`` (``AutotuneClient``), ``bagua/bagua_define.py``
+and ``rust/bagua-core/bagua-opentelemetry`` (spans).  Fields not named here are ignored, as
+Bagua's own service ignores them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from bagua_autotune.model.job import ShortText
+
+MAX_TENSORS = 100_000
+MAX_SPANS = 100_000
+
+
+def _without_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("holds a NUL character")
+    return text
+
+
+TensorName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_without_nul)]
+# An observation holds a place for every rank up to the highest.
+Rank = Annotated[int, Field(ge=0, lt=65_536)]
+Iteration = Annotated[int, Field(ge=0, lt=2**62)]
+# Bagua's Rust exporter sends u128.
+Unsigned128 = Annotated[int, Field(ge=0, lt=2**128)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class TensorDeclaration(_Message):
+    """One tensor; the worker's ``to_bagua_datatype`` knows these four types."""
+
+    name: TensorName
+    num_elements: int = Field(ge=0, le=2**50)
+    dtype: Literal["f16", "f32", "i64", "u8"]
+
+
+class RegisterTensors(_Message):
+    model_name: ShortText
+    tensor_list: list[TensorDeclaration] = Field(min_length=1, max_length=MAX_TENSORS)
+    whether_to_bucket: bool = True
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> RegisterTensors:
+        if len({tensor.name for tensor in self.tensor_list}) != len(self.tensor_list):
+            raise ValueError("tensor_list: a name occurs twice")
+        return self
+
+
+class Hyperparameters(_Message):
+    """The part of a worker's ``BaguaHyperparameter`` that names the configuration it ran."""
+
+    bucket_size: int = Field(default=0, ge=0)
+    is_hierarchical_reduce: bool = False
+
+
+class ReportMetrics(_Message):
+    """``speed``: any finite number, higher is better."""
+
+    model_name: ShortText
+    rank: Rank
+    train_iter: Iteration
+    hyperparameters: Hyperparameters
+    speed: float
+
+
+class AskHyperparameters(_Message):
+    model_name: ShortText
+    rank: Rank
+    train_iter: Iteration
+
+
+class Span(_Message):
+    """``start_time`` and ``end_time`` in milliseconds since the epoch."""
+
+    trace_id: Unsigned128
+    action: str
+    tensor_name: TensorName
+    start_time: Unsigned128
+    end_time: Unsigned128
+
+
+class ReportTensorExecutionOrder(_Message):
+    spans: list[Span] = Field(max_length=MAX_SPANS)
