@@ -63,7 +63,7 @@ class Configuration:
         unit, name = next(
             (unit, name) for unit, name in _UNITS if self.bucket_bytes >= unit or unit == 1
         )
-        return f"bucket {self.bucket_bytes / unit:.3g} {name}, hierarchical {self.hierarchical}"
+        return f"bucket {self.bucket_bytes / unit:.4g} {name}, hierarchical {self.hierarchical}"
 
 
 _UNITS = ((1024**3, "GiB"), (MIB, "MiB"), (1024, "KiB"), (1, "B"))
