@@ -1,0 +1,104 @@
+"""The threads that run chains of operations on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_client.communication.pipeline import ThreadPipeline
+
+
+class Work:
+    """Something to wait for that ends when the test says so, well or badly."""
+
+    def __init__(self, gate: threading.Event, error: Exception | None = None) -> None:
+        self._gate = gate
+        self._error = error
+
+    def wait(self) -> None:
+        self._gate.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Note:
+    """An operation that writes down that it was started."""
+
+    def __init__(
+        self, log: list[tuple[int, int]], bucket: int, place: int, work: Work | None = None
+    ) -> None:
+        self._log = log
+        self._mark = (bucket, place)
+        self._work = work
+
+    def start(self, flat: torch.Tensor) -> Work | None:
+        self._log.append(self._mark)
+        flat.add_(10 ** self._mark[1])
+        return self._work
+
+
+@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=12))
+def test_each_place_sees_the_buckets_in_the_order_of_their_start(lengths: Sequence[int]) -> None:
+    pipeline = ThreadPipeline()
+    log: list[tuple[int, int]] = []
+    flats = [torch.zeros(1) for _ in lengths]
+    completions = [
+        pipeline.start(flat, [Note(log, bucket, place) for place in range(length)])
+        for bucket, (flat, length) in enumerate(zip(flats, lengths, strict=True))
+    ]
+    for completion in completions:
+        completion.wait()
+    pipeline.close()
+
+    for place in range(max(lengths)):
+        expected = [bucket for bucket, length in enumerate(lengths) if place < length]
+        assert [bucket for bucket, at in log if at == place] == expected
+    for bucket, length in enumerate(lengths):
+        assert [place for at, place in log if at == bucket] == list(range(length))
+    assert [int(flat.item()) for flat in flats] == [int("1" * length) for length in lengths]
+
+
+def test_starting_never_waits_and_the_second_operation_waits_for_the_first() -> None:
+    pipeline = ThreadPipeline()
+    gate = threading.Event()
+    log: list[tuple[int, int]] = []
+    completion = pipeline.start(torch.zeros(1), [Note(log, 0, 0, Work(gate)), Note(log, 0, 1)])
+    assert log == [(0, 0)]
+    gate.set()
+    completion.wait()
+    assert log == [(0, 0), (0, 1)]
+    pipeline.close()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_error_of_an_operation_reaches_who_waits_and_ends_its_chain(place: int) -> None:
+    pipeline = ThreadPipeline()
+    gate = threading.Event()
+    gate.set()
+    log: list[tuple[int, int]] = []
+    failed = Work(gate, RuntimeError("connection closed by peer"))
+    works = [failed if at == place else None for at in range(3)]
+    broken = pipeline.start(torch.zeros(1), [Note(log, 0, at, works[at]) for at in range(3)])
+    whole = pipeline.start(torch.zeros(1), [Note(log, 1, at) for at in range(3)])
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        broken.wait()
+    whole.wait()
+    pipeline.close()
+    assert [at for bucket, at in log if bucket == 0] == list(range(place + 1))
+
+
+def test_closing_ends_the_threads() -> None:
+    before = set(threading.enumerate())
+    pipeline = ThreadPipeline()
+    pipeline.start(torch.zeros(1), [Note([], 0, place) for place in range(3)]).wait()
+    relays = set(threading.enumerate()) - before
+    assert relays
+    pipeline.close()
+    for relay in relays:
+        relay.join(timeout=60)
+        assert not relay.is_alive()

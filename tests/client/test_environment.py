@@ -1,0 +1,79 @@
+"""Reading the environment variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_client.environment import Environment
+
+
+def test_nothing_set_is_off_with_baguas_defaults() -> None:
+    assert Environment.read({}) == Environment(
+        autotune=False,
+        max_samples=60,
+        trial_seconds=5.0,
+        warmup_seconds=30.0,
+        server_wait_seconds=300.0,
+        service_port=0,
+        default_bucket_bytes=25 * 1024 * 1024,
+    )
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    names = ["BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_URL", "BAGUA_DEFAULT_BUCKET_SIZE"]
+    assert Environment.read(dict.fromkeys(names, "")) == Environment()
+
+
+def test_every_variable_is_read() -> None:
+    assert Environment.read(
+        {
+            "BAGUA_AUTOTUNE": "1",
+            "BAGUA_AUTOTUNE_URL": "http://tuner:8123",
+            "BAGUA_AUTOTUNE_TOKEN": "secret",
+            "BAGUA_AUTOTUNE_JOB": "digits",
+            "BAGUA_AUTOTUNE_MAX_SAMPLES": "7",
+            "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
+            "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
+            "BAGUA_AUTOTUNE_SERVER_WAIT_TIME": "12.5",
+            "BAGUA_SERVICE_PORT": "8123",
+            "BAGUA_DEFAULT_BUCKET_SIZE": "1048576",
+        }
+    ) == Environment(
+        autotune=True,
+        url="http://tuner:8123",
+        token="secret",
+        job="digits",
+        max_samples=7,
+        trial_seconds=0.5,
+        warmup_seconds=0.0,
+        server_wait_seconds=12.5,
+        service_port=8123,
+        default_bucket_bytes=1048576,
+    )
+
+
+def test_baguas_port_of_minus_one_is_any_port() -> None:
+    assert Environment.read({"BAGUA_SERVICE_PORT": "-1"}).service_port == 0
+
+
+@pytest.mark.parametrize("autotune", ["0", "1", "2"])
+def test_autotune_is_on_from_one_upwards(autotune: str) -> None:
+    assert Environment.read({"BAGUA_AUTOTUNE": autotune}).autotune is (autotune != "0")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("BAGUA_AUTOTUNE", "yes"),
+        ("BAGUA_AUTOTUNE_MAX_SAMPLES", "0"),
+        ("BAGUA_AUTOTUNE_MAX_SAMPLES", "7.5"),
+        ("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "nan"),
+        ("BAGUA_AUTOTUNE_WARMUP_TIME_S", "inf"),
+        ("BAGUA_AUTOTUNE_WARMUP_TIME_S", "-1"),
+        ("BAGUA_DEFAULT_BUCKET_SIZE", "25MiB"),
+        ("BAGUA_SERVICE_PORT", "-2"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be .* not '{text}'"):
+        Environment.read({name: text})

@@ -1,0 +1,212 @@
+"""Real rank processes for tests: started once, then given one function after the other.
+
+Each rank is a process of its own with torchrun's environment and a gloo process group over
+loopback. The test process stays outside, so that hypothesis can run there.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+START_SECONDS = 100.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a function on one rank.
+
+    Attributes:
+        result: what it returned.
+        error: None, or the traceback, or how the process ended without one.
+    """
+
+    result: Any = None
+    error: str | None = None
+
+
+class RankFailure(AssertionError):
+    """A rank raised, ended or hung; the text has the first failing rank's traceback."""
+
+
+class RankPool:
+    """Ranks on the given nodes; after a failure they are started anew for the next function.
+
+    Args:
+        ranks_per_node: ``[2, 1]`` is ranks 0 and 1 on node 0, rank 2 on node 1.
+        collective_timeout_seconds: of the process group.
+        variables: environment variables beyond torchrun's.
+    """
+
+    def __init__(
+        self,
+        ranks_per_node: Sequence[int],
+        collective_timeout_seconds: float = 60.0,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.places = [
+            (node, local) for node, ranks in enumerate(ranks_per_node) for local in range(ranks)
+        ]
+        self._ranks_per_node = tuple(ranks_per_node)
+        self._collective_timeout = timedelta(seconds=collective_timeout_seconds)
+        self._variables = dict(variables or {})
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._store: dist.TCPStore | None = None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.places)
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 90) -> Any:
+        """The results of ``function(*args)`` on all ranks, by rank.
+
+        Raises:
+            RankFailure: a rank raised, ended, or had not returned after ``timeout_seconds``.
+        """
+        outcomes = self.outcomes(function, *args, timeout_seconds=timeout_seconds)
+        for rank, outcome in outcomes.items():
+            if outcome.error is not None:
+                raise RankFailure(f"rank {rank} of {self.world_size}: {outcome.error}")
+        return [outcomes[rank].result for rank in range(self.world_size)]
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, timeout_seconds: float = 90
+    ) -> dict[int, Outcome]:
+        """Like :meth:`run`, but failures are answered too; by rank, in the order of arrival.
+
+        A rank whose function raises reports and ends, as it would in a training job.
+        """
+        self._start()
+        for connection in self._connections:
+            connection.send((function, args))
+        outcomes = self._receive(timeout_seconds)
+        if any(outcome.error is not None for outcome in outcomes.values()):
+            self.close()
+        return outcomes
+
+    def close(self) -> None:
+        """End all ranks, by force."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections, self._store = [], [], None
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def _start(self) -> None:
+        if self._processes:
+            return
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.world_size):
+            connection, far_end = context.Pipe()
+            process = context.Process(
+                target=_serve,
+                args=(far_end, self._environment(rank), self._store.port, self._collective_timeout),
+                daemon=True,
+                name=f"rank {rank} of {self.world_size}",
+            )
+            process.start()
+            far_end.close()
+            self._processes.append(process)
+            self._connections.append(connection)
+        for rank, outcome in self._receive(START_SECONDS).items():
+            if outcome.error is not None:
+                self.close()
+                raise RankFailure(f"rank {rank} did not start: {outcome.error}")
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        node, local = self.places[rank]
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self._ranks_per_node[node]),
+            "GROUP_RANK": str(node),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            **self._variables,
+        }
+
+    def _receive(self, timeout_seconds: float) -> dict[int, Outcome]:
+        deadline = time.monotonic() + timeout_seconds
+        outcomes: dict[int, Outcome] = {}
+        rank_of = {connection: rank for rank, connection in enumerate(self._connections)}
+        while len(outcomes) < self.world_size:
+            left = [connection for connection in rank_of if rank_of[connection] not in outcomes]
+            ready = wait(left, max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                for connection in left:
+                    error = f"had not answered after {timeout_seconds:g} s"
+                    outcomes[rank_of[connection]] = Outcome(error=error)
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                outcomes[rank_of[connection]] = self._answer(rank_of[connection], connection)
+        return outcomes
+
+    def _answer(self, rank: int, connection: Connection) -> Outcome:
+        try:
+            outcome = connection.recv()
+        except EOFError:
+            self._processes[rank].join()
+            return Outcome(error=f"ended with exit code {self._processes[rank].exitcode}")
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+
+def _serve(
+    connection: Connection, environment: Mapping[str, str], port: int, timeout: timedelta
+) -> None:
+    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
+        del os.environ[name]
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=int(environment["RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            timeout=timeout,
+        )
+        connection.send(Outcome())
+        while True:
+            function, args = connection.recv()
+            torch.manual_seed(0)
+            result = function(*args)
+            _forget_groups()
+            connection.send(Outcome(result=result))
+    except EOFError:
+        pass  # The test process is gone.
+    except BaseException:
+        connection.send(Outcome(error=traceback.format_exc()))
+    # Without the interpreter's shutdown: it would wait for collectives that never end.
+    os._exit(1)
+
+
+def _forget_groups() -> None:
+    """Destroy the groups the function made, which would otherwise pile up threads."""
+    gc.collect()
+    # c10d has no public list of the groups there are.
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
