@@ -25,8 +25,12 @@ from bagua_autotune.store import StoreError
     "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
 )
 @click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
+@click.option(
+    "--log-level", type=click.Choice(("info", "warning", "error")), default="info",
+    show_default=True, help="What to say on standard error.",
+)  # fmt: skip
 @click.option("--parent-pid", type=int, metavar="PID", help="End when this parent process is gone.")
-def serve(**options: Any) -> None:
+def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
     The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_TOKEN,
@@ -37,7 +41,7 @@ def serve(**options: Any) -> None:
     except ValidationError as error:
         raise click.ClickException(_explain(error)) from error
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     from bagua_autotune.server import ServeError, serve  # here: imports the whole service
 

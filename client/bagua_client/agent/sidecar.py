@@ -59,6 +59,8 @@ class Sidecar:
             atexit.register(self.stop)
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--parent-pid", str(os.getpid())]
+        # What it has to say of the job, the reporter says too.
+        command += ["--log-level", "warning"]
         # A session of its own: Ctrl-C goes to the training, and the service follows that.
         self._process = subprocess.Popen(
             command,
