@@ -59,6 +59,8 @@ def measured(
     if len(costs) < FEWEST_STEPS:
         return None
     found = estimate(costs)
+    if found.count < FEWEST_STEPS:
+        return None
     if sum(seconds) >= limits.trial_seconds:
         return found
     if found.count >= NARROW_STEPS and found.half_width <= NARROW * scale:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from bagua_autotune.model.knobs import (
+    Categorical,
+    Configuration,
+    LogInteger,
+    check_configuration,
+)
+from bagua_autotune.model.text import describe, describe_bytes
+
+SPACE = {
+    "bucket_bytes": LogInteger(low=65536, high=2**30),
+    "hierarchical": Categorical(values=("off", "leaders")),
+}
+
+
+def test_a_configuration_of_the_domains_passes() -> None:
+    check_configuration({"bucket_bytes": 65536, "hierarchical": "leaders"}, SPACE)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "knob"),
+    [
+        ({"bucket_bytes": 65535, "hierarchical": "off"}, "bucket_bytes"),
+        ({"bucket_bytes": True, "hierarchical": "off"}, "bucket_bytes"),
+        ({"bucket_bytes": "65536", "hierarchical": "off"}, "bucket_bytes"),
+        ({"bucket_bytes": 65536, "hierarchical": "shards"}, "hierarchical"),
+        ({"bucket_bytes": 65536}, "hierarchical"),
+        ({"bucket_bytes": 65536, "hierarchical": "off", "channels": 2}, "channels"),
+    ],
+)
+def test_the_message_names_the_knob_at_fault(configuration: dict, knob: str) -> None:
+    with pytest.raises(ValueError, match=knob):
+        check_configuration(configuration, SPACE)
+
+
+def test_domains_refuse_nonsense() -> None:
+    with pytest.raises(ValueError, match="above high"):
+        LogInteger(low=2, high=1)
+    with pytest.raises(ValueError, match="twice"):
+        Categorical(values=("off", "off"))
+
+
+def test_equal_configurations_are_one_key_whatever_their_order() -> None:
+    first = Configuration(bucket_bytes=1, hierarchical="off")
+    second = Configuration({"hierarchical": "off", "bucket_bytes": 1})
+    assert first == second
+    assert {first: "found"}[second] == "found"
+    assert first != Configuration(bucket_bytes=2, hierarchical="off")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (65536, "64 KiB"),
+        (92682, "90.5 KiB"),
+        (1024**2, "1 MiB"),
+        (1024**2 - 1, "1 MiB"),
+        (25 * 1024**2, "25 MiB"),
+        (1000 * 1024**2, "1000 MiB"),
+        (2**30, "1 GiB"),
+    ],
+)
+def test_sizes_read_well(size_bytes: int, text: str) -> None:
+    assert describe_bytes(size_bytes) == text
+
+
+def test_configurations_read_as_in_the_summary() -> None:
+    text = describe({"bucket_bytes": 4 << 20, "hierarchical": "leaders", "channels": 2})
+    assert text == "bucket 4 MiB, hierarchical, channels 2"
+    assert describe({"hierarchical": "off"}) == "flat"

@@ -1,0 +1,150 @@
+"""The contract that every search method keeps, and what each promises beyond it."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from tests.autotune.support import MIB, make_spec, peaked
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search import Searcher, make_searcher, names
+from bagua_autotune.search.candidates import enumerate_candidates
+
+SPEC = make_spec()
+BASELINE = Configuration(SPEC.default_configuration)
+CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
+
+every_searcher = pytest.mark.parametrize("name", names())
+
+
+def make(name: str, seed: int = 0, candidates: Sequence[Configuration] = CANDIDATES) -> Searcher:
+    return make_searcher(name, SPEC.knobs, candidates, seed)
+
+
+def drive(searcher: Searcher, trials: int, noise: float = 0.0) -> list[Configuration]:
+    rng = random.Random(7)
+    asked = []
+    for _ in range(trials):
+        configuration = searcher.ask()
+        cost = math.log(peaked(configuration)) + rng.gauss(0, noise)
+        searcher.tell(configuration, cost, noise or 0.001)
+        asked.append(configuration)
+    return asked
+
+
+@every_searcher
+def test_the_baseline_is_asked_first_and_only_candidates_are(name: str) -> None:
+    asked = drive(make(name), 15)
+    assert asked[0] == BASELINE
+    assert set(asked) <= set(CANDIDATES)
+
+
+@every_searcher
+def test_equal_seeds_and_tells_give_equal_answers(name: str) -> None:
+    first, second = make(name, seed=3), make(name, seed=3)
+    assert drive(first, 10, 0.02) == drive(second, 10, 0.02)
+    assert first.best() == second.best()
+    assert first.expected_gain() == second.expected_gain()
+
+
+@every_searcher
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_and_does_no_harm(name: str, bad: float) -> None:
+    searcher = make(name)
+    drive(searcher, 6)
+    with pytest.raises(ValueError, match="finite"):
+        searcher.tell(BASELINE, bad, 0.1)
+    drive(searcher, 2)
+    assert searcher.best() in CANDIDATES
+
+
+@every_searcher
+def test_an_unknown_error_and_a_foreign_configuration_are_taken(name: str) -> None:
+    searcher = make(name, candidates=CANDIDATES[:20])
+    searcher.tell(CANDIDATES[-1], -9.0, math.inf)
+    drive(searcher, 8)
+    assert searcher.best() in CANDIDATES[:20]
+
+
+@every_searcher
+def test_costs_without_any_difference_or_of_any_size_are_taken(name: str) -> None:
+    for scale in (0.0, 1e-9, 1e9):
+        searcher = make(name)
+        for turn in range(8):
+            searcher.tell(searcher.ask(), scale * (turn % 3), 0.0)
+        assert searcher.ask() in CANDIDATES
+        assert math.isfinite(searcher.expected_gain())
+
+
+@every_searcher
+def test_without_a_measured_candidate_there_is_no_best(name: str) -> None:
+    searcher = make(name)
+    assert searcher.expected_gain() == math.inf
+    with pytest.raises(LookupError):
+        searcher.best()
+    searcher.tell(BASELINE, 1.0, 0.1)
+    assert searcher.best() == BASELINE
+
+
+@every_searcher
+def test_a_single_candidate_is_asked_again(name: str) -> None:
+    searcher = make(name, candidates=[BASELINE])
+    assert drive(searcher, 3) == [BASELINE] * 3
+    assert searcher.best() == BASELINE
+
+
+@every_searcher
+def test_what_is_expected_to_be_gained_falls(name: str) -> None:
+    searcher = make(name)
+    drive(searcher, searcher.initial_trials + 1, 0.01)
+    early = searcher.expected_gain()
+    drive(searcher, 12, 0.01)
+    assert 0 <= searcher.expected_gain() < early
+
+
+def test_the_initial_design_shows_every_level_and_both_halves_of_the_sizes() -> None:
+    searcher = make("bayesian")
+    asked = drive(searcher, searcher.initial_trials)
+    assert {configuration["hierarchical"] for configuration in asked} == {"off", "leaders"}
+    sizes = [int(configuration["bucket_bytes"]) for configuration in asked]
+    assert min(sizes) < 4 * MIB
+    assert max(sizes) > 25 * MIB
+    assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bayesian_search_comes_near_the_optimum_in_few_noisy_trials(seed: int) -> None:
+    searcher = make("bayesian", seed)
+    drive(searcher, 12, noise=0.02)
+    best = min(map(peaked, CANDIDATES))
+    assert peaked(searcher.best()) < 1.04 * best
+
+
+def test_the_best_is_not_the_luckiest() -> None:
+    searcher = make("bayesian")
+    for candidate in CANDIDATES:
+        searcher.tell(candidate, math.log(peaked(candidate)), 0.02)
+    lucky = Configuration(bucket_bytes=64 * 1024, hierarchical="off")
+    searcher.tell(lucky, math.log(0.9 * min(map(peaked, CANDIDATES))), 0.3)
+    assert peaked(searcher.best()) < 1.05 * min(map(peaked, CANDIDATES))
+
+
+def test_random_search_tries_everything_once() -> None:
+    assert set(drive(make("random"), len(CANDIDATES))) == set(CANDIDATES)
+    assert drive(make("random", 1), 9) != drive(make("random", 2), 9)
+
+
+def test_an_unknown_method_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'grid'.*bayesian, random"):
+        make("grid")
+
+
+def test_the_slow_import_waits_until_it_is_needed() -> None:
+    code = "import bagua_autotune.cli, bagua_autotune.search, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"skopt", "sklearn", "scipy", "numpy", "flask"} & set(run.stdout.split())

@@ -1,0 +1,267 @@
+"""The contract that every database keeps."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tests.autotune.support import make_spec
+
+from bagua_autotune.model.job import Event, Observation, Result, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store import Step, Store, StoreError, UnknownJob, UnknownTrial, ranks
+from bagua_autotune.store.tables import Base
+
+BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
+FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
+RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
+
+
+# A PostgreSQL, say, where one is at hand.
+EXTERNAL = os.environ.get("TEST_DATABASE_URL")
+
+
+@pytest.fixture(params=["file", "memory", *(["external"] if EXTERNAL else [])])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
+    url = urls.get(request.param) or str(EXTERNAL)
+    opened = Store(url)
+    with opened.database.writing() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            if table.name != "schema_version":
+                session.execute(table.delete())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def job(store: Store) -> str:
+    assert store.create_job("job", make_spec(), at=1.0)
+    return "job"
+
+
+def test_a_job_comes_back_as_it_was_registered(store: Store) -> None:
+    spec = make_spec(software={"torch": "2.13.0"}, limits={"max_samples": 7})
+    store.create_job("job", spec, at=5.0, protocol="v1", data={"known": [1]})
+    job = store.job("job")
+    assert (job.name, job.phase, job.protocol, job.created_at) == ("digits", "tuning", "v1", 5.0)
+    assert (job.space, job.baseline) == (spec.knobs, spec.default_configuration)
+    assert (job.limits, job.software, job.data) == (spec.limits, spec.software, {"known": [1]})
+    assert store.tensors("job") == list(spec.tensors)
+
+
+def test_registering_again_is_harmless_and_other_content_is_refused(store: Store, job: str) -> None:
+    assert not store.create_job(job, make_spec(), at=9.0)
+    with pytest.raises(ValueError, match="other content"):
+        store.create_job(job, make_spec(fingerprint="x"), at=9.0)
+    tensors = make_spec().model_dump(mode="json")["tensors"][1:]
+    with pytest.raises(ValueError, match="other content"):
+        store.create_job(job, make_spec(tensors=tensors), at=9.0)
+
+
+def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> None:
+    store.create_job("later", make_spec(), at=2.0)
+    store.create_job("other", make_spec(name="other"), at=3.0)
+    assert [found.id for found in store.jobs()] == ["other", "later", "job"]
+    assert [found.id for found in store.jobs("digits", limit=1)] == ["later"]
+
+
+def test_only_jobs_heard_of_and_not_ended_are_active(store: Store, job: str) -> None:
+    store.create_job("later", make_spec(), at=100.0)
+    assert [found.id for found in store.active_jobs(50.0)] == ["later"]
+    store.touch(job, 60.0)
+    store.end_job("later", 70.0)
+    assert [found.id for found in store.active_jobs(50.0)] == [job]
+
+
+def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
+    for read in (store.job, store.trials, store.tensors, store.events, store.observations):
+        with pytest.raises(UnknownJob):
+            read("nobody")
+    with pytest.raises(UnknownJob):
+        store.add_event("nobody", Event("note"))
+    with pytest.raises(UnknownTrial):
+        store.add_observations(job, 0, [], 1.0)
+    with pytest.raises(UnknownTrial):
+        store.trial(job, 0)
+
+
+def test_a_trial_runs_is_measured_and_followed(store: Store, job: str) -> None:
+    assert store.advance(job, FIRST)
+    assert store.trial(job, 0) == Trial(0, "search", BASELINE)
+    store.start_trial(job, 0, 2.0)
+    assert store.trial(job, 0).state == "running"
+    estimate = Estimate(-1.5, 0.01, 9, 1)
+    other = Configuration(BASELINE, bucket_bytes=4 << 20)
+    following = Trial(1, "confirm", other)
+    assert store.advance(job, Step(3.0, closes=0, estimate=estimate, next_trial=following))
+    first, second = store.trials(job)
+    assert (first.state, first.estimate, first.started_at, first.ended_at) == (
+        "measured",
+        estimate,
+        2.0,
+        3.0,
+    )
+    assert (second, store.job(job).phase) == (following, "confirming")
+    assert store.advance(job, Step(4.0, closes=1, failure="they disagreed", result=RESULT))
+    assert store.trial(job, 1).failure == "they disagreed"
+    assert (store.job(job).phase, store.job(job).result) == ("finished", RESULT)
+
+
+def test_an_unknown_error_survives_storing(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    following = Trial(1, "search", BASELINE)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, math.inf, 1), next_trial=following))
+    found = store.trial(job, 0).estimate
+    assert found is not None
+    assert found.standard_error == math.inf
+
+
+def test_a_step_decided_on_an_old_view_changes_nothing(store: Store, job: str) -> None:
+    assert store.advance(job, FIRST)
+    closing = Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
+    assert not store.advance(job, FIRST)
+    assert store.advance(job, closing)
+    before = store.trials(job)
+    assert not store.advance(job, closing)
+    assert not store.advance(job, replace(closing, closes=1))
+    assert store.trials(job) == before
+    store.end_job(job, 3.0)
+    assert not store.advance(
+        job, replace(closing, closes=1, next_trial=Trial(2, "search", BASELINE))
+    )
+
+
+def test_observations_are_stored_once(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    first = [Observation(step, (0.1, None)) for step in (1, 2)]
+    assert store.add_observations(job, 0, first, 2.0) == 2
+    again = [Observation(step, (0.9, 0.9)) for step in (2, 3)]
+    assert store.add_observations(job, 0, again, 3.0) == 1
+    stored = store.observations(job, 0)
+    assert [(index, found.step, found.values[0]) for index, found in stored] == [
+        (0, 1, 0.1),
+        (0, 2, 0.1),
+        (0, 3, 0.9),
+    ]
+    assert store.observations(job) == stored
+    assert store.count_observations(job) == 3
+    assert store.trial(job, 0).state == "running"
+    assert store.job(job).last_contact_at == 3.0
+
+
+def test_an_ended_job_can_be_resumed_where_it_was(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    store.end_job(job, 5.0)
+    assert (store.job(job).phase, store.job(job).ended_at) == ("ended", 5.0)
+    store.resume_job(job, 6.0)
+    assert (store.job(job).phase, store.job(job).ended_at) == ("tuning", None)
+    store.advance(job, Step(7.0, 0, failure="no", result=RESULT))
+    store.end_job(job, 8.0)
+    store.resume_job(job, 9.0)
+    assert store.job(job).phase == "finished"
+
+
+def test_events_come_back_in_order(store: Store, job: str) -> None:
+    events = [Event("switched", 0, 10, "", 0.5, 2.0), Event("note", message="grüße", at=3.0)]
+    for event in events:
+        store.add_event(job, event)
+    assert store.events(job) == events
+
+
+def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    failures: list[BaseException] = []
+
+    def write(rank: int) -> None:
+        try:
+            for step in range(10):
+                ranks.put_value(store, job, 0, step, rank, float(rank), 1.0)
+                ranks.set_iteration(store, job, rank, step)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
+    assert ranks.iterations(store, job) == dict.fromkeys(range(4), 9)
+
+
+def test_of_many_that_take_the_same_step_one_does(store: Store, job: str) -> None:
+    took = []
+    threads = [
+        threading.Thread(target=lambda: took.append(store.advance(job, FIRST))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(took) == [False] * 5 + [True]
+    assert len(store.trials(job)) == 1
+
+
+def test_a_rank_value_is_taken_once_and_protocol_data_is_kept(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    assert ranks.put_value(store, job, 0, 100, 1, 2.5, 1.0)
+    assert not ranks.put_value(store, job, 0, 100, 1, 9.0, 1.0)
+    assert store.observations(job, 0) == [(0, Observation(100, (None, 2.5)))]
+    ranks.update_data(store, job, lambda data: {**data, "order": ["a"]})
+    assert store.job(job).data == {"order": ["a"]}
+
+
+def test_aliases_and_data_find_jobs(store: Store, job: str) -> None:
+    store.create_job("bagua", make_spec(), at=1.0, protocol="v1", data={"family": "DDP"})
+    assert ranks.jobs_with(store, "family", "DDP") == ["bagua"]
+    assert ranks.jobs_with(store, "family", "other") == []
+    assert ranks.resolve_alias(store, "DDP_140", 1) is None
+    ranks.add_alias(store, "DDP_140", 1, "bagua")
+    ranks.add_alias(store, "DDP_140", 1, job)
+    assert ranks.resolve_alias(store, "DDP_140", 1) == job
+    assert ranks.resolve_alias(store, "DDP_140", 0) is None
+
+
+def test_two_stores_share_a_file_and_it_outlives_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'autotune.db'}"
+    first, second = Store(url), Store(url)
+    first.create_job("job", make_spec(), at=1.0)
+    assert second.advance("job", FIRST)
+    assert not first.advance("job", FIRST)
+    first.close()
+    second.close()
+    assert len(Store(url).trials("job")) == 1
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mongodb://x/y", "sqlite:////proc/no/such.db"])
+def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
+    with pytest.raises(StoreError) as error:
+        Store(url)
+    assert url in str(error.value)
+
+
+def test_something_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database\n" * 100)
+    with pytest.raises(StoreError, match=r"notes\.txt"):
+        Store(f"sqlite:///{path}")
+    assert path.read_text().startswith("not a database")
+
+
+def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'autotune.db'}"
+    store = Store(url)
+    with store.database.writing() as session:
+        session.execute(text("UPDATE schema_version SET version = 99"))
+    store.close()
+    with pytest.raises(StoreError, match="newer schema version 99"):
+        Store(url)

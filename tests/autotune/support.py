@@ -1,0 +1,82 @@
+"""Jobs to register and simulated ranks that run them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bagua_autotune.model.job import JobSpec
+from bagua_autotune.model.knobs import Value
+
+MIB = 1024**2
+
+
+def registration(**changes: Any) -> dict[str, Any]:
+    """The body of a PUT: 250 tensors of 400 kB, 2 nodes x 2 ranks."""
+    tensors = [
+        {
+            "name": f"layer{index}.weight",
+            "elements": 100_000,
+            "bytes": 400_000,
+            "dtype": "torch.float32",
+            "group": "torch.float32/cpu",
+        }
+        for index in range(250)
+    ]
+    body: dict[str, Any] = {
+        "name": "digits",
+        "world_size": 4,
+        "ranks_per_node": [2, 2],
+        "tensors": tensors,
+        "knobs": {
+            "bucket_bytes": {"type": "log_integer", "low": 65536, "high": 1024 * MIB},
+            "hierarchical": {"type": "categorical", "values": ["off", "leaders"]},
+        },
+        "default_configuration": {"bucket_bytes": 25 * MIB, "hierarchical": "off"},
+        "fingerprint": "f" * 64,
+    }
+    return {**body, **changes}
+
+
+def make_spec(**changes: Any) -> JobSpec:
+    import json
+
+    return JobSpec.model_validate_json(json.dumps(registration(**changes)))
+
+
+def peaked(configuration: Mapping[str, Value], best_bytes: float = 4 * MIB) -> float:
+    """Step seconds that are lowest at ``best_bytes``, hierarchical: 1.17x over 25 MiB flat."""
+    distance = math.log2(int(configuration["bucket_bytes"]) / best_bytes)
+    return 0.2 * (1 + 0.02 * distance**2) * (0.93 if configuration["hierarchical"] != "off" else 1)
+
+
+class Ranks:
+    """Simulated ranks of one job: they run what they are told and report noisy step times."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        noise: float = 0.05,
+        step_seconds: Callable[[Mapping[str, Value]], float] = peaked,
+        world_size: int = 4,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._noise = noise
+        self._step_seconds = step_seconds
+        self._world_size = world_size
+        self._step = 0
+
+    def run(self, configuration: Mapping[str, Value], steps: int) -> list[tuple[int, list[float]]]:
+        """So many steps: pairs of step number and seconds by rank."""
+        found = []
+        for _ in range(steps):
+            self._step += 1
+            # What slows a step mostly slows all ranks; the slowest decides.
+            common = self._step_seconds(configuration) * math.exp(
+                self._random.gauss(0, self._noise)
+            )
+            seconds = [common * self._random.uniform(0.99, 1) for _ in range(self._world_size)]
+            found.append((self._step, seconds))
+        return found

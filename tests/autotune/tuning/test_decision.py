@@ -1,0 +1,180 @@
+"""What follows what, in jobs whose trials are written down by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from tests.autotune.support import MIB, make_spec
+
+from bagua_autotune.model.job import Job, Limits, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.search import Searcher, make_searcher
+from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.tuning.decision import Keep, Propose, decide, incumbent
+from bagua_autotune.tuning.objective import Speed, StepTime
+from bagua_autotune.tuning.report import make_result
+
+SPEC = make_spec()
+BASELINE = Configuration(SPEC.default_configuration)
+FAST = Configuration(bucket_bytes=4 * MIB, hierarchical="leaders")
+SLOW = Configuration(bucket_bytes=64 * MIB, hierarchical="off")
+CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
+
+
+def make_job(**limits: int) -> Job:
+    return Job(
+        id="job", name="digits", protocol="v2", phase="tuning", world_size=4,
+        ranks_per_node=(2, 2), space=SPEC.knobs, baseline=BASELINE, fingerprint="f",
+        limits=Limits(**limits), software={}, created_at=100.0, last_contact_at=100.0,
+    )  # fmt: skip
+
+
+def history(*steps: tuple[str, Configuration, float | None], error: float = 0.002) -> list[Trial]:
+    """Trials from (purpose, configuration, seconds or None for failed)."""
+    return [
+        Trial(index, purpose, configuration, "failed", failure="no")
+        if seconds is None
+        else Trial(
+            index, purpose, configuration, "measured", Estimate(math.log(seconds), error, 20)
+        )
+        for index, (purpose, configuration, seconds) in enumerate(steps)
+    ]
+
+
+def follow(
+    trials: Sequence[Trial],
+    job: Job | None = None,
+    candidates: Sequence[Configuration] = CANDIDATES,
+) -> Propose | Keep:
+    job = job or make_job()
+
+    def searcher(allowed: Sequence[Configuration]) -> Searcher:
+        return make_searcher("random", job.space, allowed, 0)
+
+    return decide(job, candidates, trials, StepTime(), searcher)
+
+
+SEARCHED = (("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.3))
+ONCE_EACH = [BASELINE, FAST, SLOW]
+
+
+def test_the_baseline_is_trial_0() -> None:
+    assert follow([]) == Propose("search", BASELINE)
+
+
+def test_a_single_candidate_needs_no_trial() -> None:
+    assert follow([], candidates=[BASELINE]) == Keep(BASELINE, reason="nothing else to try")
+
+
+def test_the_search_ends_at_max_samples_failed_ones_too() -> None:
+    assert isinstance(follow(history(*SEARCHED), make_job(max_samples=4)), Propose)
+    ended = follow(history(*SEARCHED), make_job(max_samples=3))
+    assert ended == Propose("confirm", FAST)
+    failed = history(("search", BASELINE, 0.2), ("search", SLOW, None), ("search", FAST, 0.15))
+    assert follow(failed, make_job(max_samples=3)) == Propose("confirm", FAST)
+
+
+def test_the_search_ends_when_all_candidates_are_measured() -> None:
+    assert follow(history(*SEARCHED), candidates=ONCE_EACH) == Propose("confirm", FAST)
+
+
+def test_winner_and_baseline_are_measured_in_turns_until_decided() -> None:
+    steps = [*SEARCHED]
+    turns = []
+    for _ in range(4):
+        decision = follow(history(*steps), candidates=ONCE_EACH)
+        assert isinstance(decision, Propose)
+        turns.append(decision.configuration)
+        steps.append(("confirm", turns[-1], 0.15 if turns[-1] == FAST else 0.2))
+    assert turns == [FAST, BASELINE, FAST, BASELINE]
+    final = follow(history(*steps), candidates=ONCE_EACH)
+    assert isinstance(final, Keep)
+    assert final.configuration == FAST
+    assert final.gain is not None
+    assert math.exp(final.gain.center) == pytest.approx(0.2 / 0.15)
+
+
+def test_an_undecided_confirmation_goes_on_and_ends_after_four_pairs() -> None:
+    noisy = [0.15, 0.2, 0.21, 0.19, 0.16, 0.2, 0.2, 0.19]
+    steps = [*SEARCHED]
+    for seconds in noisy:
+        decision = follow(history(*steps), candidates=ONCE_EACH)
+        assert isinstance(decision, Propose)
+        steps.append(("confirm", decision.configuration, seconds))
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_winner_by_luck_is_not_kept() -> None:
+    steps = [*SEARCHED, *[("confirm", FAST, 0.21), ("confirm", BASELINE, 0.2)] * 2]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_baseline_that_wins_needs_no_confirmation() -> None:
+    steps = [("search", BASELINE, 0.1), *SEARCHED[1:]]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_failed_configuration_is_not_proposed_again() -> None:
+    steps = [("search", BASELINE, 0.2), ("search", FAST, None)]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Propose("search", SLOW)
+
+
+def test_a_winner_that_fails_gives_way_to_the_next_best() -> None:
+    steps = [("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.18)]
+    steps += [("confirm", FAST, 0.15), ("confirm", BASELINE, 0.2), ("confirm", FAST, None)]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Propose("confirm", SLOW)
+
+
+def test_a_failed_baseline_is_tried_again_but_not_for_ever() -> None:
+    fails = [("search", BASELINE, None)]
+    assert follow(history(*fails * 2)) == Propose("search", BASELINE)
+    final = follow(history(*fails * 3))
+    assert isinstance(final, Keep)
+    assert final.configuration == BASELINE
+
+
+def test_the_incumbent_is_the_best_measured() -> None:
+    best = incumbent(history(*SEARCHED, ("search", SLOW, None)))
+    assert best is not None
+    assert best.configuration == FAST
+    assert incumbent([]) is None
+
+
+def test_the_summary_of_a_winner() -> None:
+    steps = [*SEARCHED, *[("confirm", FAST, 0.15), ("confirm", BASELINE, 0.2)] * 2]
+    trials = history(*steps)
+    final = follow(trials, candidates=ONCE_EACH)
+    assert isinstance(final, Keep)
+    result = make_result(make_job(), trials, final, StepTime(), steps=140, at=141.2)
+    assert result.summary == (
+        "bucket 4 MiB, hierarchical: 1.33x (1.32 to 1.34) over the 25 MiB default; 7 trials, 41 s"
+    )
+    assert (result.kept, result.trials, result.steps) == ("winner", 7, 140)
+    assert 1 < result.low < result.speedup < result.high
+
+
+def test_the_summary_of_a_kept_baseline() -> None:
+    trials = history(*SEARCHED)
+    result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), steps=60, at=141.2)
+    assert result.summary == (
+        "bucket 25 MiB, flat (the default) kept: nothing measured faster; 3 trials, 41 s"
+    )
+    assert (result.kept, result.speedup, result.low, result.high) == ("baseline", 1.0, 1.0, 1.0)
+
+
+def test_the_slowest_rank_decides_and_missing_ranks_do_not() -> None:
+    objective = StepTime()
+    assert objective.seconds(objective.cost([0.1, 0.4, None])) == pytest.approx(0.4)
+    assert objective.speedup(1e9, 0.0) < math.inf
+
+
+def test_speeds_may_be_negative_and_higher_is_better() -> None:
+    objective = Speed()
+    assert objective.cost([-3.0, -5.0, None]) == 4.0
+    assert objective.cost([10.0]) < objective.cost([5.0])
+    assert objective.speedup(gain=5.0, baseline_cost=-10.0) == pytest.approx(1.5)
+    assert objective.speedup(gain=5.0, baseline_cost=10.0) == pytest.approx(1.5)
+    assert math.isfinite(objective.cost([1.7e308, 1.7e308]) ** 2)

@@ -1,0 +1,210 @@
+"""Whole tunings of simulated jobs, on real stores."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.autotune.support import MIB, Ranks, make_spec, peaked
+
+from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Store, UnknownTrial
+from bagua_autotune.tuning.status import JobStatus
+from bagua_autotune.tuning.tuner import Tuner
+
+BASELINE = Configuration(make_spec().default_configuration)
+
+
+@pytest.fixture
+def tuner() -> Tuner:
+    return Tuner(Store("sqlite://"))
+
+
+def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobStatus:
+    """Let the ranks run what they are told until tuning ends."""
+    for _ in range(polls):
+        trial = tuner.open_trial(job_id)
+        if trial is None:
+            break
+        steps = ranks.run(trial.configuration, 4)
+        tuner.observe(
+            job_id, trial.index, [Observation(step, tuple(seconds)) for step, seconds in steps]
+        )
+    return tuner.status(job_id)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_noisy_job_ends_near_the_optimum(tuner: Tuner, seed: int) -> None:
+    tuner.register(f"job{seed}", make_spec())
+    status = drive(tuner, f"job{seed}", Ranks(seed, noise=0.05))
+    assert status.state == "finished"
+    assert status.result is not None
+    best = peaked({"bucket_bytes": 4 * MIB, "hierarchical": "leaders"})
+    assert peaked(status.configuration) < 1.05 * best
+    truth = peaked(BASELINE) / peaked(status.configuration)
+    assert status.result.low * 0.97 < truth < status.result.high * 1.03
+    assert status.result.trials < 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_with_nothing_to_gain_keeps_the_baseline(tuner: Tuner, seed: int) -> None:
+    tuner.register(f"flat{seed}", make_spec(limits={"max_samples": 12}))
+    status = drive(tuner, f"flat{seed}", Ranks(seed, 0.03, step_seconds=lambda _: 0.2))
+    assert status.result is not None
+    assert status.configuration == BASELINE
+    assert status.result.kept == "baseline"
+
+
+def test_a_job_of_one_candidate_finishes_at_once(tuner: Tuner) -> None:
+    knobs = {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}}
+    spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
+    tuner.register("job", spec)
+    status = tuner.status("job")
+    assert (status.state, status.trial) == ("finished", None)
+    assert status.result is not None
+    assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
+
+
+def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    slow = [Observation(step, (2.0,) * 4) for step in range(1, 6)]
+    fast = [Observation(step, (0.2,) * 4) for step in range(6, 40)]
+    tuner.observe("job", 0, slow)
+    assert tuner.status("job").trial.index == 0
+    tuner.observe("job", 0, fast)
+    first = tuner.trials("job")[0]
+    assert (first.state, first.seconds) == ("measured", pytest.approx(0.2))
+    assert first.outliers == 0
+
+
+def test_a_restarted_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'autotune.db'}"
+    first = Tuner(Store(url))
+    first.register("job", make_spec())
+    ranks = Ranks()
+    drive(first, "job", ranks, polls=20)
+    before = first.open_trial("job")
+    first.store.close()
+    second = Tuner(Store(url))
+    assert second.open_trial("job") == before
+    assert not second.register("job", make_spec())
+    assert second.open_trial("job") == before
+    assert drive(second, "job", ranks).state == "finished"
+
+
+def test_two_replicas_drive_one_job_together(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'autotune.db'}"
+    tuners = [Tuner(Store(url)), Tuner(Store(url))]
+    tuners[0].register("job", make_spec(limits={"max_samples": 8}))
+    ranks, lock, failures = Ranks(), threading.Lock(), []
+
+    def work(tuner: Tuner) -> None:
+        try:
+            while trial := tuner.open_trial("job"):
+                with lock:
+                    steps = ranks.run(trial.configuration, 4)
+                tuner.observe(
+                    "job", trial.index, [Observation(step, tuple(s)) for step, s in steps]
+                )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(tuner,)) for tuner in tuners for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    trials = tuners[0].store.trials("job")
+    assert [trial.index for trial in trials] == list(range(len(trials)))
+    assert all(trial.state == "measured" for trial in trials)
+    assert tuners[0].status("job").state == "finished"
+
+
+def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 1:
+        drive(tuner, "job", ranks, polls=1)
+    banned = tuner.open_trial("job")
+    tuner.take_event("job", Event("disagreement", banned.index, 50, "rank 3 has other buckets"))
+    assert tuner.trials("job")[1].failure == "rank 3 has other buckets"
+    status = drive(tuner, "job", ranks)
+    assert status.state == "finished"
+    later = [trial.configuration for trial in tuner.store.trials("job")[2:]]
+    assert later
+    assert banned.configuration not in later
+
+
+def test_a_late_disagreement_about_a_closed_trial_is_only_noted(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 2:
+        drive(tuner, "job", ranks, polls=1)
+    tuner.take_event("job", Event("disagreement", 1, message="late"))
+    assert tuner.open_trial("job").index == 2
+    assert [event.kind for event in tuner.store.events("job")] == ["disagreement"]
+
+
+def test_switching_starts_a_trial_and_late_data_does_not_reopen_one(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    tuner.take_event("job", Event("switched", 0, 1, seconds=0.1))
+    assert tuner.status("job").trial.state == "running"
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 1:
+        drive(tuner, "job", ranks, polls=1)
+    assert tuner.observe("job", 0, [Observation(10_000, (0.1,) * 4)]) == 1
+    assert tuner.open_trial("job").index == 1
+    assert len(tuner.store.observations("job", 0)) > 1
+    with pytest.raises(UnknownTrial):
+        tuner.observe("job", 7, [])
+    with pytest.raises(UnknownTrial):
+        tuner.take_event("job", Event("note", 7))
+
+
+def test_training_that_ends_leaves_the_job_and_training_again_resumes_it(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    drive(tuner, "job", Ranks(), polls=10)
+    before = tuner.open_trial("job")
+    tuner.take_event("job", Event("ended"))
+    status = tuner.status("job")
+    assert (status.state, status.trial, status.configuration) == ("ended", None, BASELINE)
+    tuner.register("job", make_spec())
+    assert tuner.status("job").trial.index == before.index
+
+
+def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
+    tuner.register("job", make_spec(), protocol="v1")
+    many = [Observation(step, (100.0, None, 90.0, 95.0)) for step in range(100)]
+    tuner.observe("job", 0, many)
+    assert tuner.open_trial("job").index == 0
+    assert tuner.close_trial("job", 0)
+    assert not tuner.close_trial("job", 0)
+    assert not tuner.close_trial("job", 1), "a trial never observed cannot be closed"
+    assert tuner.open_trial("job").index == 1
+    tuner.observe("job", 0, [Observation(step, (200.0,) * 4) for step in range(100, 400)])
+    tuner.reestimate("job", 0)
+    assert tuner.store.trial("job", 0).estimate.center == -200.0
+
+
+def test_a_step_needs_one_value_of_each_rank(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    with pytest.raises(ValueError, match="step 3 has 2 values, the world size is 4"):
+        tuner.observe("job", 0, [Observation(3, (0.1, 0.1))])
+
+
+def test_progress_grows_and_is_bounded(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks, before = Ranks(noise=0.001), tuner.status("job").progress
+    assert (before.trials_measured, before.speedup, before.seconds_left) == (0, None, None)
+    while tuner.open_trial("job").index < 3:
+        drive(tuner, "job", ranks, polls=1)
+    progress = tuner.status("job").progress
+    assert progress.trials_measured == 3
+    assert progress.speedup >= 1.0
+    assert progress.seconds_left >= 0.0
+    done = drive(tuner, "job", ranks)
+    assert done.progress.trials_measured <= done.progress.max_trials
+    assert done.progress.seconds_left == 0.0
