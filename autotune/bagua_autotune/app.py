@@ -6,11 +6,12 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import auth, health, problems, v2
+from bagua_autotune.api import auth, health, problems, v1, v2
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 
 LARGEST_BODY_BYTES = 64 * 1024**2
@@ -31,4 +32,6 @@ def create_app(settings: Settings, store: Store) -> Flask:
         auth.require_token(app, settings.token)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(v2.blueprint(tuner))
+    bagua = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
+    app.register_blueprint(v1.blueprint(bagua))
     return app

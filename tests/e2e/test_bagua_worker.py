@@ -1,0 +1,259 @@
+"""Bagua's own client and messages, from its release on PyPI, drive whole tunings.
+
+Real HTTP to a real service process; the ranks are processes of their own that meet at a barrier
+in each window, as training does.  The objective is that of Bagua's own test: buckets of 20 MiB
+are best, and hierarchical is 10 % worse.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.bagua_release import release_path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+MI = 1024**2
+WORLD_SIZE = 2
+MOST_WINDOWS = 150
+WINDOWS_BEFORE_RESTART = 5
+
+
+@dataclass(frozen=True)
+class Model:
+    """``tensors``: name, Mi elements, dtype.  ``order``: as spans tell it; empty: no spans."""
+
+    name: str
+    tensors: list[tuple[str, int, str]]
+    best: list[list[str]]
+    order: list[str] = field(default_factory=list)
+
+
+FIVE = [(name, size, "f32") for name, size in zip("ABCDE", range(1, 6), strict=True)]
+MODELS = [
+    Model("basic", FIVE, [["A", "B", "C"], ["D"], ["E"]]),
+    Model(
+        "mixed_precision",
+        [("A", 1, "f32"), ("B", 3, "f32"), ("C", 5, "f16"), ("D", 7, "f16"), ("E", 11, "f32")],
+        [["C", "D"], ["A", "B"], ["E"]],
+    ),
+    Model("out_of_order", FIVE, [["D"], ["E"], ["A", "B", "C"]], list("DEABC")),
+]
+
+
+class Service:
+    """``bagua-autotune serve`` in a process of its own, on one database and port throughout."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._database = f"sqlite:///{folder}/autotune.db"
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+        monkeypatch.setenv("BAGUA_AUTOTUNE_WARMUP_TIME_S", "0.1")
+        monkeypatch.setenv("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "0.1")
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "bagua_autotune", "serve"]
+        command += ["--database", self._database, "--port", str(self.port)]
+        command += ["--world-size", str(WORLD_SIZE)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("listening on "), line
+        self.port = int(line.rpartition(":")[2])
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def get(self, path: str) -> Any:
+        response = requests.get(f"http://127.0.0.1:{self.port}{path}", timeout=60)
+        response.raise_for_status()
+        return response.json()
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    service = Service(tmp_path, monkeypatch)
+    service.start()
+    yield service
+    service.kill()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a model wait: for each other, and for the service's restart."""
+
+    barrier: Any
+    reached: Any
+    go_on: Any
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One worker process; its speeds are ``slowness`` times the objective, with noise."""
+
+    model: Model
+    rank: int
+    port: int
+    model_name: str
+    release: str
+    noise: float = 0.0
+    slowness: float = 1.0
+
+    def train(self, meeting: Meeting, results: Any) -> None:
+        """What Bagua's BaguaDistributedDataParallel does with the service."""
+        # Bagua was written for pydantic 1.
+        warnings.filterwarnings("ignore", module="pydantic")
+        sys.path.insert(0, self.release)
+        from bagua.bagua_define import BaguaHyperparameter
+        from bagua.service import AutotuneClient
+
+        client = AutotuneClient("127.0.0.1", self.port)
+        noise = random.Random(f"{self.model.name} {self.rank}")
+        hyperparameters = BaguaHyperparameter()
+        answer = _checked(client.register_tensors(self.model_name, self._tensors()))
+        answer = _checked(client.ask_hyperparameters(self.model_name, self.rank, 0))
+        for window in range(1, MOST_WINDOWS):
+            meeting.barrier.wait()
+            if window == WINDOWS_BEFORE_RESTART:
+                meeting.reached.set()
+                meeting.go_on.wait()
+            hyperparameters.update(answer["recommended_hyperparameters"])
+            if answer["is_autotune_completed"]:
+                break
+            speed = self._score(hyperparameters) * noise.gauss(self.slowness, self.noise)
+            iteration = 100 * window
+            _checked(
+                client.report_metrics(
+                    self.model_name,
+                    self.rank,
+                    iteration,
+                    hyperparameters.model_dump(warnings=False),
+                    speed,
+                )
+            )
+            _checked(client.report_tensor_execution_order(self._spans()))
+            answer = _checked(client.ask_hyperparameters(self.model_name, self.rank, iteration))
+        meeting.reached.set()
+        names = [[t["name"].rpartition(".")[2] for t in b] for b in hyperparameters.buckets]
+        results.put((self.model.name, self.rank, window, names, answer["is_autotune_completed"]))
+
+    def _tensors(self) -> list[Any]:
+        from bagua.bagua_define import TensorDeclaration
+
+        return [
+            TensorDeclaration(name=f"{self.model.name}.{name}", num_elements=size * MI, dtype=dtype)
+            for name, size, dtype in self.model.tensors
+        ]
+
+    def _spans(self) -> list[Any]:
+        """Sent in the order of the names, told apart by their times, as an exporter may do."""
+        from bagua.bagua_define import BaguaCoreTelemetrySpan
+
+        return [
+            BaguaCoreTelemetrySpan(
+                trace_id=2**128 - 1 - time,
+                action="tensor_ready",
+                tensor_name=f"{self.model.name}.{name}",
+                start_time=1_700_000_000_000 + time,
+                end_time=1_700_000_000_001 + time,
+            )
+            for name, time in sorted((name, i) for i, name in enumerate(self.model.order))
+        ]
+
+    def _score(self, hyperparameters: Any) -> float:
+        from bagua.bagua_define import get_tensor_declaration_bytes
+
+        sizes = [sum(map(get_tensor_declaration_bytes, b)) for b in hyperparameters.buckets]
+        score = -float(sum(abs(size - 20 * MI) for size in sizes))
+        return score * (1.1 if hyperparameters.is_hierarchical_reduce else 1.0)
+
+
+def _checked(response: requests.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def tune(
+    service: Service,
+    restart: bool = False,
+    per_process_names: bool = False,
+    noise: float = 0.0,
+    slowness: float = 0.0,
+) -> list[Any]:
+    """Run two ranks of each model at once; returns what each ended with.
+
+    Args:
+        restart: kill and restart the service in the middle, while the ranks wait.
+        noise: relative, of every speed.
+        slowness: how much slower, relatively, each rank is than the one before.
+    """
+    release = str(release_path())
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    meetings, processes = [], []
+    for model in MODELS:
+        meeting = Meeting(context.Barrier(WORLD_SIZE), context.Event(), context.Event())
+        if not restart:
+            meeting.go_on.set()
+        meetings.append(meeting)
+        for number in range(WORLD_SIZE):
+            name = f"{model.name}_14023423423423{number}" if per_process_names else model.name
+            factor = 1 + slowness * number
+            worker = Rank(model, number, service.port, name, release, noise, factor)
+            processes.append(context.Process(target=worker.train, args=(meeting, results)))
+    try:
+        for process in processes:
+            process.start()
+        if restart:
+            for meeting in meetings:
+                assert meeting.reached.wait(120)
+            service.kill()
+            service.start()
+            for meeting in meetings:
+                meeting.go_on.set()
+        return sorted(results.get(timeout=200) for _ in processes)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        pytest.param({}, id="exact"),
+        pytest.param({"noise": 0.02, "slowness": 0.2}, id="noisy, unequal ranks"),
+        pytest.param({"per_process_names": True}, id="named by id()"),
+        pytest.param({"restart": True}, id="service killed and restarted"),
+    ],
+)
+def test_bagua_s_own_client_tunes_three_models_on_two_ranks(service, conditions):
+    results = tune(service, **conditions)
+    for model in MODELS:
+        ranks = [result for result in results if result[0] == model.name]
+        assert [rank for _, rank, *_ in ranks] == [0, 1]
+        windows = {window for _, _, window, _, _ in ranks}
+        assert len(windows) == 1, "the ranks did not end in the same window"
+        for _, _, _, buckets, is_completed in ranks:
+            assert is_completed
+            assert buckets == model.best
+    jobs = service.get("/api/v2/jobs")["jobs"]
+    assert sorted(job["name"] for job in jobs) == sorted(model.name for model in MODELS)
+    assert {job["state"] for job in jobs} == {"finished"}
+    assert {job["result"]["kept"] for job in jobs} == {"winner"}
+    for job in jobs:
+        print(job["name"], job["result"]["summary"])
