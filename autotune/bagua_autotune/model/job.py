@@ -25,6 +25,7 @@ def _printable(text: str) -> str:
 
 
 ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
@@ -49,7 +50,7 @@ class JobSpec(BaseModel):
     tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
     knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=16)
     default_configuration: dict[str, Value]
-    fingerprint: ShortText = Field(max_length=128)
+    fingerprint: Fingerprint
     limits: Limits = Limits()
     software: dict[ShortText, ShortText] = Field(default={}, max_length=64)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.autotune.support import MIB, make_spec
 
 from bagua_autotune.model.buckets import Tensor, cut
 from bagua_autotune.model.knobs import (
@@ -12,6 +11,7 @@ from bagua_autotune.model.knobs import (
     check_configuration,
 )
 from bagua_autotune.search.candidates import enumerate_candidates
+from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()
 

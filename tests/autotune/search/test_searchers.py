@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from tests.autotune.support import MIB, make_spec, peaked
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Searcher, make_searcher, names
 from bagua_autotune.search.candidates import enumerate_candidates
+from tests.autotune.support import MIB, make_spec, peaked
 
 SPEC = make_spec()
 BASELINE = Configuration(SPEC.default_configuration)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from tests.autotune.support import make_spec
 
 from bagua_autotune.model.job import Event, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, StoreError, UnknownJob, UnknownTrial, ranks
 from bagua_autotune.store.tables import Base
+from tests.autotune.support import make_spec
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
 FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))

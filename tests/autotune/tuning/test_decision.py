@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from tests.autotune.support import MIB, make_spec
 
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -16,6 +15,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.decision import Keep, Propose, decide, incumbent
 from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.report import make_result
+from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()
 BASELINE = Configuration(SPEC.default_configuration)

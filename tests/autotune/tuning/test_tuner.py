@@ -6,13 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)
 

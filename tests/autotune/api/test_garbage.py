@@ -1,0 +1,95 @@
+"""Whatever is sent: never a 500, never a traceback, and nothing stored is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask import Flask
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.autotune.support import registration
+
+ROUTES = st.sampled_from(
+    [("PUT", "/api/v2/jobs/new"), ("PUT", "/api/v2/jobs/job")]
+    + [("POST", f"/api/v2/jobs/job/{kind}") for kind in ("observations", "events")]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+STEP = st.fixed_dictionaries(
+    {
+        "step": st.integers(-1, 2**54) | JSON,
+        "seconds": st.lists(st.floats() | st.integers(), min_size=3, max_size=5) | JSON,
+    }
+)
+OBSERVATIONS = st.fixed_dictionaries(
+    {"trial": st.integers(-1, 3) | JSON, "steps": st.lists(STEP, max_size=4)}
+)
+EVENT = st.fixed_dictionaries(
+    {"kind": st.sampled_from(["switched", "note", "party"]) | JSON},
+    optional={
+        "trial": st.integers(-1, 3) | JSON,
+        "step": st.integers() | JSON,
+        "message": st.text() | JSON,
+        "seconds": st.floats() | JSON,
+    },
+)
+
+
+def damaged(draw: Any) -> dict[str, Any]:
+    body = registration()
+    field = draw(st.sampled_from(sorted(body)))
+    body[field] = draw(JSON)
+    return body
+
+
+BODIES = st.one_of(
+    st.binary(),
+    st.one_of(JSON, OBSERVATIONS, EVENT, st.composite(damaged)()).map(
+        lambda body: json.dumps(body).encode()
+    ),
+)
+
+
+@pytest.fixture
+def kept(app: Flask) -> Any:
+    client = app.test_client()
+    client.put("/api/v2/jobs/job", json=registration())
+    steps = [{"step": step, "seconds": [0.1] * 4} for step in range(4)]
+    client.post("/api/v2/jobs/job/observations", json={"trial": 0, "steps": steps})
+    return steps
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(route=ROUTES, body=BODIES)
+def test_garbage_is_refused_or_taken_but_never_breaks(
+    app: Flask, kept: Any, route: tuple[str, str], body: bytes
+) -> None:
+    client = app.test_client()
+    method, path = route
+    response = client.open(path, method=method, data=body)
+    assert response.status_code < 500, response.text
+    if response.status_code >= 400:
+        problem = json.loads(response.data)
+        assert problem["status"] == response.status_code
+        assert problem["detail"]
+        assert "Traceback" not in problem["detail"]
+    stored = client.get("/api/v2/jobs/job/observations?trial=0").get_json()["observations"]
+    assert [{key: o[key] for key in ("step", "seconds")} for o in stored[:4]] == kept
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.text(max_size=40), query=st.text(max_size=20))
+def test_no_path_breaks_the_service(app: Flask, path: str, query: str) -> None:
+    client = app.test_client()
+    for prefix in ("/", "/api/v2/jobs/", "/api/v2/jobs/job/observations"):
+        try:
+            response = client.get(prefix + path, query_string={"trial": query, "limit": query})
+        except ValueError:
+            continue  # not a URL that could be sent
+        assert response.status_code < 500, response.text

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from tests.autotune.support import MIB, Ranks, registration
+
+JOB = "/api/v2/jobs/job"
+BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
+STEPS = [{"step": step, "seconds": [0.1] * 4} for step in range(1, 5)]
+
+
+@pytest.fixture
+def registered(client: FlaskClient) -> FlaskClient:
+    assert client.put(JOB, json=registration()).status_code == 201
+    return client
+
+
+def assert_problem(response: TestResponse, status: int, word: str) -> None:
+    assert response.status_code == status
+    assert response.content_type == "application/problem+json"
+    body = response.get_json(force=True)
+    assert set(body) == {"type", "title", "status", "detail"}
+    assert body["status"] == status
+    assert word in body["detail"]
+
+
+def drive(client: FlaskClient, ranks: Ranks) -> dict[str, Any]:
+    state = client.get(JOB).get_json()
+    while state["trial"]:
+        steps = [
+            {"step": step, "seconds": seconds}
+            for step, seconds in ranks.run(state["configuration"], 5)
+        ]
+        body = {"trial": state["trial"]["index"], "steps": steps}
+        state = client.post(f"{JOB}/observations", json=body).get_json()
+    return state
+
+
+def test_a_registered_job_is_told_to_run_the_baseline(client: FlaskClient) -> None:
+    response = client.put(JOB, json=registration())
+    assert response.status_code == 201
+    state = response.get_json()
+    assert state["trial"] == {
+        "index": 0,
+        "purpose": "search",
+        "state": "proposed",
+        "configuration": BASELINE,
+    }
+    assert (state["id"], state["name"], state["state"]) == ("job", "digits", "tuning")
+    assert (state["configuration"], state["result"]) == (BASELINE, None)
+    assert client.put(JOB, json=registration()).status_code == 200
+    assert_problem(client.put(JOB, json=registration(name="other")), 409, "other content")
+
+
+def test_a_whole_tuning_over_http(registered: FlaskClient) -> None:
+    state = drive(registered, Ranks(seed=1, noise=0.03))
+    assert (state["state"], state["trial"]) == ("finished", None)
+    result = state["result"]
+    assert result["kept"] == "winner"
+    assert result["configuration"] == state["configuration"]
+    assert 1 < result["low"] <= result["speedup"] <= result["high"]
+    trials = registered.get(f"{JOB}/trials").get_json()["trials"]
+    assert trials[0]["configuration"] == BASELINE
+    assert {trial["purpose"] for trial in trials} == {"search", "confirm"}
+    assert all(t["low"] <= t["seconds"] <= t["high"] for t in trials)
+    stored = registered.get(f"{JOB}/observations").get_json()["observations"]
+    assert len(stored) == result["steps"]
+    one = registered.get(f"{JOB}/observations?trial=1").get_json()["observations"]
+    assert {observation["trial"] for observation in one} == {1}
+    assert len(one[0]["seconds"]) == 4
+
+
+def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
+    body = registration(software={"torch": "2.13.0"}, limits={"max_samples": 9})
+    client.put(JOB, json=body)
+    detail = client.get(JOB).get_json()
+    for key in ("tensors", "knobs", "default_configuration", "fingerprint", "software"):
+        assert detail[key] == body[key]
+    assert detail["limits"] == {"max_samples": 9, "trial_seconds": 5.0, "warmup_seconds": 30.0}
+    assert (detail["protocol"], detail["ended_at"]) == ("v2", None)
+
+
+def test_jobs_are_listed_newest_first(registered: FlaskClient) -> None:
+    registered.put("/api/v2/jobs/second", json=registration(name="other"))
+    jobs = registered.get("/api/v2/jobs").get_json()["jobs"]
+    assert [job["id"] for job in jobs] == ["second", "job"]
+    named = registered.get("/api/v2/jobs?name=digits").get_json()["jobs"]
+    assert [job["id"] for job in named] == ["job"]
+    assert len(registered.get("/api/v2/jobs?limit=1").get_json()["jobs"]) == 1
+    for limit in ("0", "-1", "x", "1e3", "9" * 30):
+        assert_problem(registered.get(f"/api/v2/jobs?limit={limit}"), 422, "limit")
+
+
+def test_a_batch_may_be_sent_twice_and_an_empty_one_polls(registered: FlaskClient) -> None:
+    batch = {"trial": 0, "steps": STEPS}
+    for _ in range(2):
+        state = registered.post(f"{JOB}/observations", json=batch).get_json()
+        assert state["trial"]["state"] == "running"
+    poll = registered.post(f"{JOB}/observations", json={"trial": 0, "steps": []})
+    assert poll.get_json()["trial"] == state["trial"]
+    assert len(registered.get(f"{JOB}/observations").get_json()["observations"]) == 4
+
+
+def test_events_are_kept_and_acted_on(registered: FlaskClient) -> None:
+    events = f"{JOB}/events"
+    switched = {"kind": "switched", "trial": 0, "step": 7, "seconds": 0.02}
+    assert registered.post(events, json=switched).get_json()["trial"]["state"] == "running"
+    disagreed = {"kind": "disagreement", "trial": 0, "step": 9, "message": "rank 2 differs"}
+    state = registered.post(events, json=disagreed).get_json()
+    assert state["trial"]["index"] == 1
+    assert registered.post(events, json={"kind": "ended"}).get_json()["state"] == "ended"
+    stored = registered.get(events).get_json()["events"]
+    assert [event["kind"] for event in stored] == ["switched", "disagreement", "ended"]
+    failed = registered.get(f"{JOB}/trials").get_json()["trials"][0]
+    assert (failed["state"], failed["failure"]) == ("failed", "rank 2 differs")
+    assert registered.put(JOB, json=registration()).get_json()["state"] == "tuning"
+
+
+def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(body: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        target: Any = body
+        for part in parents:
+            target = target[int(part) if part.isdigit() else part]
+        target[last] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        ("name", "", "name"),
+        ("name", "a\nb", "name"),
+        ("name", 5, "name"),
+        ("world_size", 3, "ranks_per_node sums to 4"),
+        ("world_size", "4", "world_size"),
+        ("world_size", True, "world_size"),
+        ("ranks_per_node", [], "ranks_per_node"),
+        ("tensors", [], "tensors"),
+        ("tensors.1.name", "layer0.weight", "twice"),
+        ("tensors.1.name", "a\x00", "NUL"),
+        ("tensors.0.bytes", -1, "tensors.0.bytes"),
+        ("tensors.0.bytes", 10**30, "tensors.0.bytes"),
+        ("knobs", {}, "knobs"),
+        ("knobs.bucket_bytes.low", 2**31, "above high"),
+        ("knobs.hierarchical.type", "fuzzy", "knobs.hierarchical"),
+        ("default_configuration.bucket_bytes", 1, "bucket_bytes"),
+        ("default_configuration.channels", 1, "channels"),
+        ("fingerprint", "x" * 129, "fingerprint"),
+        ("limits", {"max_samples": 0}, "max_samples"),
+        ("limits", {"trial_seconds": 1e999}, "trial_seconds"),
+        ("surprise", 1, "surprise"),
+    ],
+)
+def test_a_bad_registration_is_refused_by_the_field(
+    client: FlaskClient, path: str, value: Any, word: str
+) -> None:
+    body = registration()
+    change(path, value)(body)
+    assert_problem(client.put(JOB, json=body), 422, word)
+    assert client.get(JOB).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({"trial": 0, "steps": [{"step": 1, "seconds": [0.1, 0.1]}]}, 422, "world size is 4"),
+        ({"trial": 0, "steps": [{"step": 1, "seconds": [0.1, 0.1, 0.1, 0]}]}, 422, "seconds.3"),
+        ({"trial": 0, "steps": [{"step": 1, "seconds": [0.1] * 3 + [1e999]}]}, 422, "seconds.3"),
+        ({"trial": 0, "steps": [*STEPS, STEPS[0]]}, 422, "1 follows 4"),
+        ({"trial": 0, "steps": [STEPS[0], STEPS[0]]}, 422, "increase"),
+        ({"trial": 0, "steps": [{"step": -1, "seconds": [0.1] * 4}]}, 422, "steps.0.step"),
+        ({"trial": 0}, 422, "steps"),
+        ({"trial": 5, "steps": STEPS}, 409, "no trial 5"),
+        ({"trial": 2**70, "steps": []}, 422, "trial"),
+        ([], 422, "body"),
+    ],
+)
+def test_bad_observations_are_refused_and_nothing_of_them_is_stored(
+    registered: FlaskClient, body: Any, status: int, word: str
+) -> None:
+    assert_problem(registered.post(f"{JOB}/observations", json=body), status, word)
+    assert registered.get(f"{JOB}/observations").get_json()["observations"] == []
+
+
+def test_bad_events_are_refused(registered: FlaskClient) -> None:
+    for body, status, word in (
+        ({"kind": "party"}, 422, "kind"),
+        ({"kind": "note", "message": "x" * 2001}, 422, "message"),
+        ({"kind": "note", "message": "\x00"}, 422, "NUL"),
+        ({"kind": "note", "seconds": -1}, 422, "seconds"),
+        ({"kind": "switched", "trial": 9}, 409, "no trial 9"),
+        ({"kind": "disagreement", "trial": 9}, 409, "no trial 9"),
+    ):
+        assert_problem(registered.post(f"{JOB}/events", json=body), status, word)
+    assert registered.get(f"{JOB}/events").get_json()["events"] == []
+
+
+def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:
+    assert_problem(client.get(JOB), 404, "register it first")
+    for kind in ("trials", "observations", "events"):
+        assert_problem(client.get(f"{JOB}/{kind}"), 404, "'job'")
+    empty = {"trial": 0, "steps": []}
+    assert_problem(client.post(f"{JOB}/observations", json=empty), 404, "'job'")
+    assert_problem(client.get("/nowhere"), 404, "not found")
+    wrong_method = client.delete(JOB)
+    assert_problem(wrong_method, 405, "not allowed")
+    assert "PUT" in wrong_method.headers["Allow"]
+    assert_problem(client.put("/api/v2/jobs/a.b", json=registration()), 422, "job id")
+    assert_problem(client.put("/api/v2/jobs/" + "a" * 65, json=registration()), 422, "job id")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"name": "\\ud800"}', b"[" * 100_000])
+def test_what_is_not_json_is_said_to_be_so(client: FlaskClient, body: bytes) -> None:
+    assert_problem(client.put(JOB, data=body), 400, "JSON")
+
+
+def test_a_body_too_large_is_refused(client: FlaskClient) -> None:
+    response = client.put(JOB, data=b" " * (64 * MIB + 1))
+    assert_problem(response, 413, "exceeds")

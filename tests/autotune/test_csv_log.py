@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+
+import pytest
+
+from bagua_autotune.csv_log import CsvLog
+from bagua_autotune.model.job import Observation
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import Ranks, make_spec
+
+
+def finish(tuner: Tuner) -> int:
+    ranks = Ranks(noise=0.001)
+    tuner.register("job", make_spec())
+    while trial := tuner.open_trial("job"):
+        steps = ranks.run(trial.configuration, 10)
+        tuner.observe("job", trial.index, [Observation(step, tuple(s)) for step, s in steps])
+    return len(tuner.trials("job"))
+
+
+def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        trials = finish(Tuner(Store("sqlite://"), listeners=[CsvLog(tmp_path)]))
+    path = tmp_path / "bagua_autotune_job.csv"
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["trial"]) for line in lines] == list(range(trials))
+    assert lines[0]["bucket_bytes"] == str(25 << 20)
+    assert float(lines[0]["seconds"]) > 0
+    assert caplog.text.count(str(path)) == 1
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_tuning(tmp_path: Path) -> None:
+    assert finish(Tuner(Store("sqlite://"), listeners=[CsvLog(tmp_path / "missing")])) > 3

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from bagua_autotune.settings import Settings
+
+
+def test_bagua_s_variables_and_defaults_are_kept() -> None:
+    settings = Settings.load({})
+    assert (settings.host, settings.port, settings.max_samples) == ("127.0.0.1", 8123, 60)
+    assert (settings.trial_seconds, settings.warmup_seconds) == (5.0, 30.0)
+    assert settings.default_bucket_bytes == 10 * 1024**2
+    assert settings.database.startswith("sqlite:///")
+    environment = {
+        "BAGUA_SERVICE_PORT": "9000",
+        "BAGUA_AUTOTUNE_MAX_SAMPLES": "12",
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2.5",
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
+        "BAGUA_IS_OUTPUT_AUTOTUNE_LOG": "1",
+        "WORLD_SIZE": "8",
+    }
+    settings = Settings.load(environment)
+    assert (settings.port, settings.world_size, settings.csv_log) == (9000, 8, True)
+    assert settings.limits.model_dump() == {
+        "max_samples": 12,
+        "trial_seconds": 2.5,
+        "warmup_seconds": 0.0,
+    }
+
+
+def test_what_is_given_goes_before_the_environment() -> None:
+    environment = {"BAGUA_SERVICE_PORT": "9000", "WORLD_SIZE": ""}
+    settings = Settings.load(environment, port=0, world_size=None)
+    assert (settings.port, settings.world_size) == (0, None)
+    assert Settings.load({"BAGUA_SERVICE_PORT": "-1"}).port == 8123
+
+
+@pytest.mark.parametrize("value", ["x", "-2", "70000"])
+def test_nonsense_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError, match="port"):
+        Settings.load({"BAGUA_SERVICE_PORT": value})
