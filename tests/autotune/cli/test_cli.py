@@ -1,0 +1,153 @@
+"""The commands, reading a database and a running service alike."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bagua_autotune.cli import main, output
+from bagua_autotune.cli.show import stock_ddp_line
+from bagua_autotune.model.job import Observation
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.server import ServeProcess
+from tests.autotune.support import MIB, Ranks, make_spec
+
+TOKEN = "sesame"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished job, a newer one of the same name half way, and one not yet measured."""
+    path = tmp_path_factory.mktemp("cli") / "a.db"
+    tuner = Tuner(Store(f"sqlite:///{path}"))
+    for job_id, name, trials in (("old", "digits", 100), ("new", "digits", 3), ("x", "[b]x", 0)):
+        ranks = Ranks(noise=0.001)
+        tuner.register(job_id, make_spec(name=name))
+        while (trial := tuner.open_trial(job_id)) and trial.index < trials:
+            steps = ranks.run(trial.configuration, 10)
+            tuner.observe(job_id, trial.index, [Observation(n, tuple(s)) for n, s in steps])
+    tuner.store.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(database: Path) -> Iterator[str]:
+    with ServeProcess(database, BAGUA_AUTOTUNE_TOKEN=TOKEN) as running:
+        yield running.url
+
+
+@pytest.fixture(params=["database", "service"])
+def source(
+    request: pytest.FixtureRequest, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    if request.param == "database":
+        return ["--database", f"sqlite:///{database}"]
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
+    return ["--url", request.getfixturevalue("service")]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def lines(result: Result) -> list[list[str]]:
+    assert result.exit_code == 0, result.output
+    return [line.split("\t") for line in result.output.splitlines()]
+
+
+def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
+    header, *rows = lines(run("jobs", *source))
+    assert header == ["job", "name", "state", "trials", "speed-up", "configuration"]
+    assert [row[0] for row in rows] == ["x", "new", "old"]
+    assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
+    assert rows[0][4] == "-"
+    assert rows[2][4].endswith("x")
+
+
+def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
+    result = run("show", "old", *source)
+    text = result.output
+    header, first, *_ = lines(result)[1:]
+    assert first[: len(header)][:3] == ["0", "search", "measured"]
+    assert "job digits (old): finished" in text
+    assert "result: bucket 4 MiB, hierarchical: 1." in text
+    assert "over the 25 MiB default; " in text
+    assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=4)  # without: hier" in text
+    assert text.count("\tbest\n") == 1
+
+
+def test_show_takes_a_name_and_means_its_newest(source: list[str]) -> None:
+    text = run("show", "digits", *source).output
+    assert "job digits (new): tuning" in text
+    assert "incumbent: bucket" in text
+    assert "(" in next(line for line in text.splitlines() if line.startswith("incumbent"))
+    assert "stock DDP" in run("show", "x", *source).output
+
+
+def test_export_gives_the_trials_as_csv(source: list[str]) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("export", "old", "--csv", *source).output)))
+    assert rows[0]["bucket_bytes"] == str(25 * MIB)
+    assert rows[0]["hierarchical"] == "off"
+    assert all(float(row["low"]) <= float(row["seconds"]) <= float(row["high"]) for row in rows)
+
+
+def test_export_gives_everything_as_json(source: list[str]) -> None:
+    document = json.loads(run("export", "old", "--json", *source).output)
+    assert document["result"]["kept"] == "winner"
+    assert len(document["trials"]) == document["result"]["trials"]
+    assert len(document["observations"]) == document["result"]["steps"]
+    assert document["tensors"][0]["name"] == "layer0.weight"
+    assert document["events"] == []
+
+
+def test_what_is_missing_is_said_in_a_sentence(source: list[str]) -> None:
+    for result in (run("show", "nobody", *source), run("export", "nobody", "--csv", *source)):
+        assert result.exit_code == 1
+        assert "there is no job 'nobody'" in result.output
+    assert run("export", "old", *source).exit_code == 2
+
+
+def test_a_service_that_does_not_answer_or_refuses_is_named(service: str) -> None:
+    refused = run("jobs", "--url", service)
+    assert refused.exit_code == 1
+    assert "401" in refused.output
+    assert "BAGUA_AUTOTUNE_TOKEN" in refused.output
+    absent = run("jobs", "--url", "http://127.0.0.1:1")
+    assert absent.exit_code == 1
+    assert "cannot be read" in absent.output
+    assert run("jobs", "--url", "nonsense").exit_code == 1
+
+
+def test_a_terminal_gets_a_table(
+    database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    output.print_table(["name", "trials"], [["[b]x", "1"]])
+    text = capsys.readouterr().out
+    assert "\t" not in text
+    assert "[b]x" in text, "a name must not be taken for markup"
+
+
+def test_the_ddp_line() -> None:
+    line = stock_ddp_line({"bucket_bytes": 4 * MIB, "hierarchical": "off"})
+    assert line == "DistributedDataParallel(model, bucket_cap_mb=4)"
+    sharded = stock_ddp_line({"bucket_bytes": MIB // 2, "hierarchical": "shards"})
+    assert sharded.endswith("bucket_cap_mb=0.5)  # without: hierarchical (sharded)")
+
+
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "bagua_autotune", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert text.startswith("Usage: bagua-autotune")
+    for name in ("serve", "jobs", "show", "export"):
+        assert f"\n  {name} " in text

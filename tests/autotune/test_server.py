@@ -1,0 +1,172 @@
+"""The service as a process: starting, ending, being killed in the middle of a tuning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.autotune.server import ServeProcess
+from tests.autotune.support import Ranks, registration
+
+PATIENCE_SECONDS = 60
+
+
+def serve_until_it_fails(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bagua_autotune", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env={**os.environ, **environment},
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; an orphan that nobody reaps counts as ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in ("Z", "X")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_starts_on_a_free_port_and_ends_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with ServeProcess(tmp_path / "a.db") as service:
+        assert requests.get(f"{service.url}/readyz", timeout=PATIENCE_SECONDS).ok
+        assert service.url.startswith("http://127.0.0.1:")
+        assert service.stop(number) == 0
+        assert "Traceback" not in service.log()
+
+
+def test_a_killed_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
+    database, ranks, body = tmp_path / "a.db", Ranks(noise=0.01), registration()
+    state: dict[str, Any] = {}
+
+    def run(url: str, until: int) -> None:
+        nonlocal state
+        job = f"{url}/api/v2/jobs/job"
+        state = requests.put(job, json=body, timeout=PATIENCE_SECONDS).json()
+        while state["trial"] and state["trial"]["index"] < until:
+            steps = [
+                {"step": step, "seconds": seconds}
+                for step, seconds in ranks.run(state["configuration"], 10)
+            ]
+            batch = {"trial": state["trial"]["index"], "steps": steps}
+            answer = requests.post(f"{job}/observations", json=batch, timeout=PATIENCE_SECONDS)
+            state = answer.json()
+
+    with ServeProcess(database) as service:
+        run(service.url, until=3)
+        before = state
+        service.stop(signal.SIGKILL)
+    with ServeProcess(database) as service:
+        run(service.url, until=3)
+        assert state["trial"] == before["trial"]
+        run(service.url, until=1000)
+        assert state["state"] == "finished"
+        assert state["result"]["kept"] == "winner"
+        trials = requests.get(
+            f"{service.url}/api/v2/jobs/job/trials", timeout=PATIENCE_SECONDS
+        ).json()["trials"]
+        assert [trial["index"] for trial in trials] == list(range(len(trials)))
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed cannot tell anybody: the service finds out by itself."""
+    script = (
+        "import os, subprocess, sys\n"
+        "service = subprocess.Popen([sys.executable, '-m', 'bagua_autotune', 'serve', '--port',"
+        " '0', '--parent-pid', str(os.getpid())], stdout=subprocess.PIPE, text=True)\n"
+        "print(service.pid, service.stdout.readline(), flush=True)\n"
+        "service.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    pid, _, said = parent.stdout.readline().partition(" ")
+    assert said.startswith("listening on")
+    assert is_alive(int(pid))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_alive(int(pid)):
+        assert time.monotonic() < deadline, "the service outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_port_in_use_is_said_to_be() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        run = serve_until_it_fails("--port", str(port), "--database", "sqlite://")
+    assert run.returncode == 1
+    assert f"port {port}: Address already in use" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_network_needs_a_token_or_trust(tmp_path: Path) -> None:
+    run = serve_until_it_fails("--host", "0.0.0.0", "--port", "0", "--database", "sqlite://")
+    assert run.returncode == 1
+    assert "BAGUA_AUTOTUNE_TOKEN" in run.stderr
+    everywhere = ("--host", "0.0.0.0")
+    with ServeProcess(tmp_path / "a.db", *everywhere, BAGUA_AUTOTUNE_TOKEN="open") as service:
+        jobs = f"{service.url}/api/v2/jobs"
+        assert requests.get(jobs, timeout=PATIENCE_SECONDS).status_code == 401
+        token = {"Authorization": "Bearer open"}
+        assert requests.get(jobs, headers=token, timeout=PATIENCE_SECONDS).ok
+    with ServeProcess(tmp_path / "a.db", *everywhere, "--trust-network") as service:
+        assert requests.get(f"{service.url}/api/v2/jobs", timeout=PATIENCE_SECONDS).ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "word"),
+    [
+        (("--host", "no.such.host.invalid"), {}, "no.such.host.invalid"),
+        (("--database", "sqlite:////proc/no/such.db"), {}, "/proc/no"),
+        ((), {"BAGUA_AUTOTUNE_MAX_SAMPLES": "many"}, "BAGUA_AUTOTUNE_MAX_SAMPLES"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(
+    arguments: tuple[str, ...], environment: dict[str, str], word: str
+) -> None:
+    run = serve_until_it_fails("--port", "0", *arguments, **environment)
+    assert run.returncode == 1
+    assert word in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_many_jobs_at_once(tmp_path: Path) -> None:
+    results: dict[int, str] = {}
+
+    def tune(url: str, number: int) -> None:
+        job, ranks = f"{url}/api/v2/jobs/job{number}", Ranks(number, noise=0.002)
+        body = registration(name=f"job {number}", limits={"max_samples": 8})
+        state = requests.put(job, json=body, timeout=PATIENCE_SECONDS).json()
+        while state["trial"]:
+            steps = [
+                {"step": step, "seconds": seconds}
+                for step, seconds in ranks.run(state["configuration"], 10)
+            ]
+            batch = {"trial": state["trial"]["index"], "steps": steps}
+            answer = requests.post(f"{job}/observations", json=batch, timeout=PATIENCE_SECONDS)
+            state = answer.json()
+        results[number] = state["result"]["kept"]
+
+    with ServeProcess(tmp_path / "a.db") as service:
+        threads = [threading.Thread(target=tune, args=(service.url, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert "Traceback" not in service.log()
+    assert results == dict.fromkeys(range(6), "winner")
