@@ -23,7 +23,7 @@ RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
 
 FROM ${BASE}
 COPY --from=build /venv /venv
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin autotune \
+RUN useradd --uid 10001 --home-dir /data --shell /usr/sbin/nologin autotune \
     && mkdir -p /data && chown autotune /data
 USER 10001
 WORKDIR /data
