@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from types import FrameType
 
 import waitress
@@ -22,6 +23,8 @@ from bagua_autotune.store import Store
 logger = logging.getLogger(__name__)
 
 THREADS = 16
+# Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
+MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
 PARENT_GRACE_SECONDS = 0.5
 
@@ -40,6 +43,9 @@ def serve(settings: Settings) -> None:
     # The service shares its machine with the training: its linear algebra is small and
     # must not spread over the cores. Read when numpy is imported, which is later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Few points leave a model's scale on its bounds, as expected. skopt silences this for a
+    # while, which in one thread silences or wakes it in another.
+    warnings.filterwarnings("ignore", message="The optimal value found for dimension")
     family, address = _resolve(settings.host)
     if not (address.is_loopback or settings.token or settings.trust_network):
         raise ServeError(
@@ -56,6 +62,8 @@ def serve(settings: Settings) -> None:
             create_app(settings, store),
             sockets=[listener],
             threads=THREADS,
+            connection_limit=MOST_CONNECTIONS,
+            asyncore_use_poll=True,  # select() ends at 1024 descriptors
             ident=None,
             max_request_body_size=2 * LARGEST_BODY_BYTES,
         )

@@ -169,4 +169,5 @@ def test_many_jobs_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert "Traceback" not in service.log()
+        assert "Warning" not in service.log()
     assert results == dict.fromkeys(range(6), "winner")

@@ -43,6 +43,8 @@ def serve(log_level: str, **options: Any) -> None:
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # It would warn whenever a request waits for a thread.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     from bagua_autotune.server import ServeError, serve  # here: imports the whole service
 
     try:

@@ -7,7 +7,6 @@ every candidate, against the lowest posterior mean instead of the luckiest measu
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -108,10 +107,7 @@ class _Model:
             avoid_duplicates=False,
             random_state=seed,
         )
-        with warnings.catch_warnings():
-            # Scale parameters on their bounds are expected with few points.
-            warnings.simplefilter("ignore")
-            optimizer.tell([self._point(configuration) for configuration, _, _ in told], costs)
+        optimizer.tell([self._point(configuration) for configuration, _, _ in told], costs)
         self._space = optimizer.space
         self._process = optimizer.models[-1]
 

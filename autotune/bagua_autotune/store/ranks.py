@@ -7,28 +7,10 @@ from typing import Any
 
 from sqlalchemy import select
 
-from bagua_autotune.store.store import Store, job_row, locked_row, trial_row
-from bagua_autotune.store.tables import AliasRow, JobRow, ObservationRow, RankRow
+from bagua_autotune.store.store import Store, locked_row, trial_row
+from bagua_autotune.store.tables import AliasRow, JobRow, ObservationRow
 
 Data = dict[str, Any]
-
-
-def set_iteration(store: Store, job_id: str, rank: int, iteration: int) -> dict[int, int]:
-    """Note where a rank stands; returns where all that were seen stand, by rank."""
-    with store.database.writing() as session:
-        locked_row(session, job_id)
-        session.merge(RankRow(job_id=job_id, rank=rank, iteration=iteration))
-        session.flush()
-        rows = session.scalars(select(RankRow).where(RankRow.job_id == job_id))
-        return {row.rank: row.iteration for row in rows}
-
-
-def iterations(store: Store, job_id: str) -> dict[int, int]:
-    """Where each rank that was seen stands, by rank."""
-    with store.database.reading() as session:
-        job_row(session, job_id)
-        rows = session.scalars(select(RankRow).where(RankRow.job_id == job_id))
-        return {row.rank: row.iteration for row in rows}
 
 
 def put_value(

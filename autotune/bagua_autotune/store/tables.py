@@ -95,16 +95,6 @@ class EventRow(Base):
     at: Mapped[float]
 
 
-class RankRow(Base):
-    """Bagua's check board: the iteration at which each rank of a job stands."""
-
-    __tablename__ = "ranks"
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    iteration: Mapped[int]
-
-
 class AliasRow(Base):
     """Another name by which a rank calls a job (Bagua's model names differ by process)."""
 

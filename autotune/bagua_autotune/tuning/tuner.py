@@ -67,6 +67,7 @@ class Tuner:
         self._listeners = listeners
         self._clock = clock
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._locks_guard = threading.Lock()
 
     def register(
         self,
@@ -183,7 +184,7 @@ class Tuner:
         failure: str | None = None,
     ) -> bool:
         """Move the job on as far as it goes; False if ``closes`` is not the open trial."""
-        with self._locks.setdefault(job_id, threading.Lock()):
+        with self._lock(job_id):
             while True:
                 job, trials = self.store.job(job_id), self.store.trials(job_id)
                 if job.phase in ("finished", "ended"):
@@ -200,7 +201,7 @@ class Tuner:
                     current = replace(current, state=state, estimate=estimated, failure=failure)
                     trials = [*trials[:-1], current]
                 if self.store.advance(job_id, self._decide(job, trials, current)):
-                    self._tell(job, current)
+                    self._announce(job, current)
                     return True
 
     def _decide(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
@@ -255,7 +256,12 @@ class Tuner:
         objective = OBJECTIVES[job.protocol]
         return estimate([objective.cost(observation.values) for observation in observations])
 
-    def _tell(self, job: Job, closed: Trial | None) -> None:
+    def _lock(self, job_id: str) -> threading.Lock:
+        """Spares threads the same long decision; that one of them counts is the store's care."""
+        with self._locks_guard:
+            return self._locks.setdefault(job_id, threading.Lock())
+
+    def _announce(self, job: Job, closed: Trial | None) -> None:
         if closed and closed.state == "measured":
             for listener in self._listeners:
                 listener.on_measured(job, closed)
