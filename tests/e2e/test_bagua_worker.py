@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
 from tests.bagua_release import release_path
+from tests.e2e.service import ServiceProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -52,44 +50,15 @@ MODELS = [
 ]
 
 
-class Service:
-    """``bagua-autotune serve`` in a process of its own, on one database and port throughout."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._database = f"sqlite:///{folder}/autotune.db"
-        self._process: subprocess.Popen[str] | None = None
-        self.port = 0
-        monkeypatch.setenv("BAGUA_AUTOTUNE_WARMUP_TIME_S", "0.1")
-        monkeypatch.setenv("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "0.1")
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "bagua_autotune", "serve"]
-        command += ["--database", self._database, "--port", str(self.port)]
-        command += ["--world-size", str(WORLD_SIZE)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line.startswith("listening on "), line
-        self.port = int(line.rpartition(":")[2])
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def get(self, path: str) -> Any:
-        response = requests.get(f"http://127.0.0.1:{self.port}{path}", timeout=60)
-        response.raise_for_status()
-        return response.json()
-
-
 @pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    service = Service(tmp_path, monkeypatch)
+def bagua_service(service: ServiceProcess, monkeypatch: pytest.MonkeyPatch) -> ServiceProcess:
+    """Started as Bagua's launcher would, with Bagua's variables."""
+    monkeypatch.setenv("WORLD_SIZE", str(WORLD_SIZE))
+    # So long that windows are counted instead: the speed of this machine decides nothing.
+    monkeypatch.setenv("BAGUA_AUTOTUNE_WARMUP_TIME_S", "3600")
+    monkeypatch.setenv("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "3600")
     service.start()
-    yield service
-    service.kill()
+    return service
 
 
 @dataclass(frozen=True)
@@ -188,7 +157,7 @@ def _checked(response: requests.Response) -> Any:
 
 
 def tune(
-    service: Service,
+    service: ServiceProcess,
     restart: bool = False,
     per_process_names: bool = False,
     noise: float = 0.0,
@@ -241,8 +210,8 @@ def tune(
         pytest.param({"restart": True}, id="service killed and restarted"),
     ],
 )
-def test_bagua_s_own_client_tunes_three_models_on_two_ranks(service, conditions):
-    results = tune(service, **conditions)
+def test_bagua_s_own_client_tunes_three_models_on_two_ranks(bagua_service, conditions):
+    results = tune(bagua_service, **conditions)
     for model in MODELS:
         ranks = [result for result in results if result[0] == model.name]
         assert [rank for _, rank, *_ in ranks] == [0, 1]
@@ -251,7 +220,7 @@ def test_bagua_s_own_client_tunes_three_models_on_two_ranks(service, conditions)
         for _, _, _, buckets, is_completed in ranks:
             assert is_completed
             assert buckets == model.best
-    jobs = service.get("/api/v2/jobs")["jobs"]
+    jobs = bagua_service.get("jobs")["jobs"]
     assert sorted(job["name"] for job in jobs) == sorted(model.name for model in MODELS)
     assert {job["state"] for job in jobs} == {"finished"}
     assert {job["result"]["kept"] for job in jobs} == {"winner"}

@@ -51,6 +51,11 @@ class Inbox:
                     self._messages.remove(oldest)
             self._changed.notify()
 
+    def wake(self) -> None:
+        """Let a reader that waits come back at once."""
+        with self._changed:
+            self._changed.notify()
+
     def take(self, timeout_seconds: float) -> Samples | Event | None:
         """The oldest message; None if none comes in time."""
         with self._changed:

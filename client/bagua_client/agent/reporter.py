@@ -80,6 +80,7 @@ class Reporter:
         """The last command is in force on all ranks: the thread may end."""
         atexit.unregister(self.close)
         self._stopping.set()
+        self._inbox.wake()
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,217 @@
+"""Whatever happens to the service or to a rank, the training loses no step and ends right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tests.e2e.service import ServiceProcess
+from tests.e2e.test_tuning import check
+from tests.e2e.training import Report, train
+from tests.ranks import Outcome, RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def begin(pool: RankPool, *args: Any) -> Future[list[Report]]:
+    """Let the ranks train while the test goes on."""
+    executor = ThreadPoolExecutor(1)
+    future = executor.submit(pool.run, train, *args, timeout_seconds=200)
+    executor.shutdown(wait=False)
+    return future
+
+
+class _Nonsense(BaseHTTPRequestHandler):
+    """Answers every request in the way that the server was told."""
+
+    answer: tuple[int, bytes, float]
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, body, seconds = self.answer
+        time.sleep(seconds)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET = do_PUT
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def nonsense(status: int, body: bytes, seconds: float = 0.0, port: int = 0) -> Iterator[str]:
+    """A server that answers nothing else; gives its address."""
+    handler = type("Handler", (_Nonsense,), {"answer": (status, body, seconds)})
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_was(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
+) -> None:
+    service.start()
+    steps_file = tmp_path / "steps"
+
+    def twenty_more_steps() -> None:
+        steps = int(steps_file.read_text() or 0)
+        wait_until(lambda: int(steps_file.read_text() or 0) > steps + 20, "20 steps")
+
+    training = begin(tuned_ranks(service.url), 20000, True, str(steps_file))
+    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 4, "the fourth trial")
+    before = service.trials()
+    service.kill()
+    twenty_more_steps()
+    for answer in ((500, b"Traceback"), (200, b"\x00 not JSON"), (200, b"{}", 30.0)):
+        with nonsense(*answer, port=service.port):
+            twenty_more_steps()
+    service.start()
+    reports = training.result()
+    check(reports)
+    assert all(report.tuned for report in reports)
+    assert service.job()["state"] == "finished"
+    after = service.trials()
+    closed = [trial for trial in before if trial["state"] == "measured"]
+    assert closed
+    assert after[: len(closed)] == closed
+    assert [trial["index"] for trial in after] == list(range(len(after)))
+    assert sum("cannot be used" in line for line in reports[0].logged) == 1
+    assert reports[0].logged.count("INFO autotune: the service is back") == 1
+
+
+def test_a_service_absent_from_the_start_costs_no_step(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    reports = tuned_ranks(service.url).run(train, 150, timeout_seconds=100)
+    check(reports)
+    assert reports[0].steps == 150
+    assert len(set(reports[0].configurations)) == 1
+
+
+def test_a_service_that_comes_late_is_found(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool], tmp_path: Path
+) -> None:
+    steps_file = tmp_path / "steps"
+    training = begin(tuned_ranks(service.url), 5000, True, str(steps_file))
+    wait_until(lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 30, "30 steps")
+    service.start()
+    reports = training.result()
+    check(reports)
+    assert service.job()["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "seconds"),
+    [
+        pytest.param(500, b"Traceback (most recent call last)", 0.0, id="server error"),
+        pytest.param(200, b"\x00\xff not JSON", 0.0, id="garbage"),
+        pytest.param(
+            200, b'{"trial": {"index": "x"}, "result": [], "progress": 3}', 0.0, id="shape"
+        ),
+        pytest.param(200, b"{}", 30.0, id="30 seconds"),
+        pytest.param(
+            200,
+            b'{"trial": {"index": 0}, "configuration": {"bucket_bytes": -5, "sorcery": true},'
+            b'"result": null,'
+            b'"progress": {"trials_measured": 0, "max_trials": 1, "speedup": null}}',
+            0.0,
+            id="a configuration nobody can run",
+        ),
+        pytest.param(401, b'{"detail": "wrong token"}', 0.0, id="refused"),
+    ],
+)
+def test_a_service_that_answers_nonsense_costs_no_step(
+    tuned_ranks: Callable[..., RankPool],
+    status: int,
+    body: bytes,
+    seconds: float,
+) -> None:
+    with nonsense(status, body, seconds) as url:
+        reports = tuned_ranks(url, (2,)).run(train, 120, False, timeout_seconds=60)
+    check(reports)
+    assert reports[0].steps == 120
+    assert {c.bucket_bytes for c in reports[0].configurations} == {25 * 1024**2}
+
+
+def test_a_rank_that_stands_still_for_5_seconds_spoils_no_trial(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    pool = tuned_ranks(service.url)
+    training = begin(pool, 5000)
+    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
+    os.kill(pool.pids[2], signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(pool.pids[2], signal.SIGCONT)
+    reports = training.result()
+    check(reports)
+    assert service.job()["state"] == "finished"
+    assert all(trial["seconds"] < 2.5 for trial in service.trials())
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
+    tuned_ranks: Callable[..., RankPool], tmp_path: Path, victim: int
+) -> None:
+    pool = tuned_ranks(None)
+    steps_file = tmp_path / "steps"
+    executor = ThreadPoolExecutor(1)
+    outcomes: Future[dict[int, Outcome]] = executor.submit(
+        pool.outcomes, train, 5000, True, str(steps_file), timeout_seconds=100
+    )
+    executor.shutdown(wait=False)
+    wait_until(
+        lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 60, "60 steps", 90
+    )
+    ours = [psutil.Process(pid) for pid in pool.pids]
+    ours += [child for process in ours for child in process.children(recursive=True)]
+    assert any("bagua_autotune" in process.cmdline() for process in ours)
+    os.kill(pool.pids[victim], signal.SIGKILL)
+    for rank, outcome in outcomes.result().items():
+        error = outcome.error or ""
+        if rank == victim:
+            assert "exit code -9" in error
+        else:
+            # torch.distributed's own words; nothing of the agent's stands before them.
+            assert "RuntimeError" in error or "DistBackendError" in error
+            assert "gloo" in error.lower()
+    wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_ranks_that_disagree_return_to_the_baseline_and_go_on(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    reports = tuned_ranks(service.url).run(train, 3000, True, None, 3, timeout_seconds=200)
+    check(reports)
+    errors = [line for report in reports for line in report.logged if line.startswith("ERROR")]
+    assert len(errors) == 1
+    assert "rank 3 disagreed" in errors[0]
+    assert "default" in errors[0]
+    assert service.job()["state"] == "finished"
+    failed = [trial for trial in service.trials() if trial["state"] == "failed"]
+    assert len(failed) == 1
+    assert "rank 3 disagreed" in failed[0]["failure"]
+    wrong = failed[0]["configuration"]
+    assert wrong not in [configuration.to_json() for configuration in reports[0].configurations]

@@ -1,0 +1,101 @@
+"""One job tuned end to end: real ranks, real HTTP, a real service, a real training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.service import ServiceProcess
+from tests.e2e.training import Report, train
+from tests.ranks import RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def check(reports: list[Report]) -> None:
+    """What must hold after any training, however the service fared."""
+    for report in reports:
+        assert report.difference < 1e-5
+        assert report.configurations == reports[0].configurations
+        assert report.steps == reports[0].steps
+
+
+def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    reports = tuned_ranks(service.url).run(train, 3000, timeout_seconds=200)
+    check(reports)
+    assert all(report.tuned for report in reports)
+    job, trials = service.job(), service.trials()
+    assert job["state"] == "finished"
+    assert trials[0]["configuration"] == {"bucket_bytes": 25 * 1024**2, "hierarchical": "off"}
+    assert {trial["state"] for trial in trials} == {"measured"}
+    assert {trial["configuration"]["hierarchical"] for trial in trials} == {"off", "leaders"}
+    # Every trial was really run, by all ranks, and the final choice is in force.
+    ran = {(c.bucket_bytes, c.hierarchical) for c in reports[0].configurations}
+    wanted = [t["configuration"] for t in trials]
+    assert {(c["bucket_bytes"], c["hierarchical"]) for c in wanted} <= ran
+    assert reports[0].configurations[-1].to_json() == job["result"]["configuration"]
+    assert any(job["result"]["summary"] in line for line in reports[0].logged)
+    # Afterwards nothing is left but what a hierarchical winner needs.
+    assert not any("reporter" in name for report in reports for name in report.threads)
+
+
+def test_rank_0_starts_a_service_that_ends_with_the_job(
+    tuned_ranks: Callable[..., RankPool],
+) -> None:
+    pool = tuned_ranks(None, (2,))
+    reports = pool.run(train, 3000, timeout_seconds=200)
+    check(reports)
+    assert all(report.tuned for report in reports)
+    started = [child for pid in pool.pids for child in psutil.Process(pid).children()]
+    assert any("bagua_autotune" in child.cmdline() for child in started)
+    pool.close()
+    wait_until(
+        lambda: not any(child.is_running() for child in started), "the end of the service", 20
+    )
+
+
+def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
+    service: ServiceProcess,
+) -> None:
+    service.start()
+    environment = {**os.environ, **LIMITS, "BAGUA_AUTOTUNE_URL": service.url}
+    environment["BAGUA_AUTOTUNE_JOB"] = "characters"
+    command = [sys.executable, str(EXAMPLES / "launch.py"), str(EXAMPLES / "characters.py")]
+    run = subprocess.Popen(
+        [*command, "--steps", "40"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: bool(service.job()), "the registration", 100)
+    processes = psutil.Process(run.pid).children(recursive=True)
+    assert len(processes) >= 6  # two torchruns, four ranks
+    output, _ = run.communicate(timeout=200)
+    assert run.returncode == 0
+    losses = [float(line.split()[3]) for line in output.splitlines() if line.startswith("step")]
+    assert losses[-1] < losses[0]
+    job = service.job()
+    assert job["name"] == "characters"
+    assert service.get(f"jobs/{job['id']}")["ranks_per_node"] == [2, 2]
+    assert not any(process.is_running() for process in processes)
+
+
+def test_without_autotuning_no_service_hears_of_the_job(service: ServiceProcess) -> None:
+    service.start()
+    pool = RankPool((2,), variables={"BAGUA_AUTOTUNE": "0", "BAGUA_AUTOTUNE_URL": service.url})
+    try:
+        reports = pool.run(train, 20)
+    finally:
+        pool.close()
+    check(reports)
+    assert reports[0].threads == []
+    assert service.job() == {}
