@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,26 @@ def test_the_answer_changes_only_when_all_ranks_stand_at_the_same_iteration(stor
         assert b.running == a.running
 
 
+def test_ranks_that_ask_at_once_of_two_replicas_get_one_answer(store):
+    replicas = [tuning(store, world_size=6) for _ in range(2)]
+    workers = [Worker(replicas[rank % 2], "net", rank, peaked) for rank in range(6)]
+    workers[0].register()
+
+    def cycle(worker: Worker, iteration: int) -> None:
+        if iteration:
+            worker.report(iteration)
+        worker.ask(iteration)
+
+    sizes = set()
+    with ThreadPoolExecutor(len(workers)) as pool:
+        for iteration in range(0, 3000, 100):
+            list(pool.map(cycle, workers, [iteration] * len(workers)))
+            answers = [(worker.running, worker.is_completed) for worker in workers]
+            assert all(answer == answers[0] for answer in answers)
+            sizes.add(workers[0].running["bucket_size"])
+    assert len(sizes) > 3
+
+
 def test_a_rank_that_lags_behind_holds_the_answer(store):
     service = tuning(store)
     a, b = workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
@@ -206,6 +227,13 @@ def test_restarted_workers_are_served_and_tuning_goes_on(store):
     (job,) = store.jobs()
     before = len(store.trials(job.id))
     run(workers)  # registers again and counts from 0
+    finals = [dict(worker.running) for worker in workers]
+    assert [worker.is_completed for worker in workers] == [True, True]
+    for worker in workers:  # and once more, when tuning is over
+        worker.register()
+        worker.ask(0)
+    assert [worker.running for worker in workers] == finals
+    assert [worker.is_completed for worker in workers] == [True, True]
     assert [other.id for other in store.jobs()] == [job.id]
     assert len(store.trials(job.id)) > before
     assert peaked(0, workers[0].running) == BEST
