@@ -1,0 +1,61 @@
+"""What passes from the training thread to the reporter."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_client.agent.inbox import LARGEST_INBOX, Event, Inbox, Samples, StepTable
+
+
+def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
+    inbox = Inbox()
+    messages = [Event("switched", index, index, "") for index in range(3)]
+    for message in messages:
+        inbox.put(message)
+    assert [inbox.take(0.0) for _ in range(4)] == [*messages, None]
+
+
+def test_with_the_service_away_old_samples_are_dropped_but_no_event() -> None:
+    inbox = Inbox()
+    event = Event("disagreement", 3, 10, "rank 1 disagreed")
+    inbox.put(event)
+    for step in range(3 * LARGEST_INBOX):
+        inbox.put(Samples(0, [(step, [0.1])]))
+    assert inbox.take(0.0) == event
+    left = []
+    while (message := inbox.take(0.0)) is not None:
+        left.append(message)
+    assert len(left) == LARGEST_INBOX - 1
+    assert left[-1] == Samples(0, [(3 * LARGEST_INBOX - 1, [0.1])])
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=20))
+def test_steps_are_complete_once_both_ranks_knew_them_and_come_once(
+    batches: list[tuple[int, int]],
+) -> None:
+    """However many steps each rank knows at each report (CUDA events come late)."""
+    table = StepTable(2)
+    known, found = [0, 0], []
+    for sizes in batches:
+        by_rank = []
+        for rank, size in enumerate(sizes):
+            seconds = [1.0 + rank + step for step in range(known[rank], known[rank] + size)]
+            by_rank.append((known[rank], seconds))
+            known[rank] += size
+        found += table.add(Samples(0, by_rank))
+    assert found == [(step, [1.0 + step, 2.0 + step]) for step in range(min(known))]
+
+
+def test_a_step_that_a_rank_calls_invalid_is_left_out() -> None:
+    table = StepTable(2)
+    complete = table.add(Samples(0, [(5, [0.1, 0.2, 0.3]), (5, [0.1, math.nan, 0.3])]))
+    assert complete == [(5, [0.1, 0.1]), (7, [0.3, 0.3])]
+
+
+def test_what_is_left_of_a_trial_is_forgotten_with_the_next() -> None:
+    table = StepTable(2)
+    assert table.add(Samples(0, [(1, [0.1, 0.1]), (1, [0.1])])) == [(1, [0.1, 0.1])]
+    assert table.add(Samples(1, [(9, [0.5]), (9, [0.6])])) == [(9, [0.5, 0.6])]

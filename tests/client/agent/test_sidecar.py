@@ -1,0 +1,47 @@
+"""Starting a service beside the job, when that goes wrong; that it works is in tests/e2e."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from typing import Any
+
+import pytest
+
+from bagua_client.agent.sidecar import Sidecar, SidecarError
+
+
+def test_without_the_service_installed_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+
+    def without_flask(name: str, *rest: Any) -> Any:
+        return None if name == "flask" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_flask)
+    with pytest.raises(SidecarError, match=r"bagua-autotune\[service\].*BAGUA_AUTOTUNE_URL"):
+        Sidecar().url()
+
+
+def test_a_service_that_cannot_listen_is_reported_with_its_exit_code() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SidecarError, match="exit code 1"):
+            Sidecar(taken.getsockname()[1]).url()
+
+
+def test_it_is_started_once_and_again_when_it_has_died() -> None:
+    sidecar = Sidecar()
+    try:
+        url = sidecar.url()
+        assert sidecar.url() == url
+        process = sidecar._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert sidecar.url().startswith("http://127.0.0.1:")
+        assert sidecar._process is not process
+    finally:
+        sidecar.stop()
