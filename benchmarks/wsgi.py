@@ -3,7 +3,12 @@
 Each serves the real application on a SQLite file of its own, one process with 16 threads, while
 concurrent connections (as many jobs) post observations of 10 steps of 4 ranks, or get /healthz.
 The servers take turns, so that a drift of the machine hits all alike; the client shares the
-machine, so the figures compare servers and are no upper bounds.
+machine, so the figures compare servers and are no upper bounds.  `bagua-autotune serve` has
+loaded scikit-optimize (about 80 MB), which the others would do at the first proposal.
+
+The choice is waitress.  Granian answers an empty request three times as fast, but what a job
+sends is bound by the store, where the three are close; and waitress is one process in pure
+Python that starts in the service's own, so that it ends with the job and needs no manager.
 
     python benchmarks/wsgi.py --rounds 3 --seconds 4 --connections 16 --json wsgi.json
 """
