@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,10 @@ JobPhase = Literal["tuning", "confirming", "finished", "ended"]
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
 EventKind = Literal["switched", "disagreement", "ended", "note"]
+
+
+# Every candidate is looked at in every decision.
+MOST_COMBINATIONS = 10_000
 
 
 def _printable(text: str) -> str:
@@ -63,6 +68,12 @@ class JobSpec(BaseModel):
             )
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
             raise ValueError("tensors: a name occurs twice")
+        combinations = math.prod(domain.choices for domain in self.knobs.values())
+        if combinations > MOST_COMBINATIONS:
+            raise ValueError(
+                f"knobs: {combinations} combinations, more than {MOST_COMBINATIONS}; "
+                "leave out values that need no trial"
+            )
         try:
             check_configuration(self.default_configuration, self.knobs)
         except ValueError as error:

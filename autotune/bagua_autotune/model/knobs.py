@@ -33,6 +33,11 @@ class LogInteger(BaseModel):
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         return is_integer and self.low <= int(value) <= self.high
 
+    @property
+    def choices(self) -> int:
+        """At most so many of its values are told apart: half-powers of two, and a default."""
+        return 2 * (self.high.bit_length() - self.low.bit_length()) + 4
+
     def __str__(self) -> str:
         return f"an integer from {self.low} to {self.high}"
 
@@ -55,6 +60,10 @@ class Categorical(BaseModel):
 
     def contains(self, value: Value) -> bool:
         return value in self.values
+
+    @property
+    def choices(self) -> int:
+        return len(self.values)
 
     def __str__(self) -> str:
         return "one of " + ", ".join(self.values)

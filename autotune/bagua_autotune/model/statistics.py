@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, median
 
 # Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): |modified z| > 3.5.
 OUTLIER_SCORE = 3.5
@@ -90,30 +90,25 @@ def difference(first: Sequence[Estimate], second: Sequence[Estimate]) -> Interva
     if not first or not second:
         raise ValueError("both sides need at least one block")
     center = fmean(block.center for block in first) - fmean(block.center for block in second)
-    within = [
-        block.standard_error**2
-        for block in (*first, *second)
-        if math.isfinite(block.standard_error)
-    ]
+    errors = [block.standard_error for block in (*first, *second)]
+    within = [error**2 for error in errors if math.isfinite(error)] or [0.0]
     degrees = len(first) + len(second) - 2
-    between = (
-        sum(
-            (len(side) - 1) * variance(block.center for block in side)
-            for side in (first, second)
-            if len(side) > 1
-        )
-        / degrees
-        if degrees
-        else 0.0
-    )
-    if not degrees:
+    if degrees:
+        between = (_squared_deviations(first) + _squared_deviations(second)) / degrees
+    else:  # one block on each side: what is known is the spread inside them
+        between = 0.0
         degrees = sum(block.count - 1 for block in (*first, *second))
-        if not within or not degrees:
+        if not degrees:
             return Interval(center, -math.inf, math.inf)
-    spread = max(between, fmean(within) if within else 0.0)
+    spread = max(between, fmean(within))
     error = math.sqrt(spread * (1 / len(first) + 1 / len(second)))
     half_width = _student_quantile(degrees) * error
     return Interval(center, center - half_width, center + half_width)
+
+
+def _squared_deviations(blocks: Sequence[Estimate]) -> float:
+    mean = fmean(block.center for block in blocks)
+    return sum((block.center - mean) ** 2 for block in blocks)
 
 
 def _sigma(costs: Sequence[float]) -> float:

@@ -200,8 +200,9 @@ class Tuner:
                     state: model.TrialState = "failed" if failure else "measured"
                     current = replace(current, state=state, estimate=estimated, failure=failure)
                     trials = [*trials[:-1], current]
-                if self.store.advance(job_id, self._decide(job, trials, current)):
-                    self._announce(job, current)
+                step = self._decide(job, trials, current)
+                if self.store.advance(job_id, step):
+                    self._announce(job, current, step)
                     return True
 
     def _decide(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
@@ -226,7 +227,6 @@ class Tuner:
             steps = self.store.count_observations(job.id)
             result = make_result(job, trials, decision, objective, steps, at)
             step = replace(step, result=result)
-            logger.info("job %s (%s): %s", job.id, job.name, result.summary)
         for listener in self._listeners:
             listener.on_decided(time.perf_counter() - started)
         return step
@@ -261,7 +261,9 @@ class Tuner:
         with self._locks_guard:
             return self._locks.setdefault(job_id, threading.Lock())
 
-    def _announce(self, job: Job, closed: Trial | None) -> None:
+    def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
         if closed and closed.state == "measured":
             for listener in self._listeners:
                 listener.on_measured(job, closed)
+        if step.result:
+            logger.info("job %s (%s): %s", job.id, job.name, step.result.summary)

@@ -149,6 +149,11 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("tensors.0.bytes", 10**30, "tensors.0.bytes"),
         ("knobs", {}, "knobs"),
         ("knobs.bucket_bytes.low", 2**31, "above high"),
+        (
+            "knobs",
+            {f"k{i}": {"type": "categorical", "values": list("abcd")} for i in range(16)},
+            "4294967296 combinations",
+        ),
         ("knobs.hierarchical.type", "fuzzy", "knobs.hierarchical"),
         ("default_configuration.bucket_bytes", 1, "bucket_bytes"),
         ("default_configuration.channels", 1, "channels"),

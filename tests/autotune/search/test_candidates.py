@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +46,7 @@ def test_candidates_are_valid_distinct_and_led_by_the_baseline(
             if candidate["hierarchical"] == other
         ]
         assert layouts
+        assert len(found) <= math.prod(domain.choices for domain in SPEC.knobs.values())
         assert len(set(layouts)) == len(layouts), "two candidates cut the same buckets"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.search import Searcher, make_searcher, names
 from bagua_autotune.search.candidates import enumerate_candidates
 from tests.autotune.support import MIB, make_spec, peaked
@@ -96,6 +96,18 @@ def test_a_single_candidate_is_asked_again(name: str) -> None:
     searcher = make(name, candidates=[BASELINE])
     assert drive(searcher, 3) == [BASELINE] * 3
     assert searcher.best() == BASELINE
+
+
+@every_searcher
+def test_a_space_of_names_alone_is_searched(name: str) -> None:
+    space = {"reduce": Categorical(values=("off", "leaders", "shards"))}
+    candidates = [Configuration(reduce=value) for value in ("leaders", "off", "shards")]
+    searcher = make_searcher(name, space, candidates, 0)
+    costs = {"off": 3.0, "leaders": 2.0, "shards": 1.0}
+    for _ in range(6):
+        asked = searcher.ask()
+        searcher.tell(asked, costs[str(asked["reduce"])], 0.1)
+    assert searcher.best() == Configuration(reduce="shards")
 
 
 @every_searcher
