@@ -108,6 +108,8 @@ class ThreadPipeline:
         while (chain := chains.get()) is not None:
             if chain.advance(place):
                 self._queue(place + 1).put(chain)
+            # Waiting for the next one must not keep this one's bucket in memory.
+            del chain
 
 
 class _StreamCompletion:

@@ -64,6 +64,7 @@ class Reducer:
         self._as_view = gradient_as_bucket_view
         self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
         self._pipeline = pipeline_for(self._parameters[0].device)
+        weakref.finalize(self, self._pipeline.close)
         self._lock = threading.Lock()
         self._recorder: ReadyOrder | None = ReadyOrder(self.order)
         self._armed = algorithm.when is When.OPTIMIZER_STEPPED
@@ -224,8 +225,10 @@ class Reducer:
     def _backward_ended(self) -> None:
         with self._lock:
             if self._ready_count:
-                self._unused = [i for i, ready in enumerate(self._is_ready) if not ready]
-                for index in self._unused:
+                missing = [i for i, ready in enumerate(self._is_ready) if not ready]
+                # One with a gradient was used in a pass under no_sync(): that must travel now.
+                self._unused = [i for i in missing if self._parameters[i].grad is None]
+                for index in missing:
                     self._mark(index)
 
     def _share_used(self) -> list[bool] | None:
