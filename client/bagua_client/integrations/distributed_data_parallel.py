@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms import Algorithm, find
-from bagua_client.buckets.layout import digest_of
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
@@ -68,6 +67,7 @@ class DistributedDataParallel(torch.nn.Module):
         communicator = Communicator(group, _device_of(named, group))
         self.module = module
         self.require_backward_grad_sync = True
+        self.register_load_state_dict_pre_hook(_insert_module_prefix)  # type: ignore[no-untyped-call]
         self._reducer = Reducer(
             named,
             algorithm,
@@ -158,6 +158,15 @@ class DistributedDataParallel(torch.nn.Module):
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
 
+def _insert_module_prefix(
+    wrapper: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: object
+) -> None:
+    """For a wrapper inside a larger module: torch looks for ``module.`` in the keys, and
+    :meth:`DistributedDataParallel.state_dict` leaves it out."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+
+
 def _trained_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not named:
@@ -181,14 +190,14 @@ def _device_of(
 
 
 def _check_replicas(reducer: Reducer) -> None:
-    specs = [[spec.name, spec.elements, spec.group] for spec in reducer.tensors]
     communicator = reducer.communicator
-    vote = Vote(digest_of(specs), communicator.group, communicator.device)
+    vote = Vote(reducer.layout.digest, communicator.group, communicator.device)
     dissenters = vote.dissenters()
     if dissenters:
         raise RuntimeError(
             f"the model on rank {', '.join(map(str, dissenters))} has other parameters (names, "
-            "sizes or dtypes) than on the other ranks; build the same model on every rank"
+            "sizes or dtypes) or another BAGUA_DEFAULT_BUCKET_SIZE than on the other ranks; build "
+            "the same model with the same settings on every rank"
         )
 
 
