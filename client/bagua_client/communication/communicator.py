@@ -110,6 +110,8 @@ class Communicator:
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
         timeout = timeout_of(self.group, self.device)
+        if self.world_size != dist.get_world_size():
+            self._level_group_names()
         own: dist.ProcessGroup | None = None
         for part, ranks in zip(parts, partition, strict=True):
             if self.world_size == dist.get_world_size():
@@ -124,6 +126,19 @@ class Communicator:
         if own is None:
             raise ValueError(f"rank {self.rank} is in no part of {partition}")
         return own
+
+    def _level_group_names(self) -> None:
+        """Bring all ranks to the same number of groups.
+
+        c10d names a group that only its members make after the number of groups the rank is in
+        already; ranks in different numbers of the user's groups would wait for one another under
+        different names. It has no public way to see that number or to set the name.
+        """
+        own = torch.tensor([len(dist.distributed_c10d._world.pg_names)], device=self.device)
+        most = own.clone()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
+        for _ in range(int(most - own)):
+            dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
