@@ -65,6 +65,7 @@ class RankPool:
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         self._store: dist.TCPStore | None = None
+        self._runs = 0
 
     @property
     def world_size(self) -> int:
@@ -90,8 +91,9 @@ class RankPool:
         A rank whose function raises reports and ends, as it would in a training job.
         """
         self._start()
+        self._runs += 1
         for connection in self._connections:
-            connection.send((function, args))
+            connection.send((self._runs, function, args))
         outcomes = self._receive(timeout_seconds)
         if any(outcome.error is not None for outcome in outcomes.values()):
             self.close()
@@ -181,20 +183,12 @@ def _serve(
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=int(environment["RANK"]),
-            world_size=int(environment["WORLD_SIZE"]),
-            timeout=timeout,
-        )
         connection.send(Outcome())
         while True:
-            function, args = connection.recv()
+            run, function, args = connection.recv()
+            _join_group(dist.PrefixStore(f"run {run}", store), environment, timeout)
             torch.manual_seed(0)
-            result = function(*args)
-            _forget_groups()
-            connection.send(Outcome(result=result))
+            connection.send(Outcome(result=function(*args)))
     except EOFError:
         pass  # The test process is gone.
     except BaseException:
@@ -203,10 +197,15 @@ def _serve(
     os._exit(1)
 
 
-def _forget_groups() -> None:
-    """Destroy the groups the function made, which would otherwise pile up threads."""
+def _join_group(store: dist.Store, environment: Mapping[str, str], timeout: timedelta) -> None:
+    """A process group for each function: groups that the one before made are gone."""
     gc.collect()
-    # c10d has no public list of the groups there are.
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=int(environment["RANK"]),
+        world_size=int(environment["WORLD_SIZE"]),
+        timeout=timeout,
+    )

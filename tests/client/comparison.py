@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as Stock
@@ -14,26 +14,16 @@ from bagua_client import DistributedDataParallel
 RELATIVE = {torch.bfloat16: 2**-6, torch.float32: 1e-4, torch.float64: 1e-10}
 
 
-def pair(
-    model: torch.nn.Module, find_unused_parameters: bool = False, as_view: bool = True
-) -> tuple[Stock, DistributedDataParallel]:
-    """``model`` under torch's wrapper, and a copy of it under ours."""
+def pair(model: torch.nn.Module, **options: Any) -> tuple[Stock, DistributedDataParallel]:
+    """``model`` under torch's wrapper, and a copy of it under ours, with the same options."""
     twin = copy.deepcopy(model)
-    stock = Stock(
-        model,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=as_view,
-    )
-    ours = DistributedDataParallel(
-        twin,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=as_view,
-    )
-    return stock, ours
+    options = {"gradient_as_bucket_view": True, **options}
+    return Stock(model, **options), DistributedDataParallel(twin, **options)
 
 
-def difference(stock: Stock, ours: DistributedDataParallel) -> str | None:
+def difference(stock: Stock, ours: DistributedDataParallel, at: str = "") -> str | None:
     """The first gradient or weight that differs by more than rounding; None if none does."""
+    where = f"{at} " if at else ""
     names = [name for name, _ in stock.module.named_parameters()]
     for name, expected, actual in zip(
         names, stock.module.parameters(), ours.module.parameters(), strict=True
@@ -43,9 +33,9 @@ def difference(stock: Stock, ours: DistributedDataParallel) -> str | None:
             ("gradient", expected.grad, actual.grad),
         ):
             if (left is None) != (right is None):
-                return f"{what} of {name}: {left} under torch, {right} under ours"
+                return f"{where}{what} of {name}: {left} under torch, {right} under ours"
             if left is not None and right is not None and not _close(left, right):
-                return f"{what} of {name}: {left.flatten()} under torch, {right.flatten()} ours"
+                return f""
     return None
 
 
@@ -54,8 +44,3 @@ def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
     scale = float(left.abs().max()) if left.numel() else 0.0
     relative = RELATIVE[left.dtype]
     return torch.allclose(right, left, rtol=relative, atol=relative * max(scale, 1e-3))
-
-
-def first(differences: Iterable[str | None]) -> str | None:
-    """The first difference there is."""
-    return next((found for found in differences if found is not None), None)

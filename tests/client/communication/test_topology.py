@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ranks import RankPool
 
 from bagua_client.communication.topology import Topology, discover, node_rank
+from tests.ranks import RankPool
 
 
 @st.composite

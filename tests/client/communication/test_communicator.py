@@ -1,0 +1,124 @@
+"""Process groups: their timeout, their ranks, and the chains of operations on them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.communicator import Communicator, timeout_of
+from bagua_client.communication.pipeline import ThreadPipeline
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _timeouts() -> list[timedelta | None]:
+    user = dist.new_group(timeout=timedelta(seconds=41))
+    partition = [[rank] for rank in range(dist.get_world_size())]
+    made = Communicator(user, CPU).new_group(partition)
+    return [timeout_of(user, CPU), timeout_of(made, CPU)]
+
+
+def test_a_new_group_has_the_timeout_of_the_users(two_ranks: RankPool) -> None:
+    # Fails when torch renames the private attribute that the timeout is read from.
+    assert two_ranks.run(_timeouts) == [[timedelta(seconds=41)] * 2] * 2
+
+
+def test_the_engine_still_takes_callbacks() -> None:
+    # A private name of torch that find_unused_parameters needs.
+    called = []
+    value = torch.ones(1, requires_grad=True)
+
+    def hook(gradient: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: called.append(1))
+
+    value.register_hook(hook)
+    value.sum().backward()
+    assert called == [1]
+
+
+def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
+    communicator = Communicator(_world(), CPU)
+    communicator.prepare(hierarchical)
+    operations = communicator.sum_operations(hierarchical)
+    shards = communicator.shards(hierarchical)
+    padded = -(-elements // shards) * shards
+    base = torch.arange(padded, dtype=torch.float32)
+    flats = [(base + number) * (communicator.rank + 1) for number in range(5)]
+    pipeline = ThreadPipeline()
+    for completion in [pipeline.start(flat, operations) for flat in flats]:
+        completion.wait()
+    pipeline.close()
+    factor = sum(rank + 1 for rank in range(communicator.world_size))
+    right = all(torch.equal(flat, (base + n) * factor) for n, flat in enumerate(flats))
+    return [type(operation).__name__ for operation in operations], right
+
+
+LEADER = ["Reduce", "AllReduce", "Broadcast"]
+MEMBER = ["Reduce", "Broadcast"]
+SHARDS = ["ReduceScatter", "AllReduceShard", "AllGatherShards"]
+
+
+@pytest.mark.parametrize("elements", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("pool", "hierarchical", "operations"),
+    [
+        ("two_ranks", "leaders", [["AllReduce"]] * 2),
+        ("two_ranks", "shards", [["AllReduce"]] * 2),
+        ("three_ranks", "off", [["AllReduce"]] * 3),
+        ("three_ranks", "leaders", [LEADER, MEMBER, LEADER]),
+        ("three_ranks", "shards", [LEADER, MEMBER, LEADER]),
+        ("four_ranks", "leaders", [LEADER, MEMBER, LEADER, MEMBER]),
+        ("four_ranks", "shards", [SHARDS] * 4),
+    ],
+)
+def test_every_chain_leaves_the_sum_on_every_rank(
+    request: pytest.FixtureRequest,
+    pool: str,
+    hierarchical: str,
+    operations: list[list[str]],
+    elements: int,
+) -> None:
+    ranks: RankPool = request.getfixturevalue(pool)
+    assert ranks.run(_sum, hierarchical, elements) == [(names, True) for names in operations]
+
+
+def _groups_of_a_sub_group() -> list[float]:
+    """Rank 1 is in a group more than rank 2 when both make one; who makes it is their own."""
+    dist.new_group([0, 1])
+    pair = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return []
+    communicator = Communicator(pair, CPU)
+    values = []
+    for _ in range(2):
+        value = torch.ones(1)
+        dist.all_reduce(value, group=communicator.new_group([[0, 1]]))
+        values.append(value.item())
+    return values
+
+
+def test_ranks_in_different_numbers_of_groups_can_make_one(three_ranks: RankPool) -> None:
+    assert three_ranks.run(_groups_of_a_sub_group) == [[], [2.0, 2.0], [2.0, 2.0]]
+
+
+def _group_without_rank_1() -> str:
+    try:
+        Communicator(_world(), CPU).new_group([[0]])
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+def test_a_rank_outside_the_partition_is_an_error(two_ranks: RankPool) -> None:
+    results = two_ranks.run(_group_without_rank_1)
+    assert results == ["made", "rank 1 is in no part of [[0]]"]

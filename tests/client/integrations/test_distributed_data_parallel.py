@@ -1,0 +1,315 @@
+"""The wrapper is used like torch's: construction, state, buffers, groups, autocast, clipping."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import sys
+import threading
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+from bagua_client import Configuration, DistributedDataParallel
+from tests.client.comparison import difference, pair
+from tests.ranks import RankPool
+
+
+def _model(width: int = 6) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def _seed_by_rank() -> None:
+    torch.manual_seed(100 + dist.get_rank())
+
+
+def _train_both(models: tuple[nn.Module, nn.Module], width: int = 6, steps: int = 4) -> None:
+    _seed_by_rank()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(steps):
+        inputs = torch.randn(5, width)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+
+# State
+
+
+def _state_goes_round() -> None:
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
+    state = {name: value.clone() for name, value in wrapped.state_dict().items()}
+    assert list(state) == list(wrapped.module.state_dict())
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            parameter.zero_()
+    assert wrapped.load_state_dict(state).missing_keys == []
+    for name, value in wrapped.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_the_state_has_the_modules_own_keys_and_loads_back(two_ranks: RankPool) -> None:
+    two_ranks.run(_state_goes_round)
+
+
+def _state_of_a_container_goes_round() -> None:
+    container = nn.ModuleDict({"model": DistributedDataParallel(_model()), "head": nn.Linear(2, 2)})
+    state = {name: value.clone() for name, value in container.state_dict().items()}
+    plain = nn.ModuleDict({"model": _model(), "head": nn.Linear(2, 2)})
+    assert list(state) == list(plain.state_dict())
+    plain.load_state_dict(state)
+    with torch.no_grad():
+        for parameter in container.parameters():
+            parameter.zero_()
+    container.load_state_dict(state)
+    for name, value in container.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_a_wrapped_part_of_a_larger_module_loads_back_too(two_ranks: RankPool) -> None:
+    two_ranks.run(_state_of_a_container_goes_round)
+
+
+# Replicas and buffers
+
+
+def _start_values() -> list[float]:
+    _seed_by_rank()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.fill_(float(dist.get_rank() + 1))
+    model[0].bias.requires_grad_(False)
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    return torch.cat([v.flatten().double() for v in wrapped.state_dict().values()]).tolist()
+
+
+def test_all_ranks_start_from_rank_0(two_ranks: RankPool) -> None:
+    first, second = two_ranks.run(_start_values)
+    assert first == second
+    assert first[20:24] != [0.0] * 4
+
+
+def _running_means(broadcast_buffers: bool) -> list[list[float]]:
+    models = pair(
+        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), broadcast_buffers=broadcast_buffers
+    )
+    _train_both(models)
+    for model in models:
+        with torch.no_grad():
+            model(torch.ones(3, 6))
+    return [model.module[1].running_mean.tolist() for model in models]
+
+
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
+def test_buffers_follow_rank_0_as_in_torch(two_ranks: RankPool, broadcast_buffers: bool) -> None:
+    results = two_ranks.run(_running_means, broadcast_buffers)
+    assert (results[0][1] == results[1][1]) is broadcast_buffers
+    for stock, ours in results:
+        assert ours == pytest.approx(stock, rel=1e-4, abs=1e-6)
+
+
+# Several groups and models
+
+
+def _train_in_sub_group(ranks: list[int], hierarchical: str) -> str | None:
+    group = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return None
+    stock, ours = pair(_model(), process_group=group)
+    assert ours.reconfigure(Configuration(100, hierarchical))
+    _train_both((stock, ours))
+    return difference(stock, ours)
+
+
+@pytest.mark.parametrize("ranks", [[1, 3], [2, 3], [0, 2, 3]])
+@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
+def test_a_sub_group_trains_while_the_other_ranks_do_something_else(
+    four_ranks: RankPool, ranks: list[int], hierarchical: str
+) -> None:
+    assert four_ranks.run(_train_in_sub_group, ranks, hierarchical) == [None] * 4
+
+
+def _train_generator_and_critic() -> list[str | None]:
+    generators, critics = pair(_model()), pair(nn.Linear(2, 1))
+    _seed_by_rank()
+    for step in range(6):
+        noise = torch.randn(5, 6)
+        for generator, critic in zip(generators, critics, strict=True):
+            generator.zero_grad(set_to_none=step % 2 == 0)
+            critic.zero_grad(set_to_none=step % 2 == 0)
+            critic(generator(noise)).mean().backward()
+    return [difference(*generators), difference(*critics)]
+
+
+def test_two_wrapped_models_share_a_loss(four_ranks: RankPool) -> None:
+    assert four_ranks.run(_train_generator_and_critic) == [[None, None]] * 4
+
+
+def _train_after_wrapping_again() -> str | None:
+    model = _model()
+    first = DistributedDataParallel(model)
+    first(torch.ones(1, 6)).mean().backward()
+    model.zero_grad()
+    del first
+    stock = Stock(copy.deepcopy(model))
+    ours = DistributedDataParallel(model)
+    _train_both((stock, ours))
+    return difference(stock, ours)
+
+
+def test_a_model_wrapped_again_is_reduced_once(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_train_after_wrapping_again) == [None, None]
+
+
+# Autocast and clipping
+
+
+def _train_under_autocast() -> str | None:
+    models = pair(_model())
+    _seed_by_rank()
+    for _ in range(4):
+        inputs = torch.randn(5, 6)
+        for model in models:
+            model.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(inputs).float().square().mean()
+            loss.backward()
+    return difference(*models)
+
+
+def test_autocast(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_train_under_autocast) == [None, None]
+
+
+def _clipped_norms(as_view: bool) -> list[float]:
+    models = pair(_model(), gradient_as_bucket_view=as_view)
+    _seed_by_rank()
+    norms = []
+    for _ in range(3):
+        inputs = torch.randn(5, 6)
+        for model in models:
+            model.zero_grad()
+            model(inputs).square().sum().backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        assert difference(*models) is None
+    return norms
+
+
+@pytest.mark.parametrize("as_view", [True, False])
+def test_gradient_clipping_sees_the_same_norm(two_ranks: RankPool, as_view: bool) -> None:
+    first, second = two_ranks.run(_clipped_norms, as_view)
+    assert first == second
+    assert first[1::2] == pytest.approx(first[0::2], rel=1e-4)
+
+
+# What is refused
+
+
+def _error_of_different_models() -> str:
+    with pytest.raises(RuntimeError) as caught:
+        DistributedDataParallel(_model(width=6 if dist.get_rank() != 2 else 7))
+    return str(caught.value)
+
+
+def test_different_models_are_an_error_on_all_ranks(four_ranks: RankPool) -> None:
+    (message,) = set(four_ranks.run(_error_of_different_models))
+    assert "rank 2 has other parameters" in message
+
+
+def _error_of_different_defaults() -> str:
+    size = {"BAGUA_DEFAULT_BUCKET_SIZE": str(100 + dist.get_rank())}
+    with mock.patch.dict(os.environ, size), pytest.raises(RuntimeError) as caught:
+        DistributedDataParallel(_model())
+    return str(caught.value)
+
+
+def test_different_default_bucket_sizes_are_an_error_on_all_ranks(two_ranks: RankPool) -> None:
+    (message,) = set(two_ranks.run(_error_of_different_defaults))
+    assert "BAGUA_DEFAULT_BUCKET_SIZE" in message
+
+
+def _errors_of_construction() -> list[str]:
+    messages = []
+    frozen = _model().requires_grad_(False)
+    sparse = nn.Sequential(nn.Linear(2, 2), nn.Embedding(9, 3, sparse=True))
+    for model, options in (
+        (frozen, {}),
+        (sparse, {}),
+        (_model(), {"algorithm": "no such"}),
+    ):
+        with pytest.raises(ValueError) as caught:
+            DistributedDataParallel(model, **options)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_cannot_be_trained_is_refused_in_words(two_ranks: RankPool) -> None:
+    nothing, sparse, algorithm = two_ranks.run(_errors_of_construction)[0]
+    assert "nothing to train" in nothing
+    assert sparse.startswith("1 produces sparse gradients")
+    assert "no algorithm named 'no such'" in algorithm
+
+
+def test_wrapping_before_torch_distributed_is_initialised_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        DistributedDataParallel(_model())
+
+
+def _error_of_a_functional_sparse_gradient() -> str:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(9, 3))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return nn.functional.embedding(rows, self.table, sparse=True)
+
+    wrapped = DistributedDataParallel(Lookup())
+    with pytest.raises(RuntimeError) as caught:
+        wrapped(torch.tensor([1, 2])).sum().backward()
+    return str(caught.value)
+
+
+def test_a_sparse_gradient_nobody_announced_is_named(two_ranks: RankPool) -> None:
+    messages = two_ranks.run(_error_of_a_functional_sparse_gradient)
+    assert all("parameter table has a sparse gradient" in message for message in messages)
+
+
+# Off is off
+
+
+def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], list[str]]:
+    variables = {} if autotune is None else {"BAGUA_AUTOTUNE": autotune}
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    agent = {name for name in sys.modules if name.startswith("bagua_client.agent")}
+    hidden = {name: sys.modules.pop(name) for name in agent}
+    threads, groups = threading.active_count(), len(dist.distributed_c10d._world.pg_map)
+    try:
+        with mock.patch.dict(os.environ, variables):
+            wrapped = DistributedDataParallel(_model())
+            for _ in range(3):
+                wrapped(torch.ones(1, 6)).mean().backward()
+        return (
+            threading.active_count() - threads,
+            len(dist.distributed_c10d._world.pg_map) - groups,
+            [name for name in sys.modules if name.startswith("bagua_client.agent")],
+            [record.getMessage() for record in records if record.levelno >= logging.WARNING],
+        )
+    finally:
+        sys.modules.update(hidden)
+        logging.getLogger("bagua_client").removeHandler(handler)
+
+
+@pytest.mark.parametrize("autotune", [None, "0"])
+def test_without_autotune_there_is_no_thread_no_group_and_no_agent(
+    four_ranks: RankPool, autotune: str | None
+) -> None:
+    assert four_ranks.run(_what_appears_when_off, autotune) == [(0, 0, [], [])] * 4

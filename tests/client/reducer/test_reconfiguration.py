@@ -1,0 +1,186 @@
+"""Buckets are cut anew between two steps, on all ranks or on none."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from tests.client.comparison import difference, pair
+from tests.ranks import RankPool
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+
+def _step(model: nn.Module, inputs: torch.Tensor) -> None:
+    model(inputs).square().mean().backward()
+
+
+def _own_inputs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(5, 6, generator=generator)
+
+
+class _Records(logging.Handler):
+    """The log of the client while in force."""
+
+    def __enter__(self) -> list[str]:
+        self.lines: list[str] = []
+        self._logger = logging.getLogger("bagua_client")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+        return self.lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+        self._logger.removeHandler(self)
+
+
+def _error_in_the_middle_of_a_step() -> str:
+    ours = DistributedDataParallel(_model())
+    last = list(ours.parameters())[-1]
+    last.register_post_accumulate_grad_hook(lambda _: ours.reconfigure(Configuration(1)))
+    with pytest.raises(RuntimeError) as caught:
+        _step(ours, _own_inputs())
+    return str(caught.value)
+
+
+def test_the_middle_of_a_step_is_no_time_for_it(two_ranks: RankPool) -> None:
+    for message in two_ranks.run(_error_in_the_middle_of_a_step):
+        assert "only be re-cut between two steps" in message
+
+
+def _carry_over(configuration: Configuration, synchronised: bool) -> str | None:
+    models = pair(_model())
+    for model in models:
+        if synchronised:
+            _step(model, _own_inputs())
+        with model.no_sync():
+            _step(model, _own_inputs() + 1)
+    _, ours = models
+    before = [parameter.grad.clone() for parameter in ours.parameters()]
+    assert ours.reconfigure(configuration)
+    after = [parameter.grad for parameter in ours.parameters()]
+    assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
+    for model in models:
+        _step(model, _own_inputs() + 2)
+    return difference(*models)
+
+
+@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_accumulated_gradients_are_carried_over(
+    four_ranks: RankPool, hierarchical: str, synchronised: bool
+) -> None:
+    configuration = Configuration(200, hierarchical)
+    assert four_ranks.run(_carry_over, configuration, synchronised) == [None] * 4
+
+
+def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str], str | None]:
+    stock, ours = models = pair(_model())
+    assert ours.reconfigure(Configuration(100, "leaders"))
+    for model in models:
+        _step(model, _own_inputs())
+    with _Records() as lines:
+        agreed = ours.reconfigure(configurations[dist.get_rank()])
+        for model in models:
+            for _ in range(3):
+                _step(model, _own_inputs())
+    errors = [line for line in lines if not line.startswith("INFO")]
+    return agreed, str(ours.configuration), errors, difference(stock, ours)
+
+
+@pytest.mark.parametrize(
+    ("configurations", "who"),
+    [
+        ([Configuration(1), Configuration(1), Configuration(500), Configuration(1)], "rank 2"),
+        ([Configuration(1, "leaders"), *[Configuration(1)] * 3], "rank 0"),
+        ([*[Configuration(1, "shards")] * 3, Configuration(1)], "rank 3"),
+        ([Configuration(size) for size in (1, 200, 400, 800)], "ranks 1, 2, 3"),
+    ],
+)
+def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
+    four_ranks: RankPool, configurations: list[Configuration], who: str
+) -> None:
+    results = four_ranks.run(_disagree, configurations)
+    for rank, (agreed, configuration, errors, found) in enumerate(results):
+        assert (agreed, configuration, found) == (False, str(Configuration()), None)
+        if rank == 0:
+            (error,) = errors
+            assert error.startswith(f"ERROR {who} disagreed with the others")
+            assert f"return to the default ({Configuration()})" in error
+        else:
+            assert errors == []
+
+
+def _buckets_left_over(configurations: list[Configuration]) -> list[int]:
+    ours = DistributedDataParallel(_model())
+    left = []
+    for configuration in configurations:
+        _step(ours, _own_inputs())
+        old = [weakref.ref(bucket.flat) for bucket in ours._reducer._buckets]
+        assert ours.reconfigure(configuration)
+        gc.collect()
+        left.append(sum(reference() is not None for reference in old))
+    return left
+
+
+def test_the_memory_of_the_old_buckets_is_released(four_ranks: RankPool) -> None:
+    configurations = [
+        Configuration(200),
+        Configuration(300, "leaders"),
+        Configuration(200, "leaders"),
+        Configuration(300, "shards"),
+        Configuration(400),
+    ]
+    assert four_ranks.run(_buckets_left_over, configurations) == [[0] * 5] * 4
+
+
+def _threads_left_over() -> list[str]:
+    before = set(threading.enumerate())
+    ours = DistributedDataParallel(_model())
+    assert ours.reconfigure(Configuration(200, "shards"))
+    _step(ours, _own_inputs())
+    relays = set(threading.enumerate()) - before
+    assert relays
+    del ours
+    gc.collect()
+    for relay in relays:
+        relay.join(timeout=10)
+    return [relay.name for relay in relays if relay.is_alive()]
+
+
+def test_the_threads_end_with_the_wrapper(four_ranks: RankPool) -> None:
+    assert four_ranks.run(_threads_left_over) == [[]] * 4
+
+
+def _log_of_a_change() -> tuple[list[str], list[float]]:
+    ours = DistributedDataParallel(_model())
+    seconds = []
+    with _Records() as lines:
+        for configuration in (Configuration(1), Configuration(1)):
+            assert ours.reconfigure(configuration)
+            seconds.append(ours._reducer.recut_seconds)
+    return lines, seconds
+
+
+def test_a_change_is_timed_and_logged_once_by_rank_0(two_ranks: RankPool) -> None:
+    (lines, seconds), (others_lines, _) = two_ranks.run(_log_of_a_change)
+    (line,) = lines
+    assert line.startswith("INFO cut 8 tensors into 8 buckets (bucket 1 B, hierarchical off) in ")
+    assert seconds[0] > 0
+    assert seconds[1] == 0, "the same configuration again changes nothing"
+    assert others_lines == []

@@ -1,0 +1,50 @@
+"""One rank is killed in the middle of a step: the others end with torch.distributed's error."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from tests.ranks import RankPool
+
+COLLECTIVE_TIMEOUT_SECONDS = 20
+
+
+def _train_until_killed(hierarchical: str, victim: int) -> None:
+    ours = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))))
+    assert ours.reconfigure(Configuration(1, hierarchical))
+    steps = 0
+
+    def die(_: torch.Tensor) -> None:
+        if steps == 3 and dist.get_rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ours.module[2].weight.register_post_accumulate_grad_hook(die)
+    for _ in range(10):
+        steps += 1
+        ours.zero_grad()
+        ours(torch.ones(2, 64)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("hierarchical", "victim"), [("off", 1), ("leaders", 2), ("leaders", 3), ("shards", 0)]
+)
+def test_the_other_ranks_end_with_torchs_own_error(hierarchical: str, victim: int) -> None:
+    pool = RankPool([2, 2], collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS)
+    try:
+        outcomes = pool.outcomes(_train_until_killed, hierarchical, victim, timeout_seconds=90)
+    finally:
+        pool.close()
+    assert outcomes.pop(victim).error == "ended with exit code -9"
+    for rank, outcome in outcomes.items():
+        assert outcome.error is not None, f"rank {rank} did not notice"
+        assert "backward" in outcome.error, outcome.error
+        last_line = outcome.error.strip().splitlines()[-1]
+        assert last_line.startswith(("RuntimeError", "torch.distributed")), last_line
+        assert "gloo" in outcome.error, "the error is torch.distributed's own"
