@@ -35,7 +35,8 @@ def difference(stock: Stock, ours: DistributedDataParallel, at: str = "") -> str
             if (left is None) != (right is None):
                 return f"{where}{what} of {name}: {left} under torch, {right} under ours"
             if left is not None and right is not None and not _close(left, right):
-                return f""
+                values = f"{left.flatten()} under torch, {right.flatten()} under ours"
+                return f"{where}{what} of {name}: {values}"
     return None
 
 
