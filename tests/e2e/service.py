@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import requests
+
+from tests.autotune.server import ServeProcess
 
 
 class ServiceProcess:
@@ -21,22 +19,17 @@ class ServiceProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self.database = f"sqlite:///{folder}/service.db"
-        self._process: subprocess.Popen[str] | None = None
+        self._database = folder / "service.db"
+        self._process: ServeProcess | None = None
 
     def start(self) -> None:
         """Returns when it listens."""
-        command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", str(self.port)]
-        command += ["--database", self.database, "--log-level", "warning"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        assert "listening on" in self._process.stdout.readline()
+        self._process = ServeProcess(self._database, "--port", str(self.port)).__enter__()
 
     def kill(self) -> None:
         """Without giving it a chance to clean up."""
         if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.__exit__(None, None, None)
             self._process = None
 
     def get(self, path: str) -> Any:

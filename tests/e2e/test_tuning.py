@@ -49,6 +49,8 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     assert any(job["result"]["summary"] in line for line in reports[0].logged)
     # Afterwards nothing is left but what a hierarchical winner needs.
     assert not any("reporter" in name for report in reports for name in report.threads)
+    is_flat = reports[0].configurations[-1].hierarchical == "off"
+    assert {report.groups for report in reports} == {1 if is_flat else 4}
 
 
 def test_rank_0_starts_a_service_that_ends_with_the_job(
@@ -97,5 +99,5 @@ def test_without_autotuning_no_service_hears_of_the_job(service: ServiceProcess)
     finally:
         pool.close()
     check(reports)
-    assert reports[0].threads == []
+    assert [(report.threads, report.groups) for report in reports] == [([], 1)] * 2
     assert service.job() == {}

@@ -29,6 +29,7 @@ class Report:
         tuned: whether the tuning came to its end.
         logged: the client's log lines, with their levels.
         threads: names of the client's threads at the end.
+        groups: how many process groups there are at the end.
     """
 
     steps: int
@@ -37,6 +38,7 @@ class Report:
     tuned: bool
     logged: list[str]
     threads: list[str]
+    groups: int
 
 
 def make_model() -> nn.Module:
@@ -108,6 +110,7 @@ def train(
         tuned=not tuned.is_tuning,
         logged=handler.lines,
         threads=[t.name for t in threading.enumerate() if t.name.startswith("bagua-")],
+        groups=len(dist.distributed_c10d._world.pg_map),
     )
 
 

@@ -62,6 +62,7 @@ class Agent:
         # Discovering is collective, and rank 0 alone describes the job later.
         _ = communicator.topology
         self._clock = clock_for(communicator.device)
+        self._active = True
         self._reporter: Reporter | None = None
         self._step = 0
         self._valid = False
@@ -76,7 +77,7 @@ class Agent:
 
     @property
     def is_active(self) -> bool:
-        return self._reducer.after_reduction is not None
+        return self._active
 
     def interrupted(self) -> None:
         """Something that is no training (an evaluation) happens in this step."""
@@ -173,12 +174,21 @@ class Agent:
         self._next_report = self._step + 1
 
     def _end(self) -> None:
+        """The last command is in force: from the step after the next on nothing is left."""
+        self._active = False
         if self._reporter is not None:
             self._reporter.finish()
+        self._reducer.after_reduction = self._leave
+
+    def _leave(self) -> None:
+        """One step after the last vote, which every rank has read by now."""
         self._detach()
+        dist.destroy_process_group(self._group)
+        self._reducer.communicator.release(self._reducer.layout.configuration.hierarchical)
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
+        self._active = False
         self._reducer.after_reduction = None
         self._in_flight = None
 

@@ -74,6 +74,14 @@ class Communicator:
         if hierarchical != "off" and self.topology.is_hierarchical:
             _ = self.node_groups
 
+    def release(self, hierarchical: str) -> None:
+        """Let go of what a configuration does not need; nothing may be in flight."""
+        if hierarchical == "off" and "node_groups" in self.__dict__:
+            groups = self.node_groups
+            for group in (groups.inside_first, groups.across, groups.inside_last):
+                dist.destroy_process_group(group)
+            del self.node_groups
+
     def sum_operations(self, hierarchical: str) -> tuple[Operation, ...]:
         """The chain that leaves the sum over all ranks on all ranks.
 

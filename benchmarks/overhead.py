@@ -1,0 +1,198 @@
+"""The agent's cost on the training thread: while tuning, after it ended, and when off.
+
+Ranks train a small model with a real service; each step sleeps, so that it takes about 50 ms as
+on a device that computes by itself. What the agent does at the end of each step is timed on every
+rank; the rank with the highest mean counts. After the tuning, and when off, nothing of the agent
+is called: what is left is timed in a loop.
+
+    python benchmarks/overhead.py --json overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+import timeit
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEP_SECONDS = 0.05
+LAYERS = 80
+WIDTH = 64
+LIMITS = {
+    "BAGUA_AUTOTUNE_MAX_SAMPLES": "12",
+    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2",
+    "BAGUA_AUTOTUNE_WARMUP_TIME_S": "2",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of the training thread in each step, on one rank."""
+
+    phase: str
+    rank: int
+    steps: int
+    mean: float
+    median: float
+    p95: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What there is beside the training itself, on rank 0."""
+
+    phase: str
+    threads: int
+    groups: int
+    agent_loaded: bool
+
+
+def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
+    """One rank; puts a list of Cost and of Footprint into ``results``."""
+    os.environ.update(LIMITS, BAGUA_AUTOTUNE=str(int(on)), XDG_DATA_HOME=folder)
+    os.environ.update(LOCAL_WORLD_SIZE=str(ranks // 2), GROUP_RANK=str(rank // (ranks // 2)))
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store-{on}", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    spent: list[float] = []
+    if on:
+        time_the_agent(spent)
+    from bagua_client import DistributedDataParallel
+
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    )
+    begin_seconds = work_seconds(model)
+    tuning: list[float] = []
+    while model.is_tuning:
+        step(model, begin_seconds)
+        tuning, spent[:] = tuning + spent, []
+    for _ in range(20):
+        step(model, begin_seconds)
+    costs = [Cost("tuning", rank, len(tuning), *statistics(tuning))] if on else []
+    phase = "ended" if on else "off"
+    # All that a step still does for the agent: two questions, in forward and after reducing.
+    loops = 100_000
+    question = "reducer.after_reduction is not None; model._agent is not None"
+    names = {"reducer": model._reducer, "model": model}
+    left = [seconds / loops for seconds in timeit.repeat(question, number=loops, globals=names)]
+    costs.append(Cost(phase, rank, loops * len(left), *statistics([*left, *spent])))
+    threads = sum(thread.name.startswith("bagua-") for thread in threading.enumerate())
+    groups = len(dist.distributed_c10d._world.pg_map)
+    footprint = Footprint(phase, threads, groups, "bagua_client.agent" in sys.modules)
+    results.put((costs, footprint if rank == 0 else None))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def time_the_agent(spent: list[float]) -> None:
+    """Time every call of the agent at the end of a step."""
+    from bagua_client.agent.agent import Agent
+
+    step_done = Agent.step_done
+
+    def timed(self: Agent) -> None:
+        began = time.perf_counter()
+        step_done(self)
+        spent.append(time.perf_counter() - began)
+
+    Agent.step_done = timed  # type: ignore[method-assign]
+
+
+def work_seconds(model: nn.Module) -> float:
+    """How long a step takes without sleeping."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        step(model, 0.0)
+        times.append(time.perf_counter() - began)
+    longest = torch.tensor(median(times))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return max(STEP_SECONDS - longest.item(), 0.001)
+
+
+def step(model: nn.Module, sleep_seconds: float) -> None:
+    time.sleep(sleep_seconds)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    model.zero_grad()
+
+
+def statistics(seconds: list[float]) -> tuple[float, float, float, float]:
+    micro = [value * 1e6 for value in seconds]
+    return mean(micro), median(micro), quantiles(micro, n=20)[-1], max(micro)
+
+
+def measure(on: bool, ranks: int) -> tuple[list[Cost], Footprint]:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        results = context.Queue()
+        arguments = (folder, on, ranks, results)
+        processes = [
+            context.Process(target=train, args=(rank, *arguments)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        answers = [results.get(timeout=300) for _ in processes]
+        for process in processes:
+            process.join()
+    costs = [cost for costs, _ in answers for cost in costs]
+    return costs, next(footprint for _, footprint in answers if footprint is not None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4, help="an even number, on two nodes")
+    parser.add_argument("--rounds", type=int, default=3, help="tunings, in turns with trainings")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    costs: list[Cost] = []
+    footprints: list[Footprint] = []
+    for _ in range(arguments.rounds):
+        for on in (True, False):
+            found, footprint = measure(on, arguments.ranks)
+            costs, footprints = costs + found, [*footprints, footprint]
+    print(
+        f"{'phase':8} {'steps':>7} {'mean us':>9} {'median':>8} {'p95':>8} {'of 50 ms':>9}  spread"
+    )
+    for phase in ("tuning", "ended", "off"):
+        rounds = [cost for cost in costs if cost.phase == phase]
+        worst = sorted(rounds, key=lambda cost: cost.mean)
+        # The rank with the highest mean of each round; the median of these over the rounds.
+        means = [cost.mean for cost in worst[-arguments.rounds :]]
+        typical = worst[-(arguments.rounds + 1) // 2]
+        share = median(means) / 1e6 / STEP_SECONDS
+        print(
+            f"{phase:8} {typical.steps:7d} {median(means):9.2f} {typical.median:8.2f} "
+            f"{typical.p95:8.1f} {share:9.5%}  {min(means):.1f} to {max(means):.1f} us"
+        )
+    for footprint in footprints[:2]:
+        print(
+            f"{footprint.phase}: {footprint.threads} threads of ours, {footprint.groups} process "
+            f"group(s), agent's code loaded: {footprint.agent_loaded}"
+        )
+    if arguments.json:
+        record = {
+            "costs": [asdict(c) for c in costs],
+            "footprints": [asdict(f) for f in footprints],
+        }
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
