@@ -63,8 +63,9 @@ class Reducer:
         self._gradients = algorithm.communicates is Communicates.GRADIENT
         self._as_view = gradient_as_bucket_view
         self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
-        self._pipeline = pipeline_for(self._parameters[0].device)
-        weakref.finalize(self, self._pipeline.close)
+        self._pipelines = {p.device.type: pipeline_for(p.device) for p in self._parameters}
+        for pipeline in self._pipelines.values():
+            weakref.finalize(self, pipeline.close)
         self._lock = threading.Lock()
         self._recorder: ReadyOrder | None = ReadyOrder(self.order)
         self._armed = algorithm.when is When.OPTIMIZER_STEPPED
@@ -187,7 +188,8 @@ class Reducer:
             bucket = self._buckets[len(self._started)]
             if bucket.missing:
                 return
-            self._started.append(self._pipeline.start(bucket.flat, bucket.operations))
+            pipeline = self._pipelines[bucket.flat.device.type]
+            self._started.append(pipeline.start(bucket.flat, bucket.operations))
         self._finish()
 
     def _finish(self) -> None:
@@ -255,7 +257,8 @@ class Reducer:
                 self._carry_over(index, view)
                 views[index], bucket_of[index] = view, bucket
         if configuration.hierarchical == "off":
-            self._pipeline.close()
+            for pipeline in self._pipelines.values():
+                pipeline.close()
         self.layout, self._buckets, self._views, self._bucket_of = layout, buckets, views, bucket_of
 
     def _carry_over(self, index: int, view: torch.Tensor) -> None:

@@ -1,0 +1,94 @@
+"""What differs on a GPU: streams, events and NCCL. Skipped where there is none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from tests.client.comparison import difference, pair
+from tests.e2e.service import ServiceProcess
+from tests.ranks import RankPool
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers: list[nn.Module] = []
+    for _ in range(8):
+        layers += [nn.Linear(256, 256), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def _compare(backend: str, mixed_devices: bool) -> None:
+    """50 steps, re-cut at random every five of them."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    group = dist.new_group(backend=backend)
+    model = _model().cuda()
+    if mixed_devices:
+        model[0], model[1] = model[0].cpu(), _ToCuda()
+    stock, ours = pair(model, process_group=group)
+    choose = random.Random(1)
+    for step in range(50):
+        if step % 5 == 4:
+            size = choose.choice([1, 2**16, 2**19, 2**25])
+            hierarchical = choose.choice(["off", "leaders", "shards"])
+            assert ours.reconfigure(Configuration(size, hierarchical))
+        torch.manual_seed(10 * step + dist.get_rank())
+        inputs = torch.randn(4, 256, device="cpu" if mixed_devices else "cuda")
+        for wrapped in (stock, ours):
+            wrapped.zero_grad(set_to_none=step % 2 == 0)
+            wrapped(inputs).square().mean().backward()
+            with torch.no_grad():
+                for parameter in wrapped.parameters():
+                    assert parameter.grad is not None
+                    parameter -= 0.1 * parameter.grad
+        assert (wrong := difference(stock, ours, f"step {step}")) is None, wrong
+
+
+class _ToCuda(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh().cuda()
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "backend", "mixed_devices"),
+    [((1,), "nccl", False), ((1,), "cpu:gloo,cuda:nccl", True), ((2, 2), "gloo", False)],
+)
+def test_gradients_are_stocks_while_buckets_change(
+    ranks_per_node: tuple[int, ...], backend: str, mixed_devices: bool
+) -> None:
+    """NCCL takes one rank for each GPU, so several ranks on one GPU talk over gloo."""
+    pool = RankPool(ranks_per_node)
+    try:
+        pool.run(_compare, backend, mixed_devices)
+    finally:
+        pool.close()
+
+
+def _tune() -> list[Configuration]:
+    model = DistributedDataParallel(_model().cuda())
+    seen = []
+    for _ in range(3000):
+        if not model.is_tuning:
+            break
+        model.zero_grad()
+        model(torch.randn(64, 256, device="cuda")).square().mean().backward()
+        seen.append(model.configuration)
+    return seen
+
+
+def test_a_job_on_the_gpu_is_tuned_by_its_events(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    seen = tuned_ranks(service.url).run(_tune)
+    assert all(configurations == seen[0] for configurations in seen)
+    assert service.job()["state"] == "finished"
+    assert len({configuration.bucket_bytes for configuration in seen[0]}) > 1
