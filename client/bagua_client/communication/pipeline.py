@@ -105,10 +105,13 @@ class ThreadPipeline:
         return self._queues[place - 1]
 
     def _relay(self, place: int, chains: queue.SimpleQueue[_Chain | None]) -> None:
-        while (chain := chains.get()) is not None:
+        while True:
+            chain = chains.get()
+            if chain is None:
+                return
             if chain.advance(place):
                 self._queue(place + 1).put(chain)
-            # Waiting for the next one must not keep this one's bucket in memory.
+            # While this thread waits for the next, it must not hold on to a bucket's memory.
             del chain
 
 
