@@ -11,7 +11,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 # A layer of its own: the requirements change less often than the code.
 RUN python3 -c 'import tomllib; \
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-print(*extras["service"], sep="\n")' > service.txt \
+print(*extras["service"], *extras["postgresql"], sep="\n")' > service.txt \
     && python3 -m venv /venv \
     && /venv/bin/pip install --no-cache-dir --disable-pip-version-check \
         --requirement service.txt --constraint constraints.txt

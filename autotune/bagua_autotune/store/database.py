@@ -101,7 +101,7 @@ def _parse(url: str) -> URL:
     except ArgumentError as error:
         raise StoreError(
             f"{url!r} is not a database URL; examples: sqlite:////var/lib/autotune.db, "
-            "postgresql+psycopg://user@host/name"
+            "postgresql+pg8000://user@host/name"
         ) from error
 
 

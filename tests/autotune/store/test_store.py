@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, StoreError, UnknownJob, UnknownTrial, ranks
 from bagua_autotune.store.tables import Base
+from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
@@ -24,14 +24,22 @@ FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
 RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
 
 
-# A PostgreSQL, say, where one is at hand.
-EXTERNAL = os.environ.get("TEST_DATABASE_URL")
+@pytest.fixture(scope="module")
+def postgresql_url() -> Iterator[str]:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed")
+    with running_cluster(binaries) as url:
+        yield url
 
 
-@pytest.fixture(params=["file", "memory", *(["external"] if EXTERNAL else [])])
+@pytest.fixture(params=["file", "memory", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
-    url = urls.get(request.param) or str(EXTERNAL)
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+    else:
+        urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
+        url = urls[request.param]
     opened = Store(url)
     with opened.database.writing() as session:
         for table in reversed(Base.metadata.sorted_tables):
