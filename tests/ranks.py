@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ class RankPool:
         self._variables = dict(variables or {})
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
-        self._store: dist.TCPStore | None = None
+        self._folder = tempfile.TemporaryDirectory()
         self._runs = 0
 
     @property
@@ -93,7 +94,7 @@ class RankPool:
         self._start()
         self._runs += 1
         for connection in self._connections:
-            connection.send((self._runs, function, args))
+            connection.send((f"{self._folder.name}/{self._runs}", function, args))
         outcomes = self._receive(timeout_seconds)
         if any(outcome.error is not None for outcome in outcomes.values()):
             self.close()
@@ -107,7 +108,7 @@ class RankPool:
             process.join()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections, self._store = [], [], None
+        self._processes, self._connections = [], []
 
     @property
     def pids(self) -> list[int]:
@@ -116,13 +117,12 @@ class RankPool:
     def _start(self) -> None:
         if self._processes:
             return
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
             connection, far_end = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(far_end, self._environment(rank), self._store.port, self._collective_timeout),
+                args=(far_end, self._environment(rank), self._collective_timeout),
                 daemon=True,
                 name=f"rank {rank} of {self.world_size}",
             )
@@ -159,9 +159,9 @@ class RankPool:
                 for connection in left:
                     error = f"had not answered after {timeout_seconds:g} s"
                     outcomes[rank_of[connection]] = Outcome(error=error)
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                outcomes[rank_of[connection]] = self._answer(rank_of[connection], connection)
+            for answered in ready:
+                assert isinstance(answered, Connection)
+                outcomes[rank_of[answered]] = self._answer(rank_of[answered], answered)
         return outcomes
 
     def _answer(self, rank: int, connection: Connection) -> Outcome:
@@ -174,19 +174,16 @@ class RankPool:
         return outcome
 
 
-def _serve(
-    connection: Connection, environment: Mapping[str, str], port: int, timeout: timedelta
-) -> None:
+def _serve(connection: Connection, environment: Mapping[str, str], timeout: timedelta) -> None:
     for name in [name for name in os.environ if name.startswith("BAGUA_")]:
         del os.environ[name]
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
         connection.send(Outcome())
         while True:
-            run, function, args = connection.recv()
-            _join_group(dist.PrefixStore(f"run {run}", store), environment, timeout)
+            store, function, args = connection.recv()
+            _join_group(store, environment, timeout)
             torch.manual_seed(0)
             connection.send(Outcome(result=function(*args)))
     except EOFError:
@@ -197,14 +194,14 @@ def _serve(
     os._exit(1)
 
 
-def _join_group(store: dist.Store, environment: Mapping[str, str], timeout: timedelta) -> None:
-    """A process group for each function: groups that the one before made are gone."""
+def _join_group(store: str, environment: Mapping[str, str], timeout: timedelta) -> None:
+    """A process group for each function, met over the file ``store``; older groups are gone."""
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group(
         "gloo",
-        store=store,
+        init_method=f"file://{store}",
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
         timeout=timeout,

@@ -109,6 +109,7 @@ def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str]
         ([Configuration(1), Configuration(1), Configuration(500), Configuration(1)], "rank 2"),
         ([Configuration(1, "leaders"), *[Configuration(1)] * 3], "rank 0"),
         ([*[Configuration(1, "shards")] * 3, Configuration(1)], "rank 3"),
+        ([Configuration(1)] * 2 + [Configuration(500)] * 2, "ranks 2, 3"),
         ([Configuration(size) for size in (1, 200, 400, 800)], "ranks 1, 2, 3"),
     ],
 )

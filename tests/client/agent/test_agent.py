@@ -1,0 +1,42 @@
+"""When there is an agent at all; what it does is in tests/e2e."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+
+from bagua_client import DistributedDataParallel
+from tests.ranks import RankPool
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _wrap_with_autotune_on(ranks: list[int]) -> tuple[bool, list[str]]:
+    os.environ["BAGUA_AUTOTUNE"] = str(int(dist.get_rank() in ranks))
+    handler = _Lines()
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(3, 3))
+        model(torch.ones(1, 3)).sum().backward()
+        return model.is_tuning, handler.lines
+    finally:
+        logger.removeHandler(handler)
+        del os.environ["BAGUA_AUTOTUNE"]
+
+
+def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: RankPool) -> None:
+    (first, lines), (second, silent) = two_ranks.run(_wrap_with_autotune_on, [0])
+    assert (first, second) == (False, False)
+    assert any("set it on all" in line for line in lines)
+    assert silent == []
