@@ -27,6 +27,7 @@ THREADS = 16
 MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
 PARENT_GRACE_SECONDS = 0.5
+NICENESS = 10
 
 
 class ServeError(Exception):
@@ -57,6 +58,8 @@ def serve(settings: Settings) -> None:
     try:
         _end_on_signals()
         if settings.parent_pid is not None:
+            # It shares the training's machine and must not take its cores.
+            os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
         server = waitress.create_server(
             create_app(settings, store),

@@ -69,10 +69,9 @@ def _knobs(reducer: Reducer) -> dict[str, Any]:
     default, topology = reducer.default.bucket_bytes, reducer.communicator.topology
     hierarchical = ["off"]
     if topology.is_hierarchical:
-        # NCCL moves the shards of a node over as many links; on gloo the ranks of a node share
-        # one, and fewer, larger messages win (benchmarks/hierarchical.py).
-        shards = topology.is_uniform and reducer.communicator.device.type == "cuda"
-        hierarchical.append("shards" if shards else "leaders")
+        # Which of the two wins depends on the links inside and between the nodes: measured on
+        # the job itself, like everything else.
+        hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
     return {
         "bucket_bytes": {
             "type": "log_integer",

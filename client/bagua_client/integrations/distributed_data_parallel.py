@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ from bagua_client.reducer.replicas import Replicas
 
 if TYPE_CHECKING:
     from bagua_client.agent import Agent
+
+
+logger = logging.getLogger(__name__)
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -89,7 +93,7 @@ class DistributedDataParallel(torch.nn.Module):
             _listed(optimizers),
         )
         self._agent: Agent | None = None
-        if environment.autotune and communicator.world_size > 1:
+        if _tunes(environment, communicator):
             # Without autotuning not even the agent's code is loaded.
             from bagua_client.agent import start_agent
 
@@ -199,6 +203,20 @@ def _check_replicas(reducer: Reducer) -> None:
             "sizes or dtypes) or another BAGUA_DEFAULT_BUCKET_SIZE than on the other ranks; build "
             "the same model with the same settings on every rank"
         )
+
+
+def _tunes(environment: Environment, communicator: Communicator) -> bool:
+    """Whether the job is tuned: BAGUA_AUTOTUNE says so on all ranks, and there are several."""
+    vote = Vote(int(environment.autotune), communicator.group, communicator.device)
+    if vote.dissenters():
+        if communicator.rank == 0:
+            logger.warning(
+                "autotune is off: BAGUA_AUTOTUNE is set on some ranks only; set it on all"
+            )
+        return False
+    if environment.autotune and communicator.world_size == 1:
+        logger.info("autotune is off: a single rank communicates nothing")
+    return environment.autotune and communicator.world_size > 1
 
 
 def _listed(
