@@ -11,7 +11,8 @@ from bagua_autotune.api import messages, views
 from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import parse
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.store import JobConflict
+from bagua_autotune.tuning.tuner import Tuner, WrongStep
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_JOBS_LISTED = 1000
@@ -28,7 +29,7 @@ def blueprint(tuner: Tuner) -> Blueprint:
         spec = parse(messages.Registration)
         try:
             is_new = tuner.register(job_id, spec)
-        except ValueError as error:
+        except JobConflict as error:
             abort(409, f"{error}; choose another id.")
         return _answer(views.job_state(tuner, job_id), 201 if is_new else 200)
 
@@ -38,7 +39,7 @@ def blueprint(tuner: Tuner) -> Blueprint:
         observations = [Observation(step.step, step.seconds) for step in batch.steps]
         try:
             tuner.observe(job_id, batch.trial, observations)
-        except ValueError as error:
+        except WrongStep as error:
             abort(422, f"steps: {error}.")
         return _answer(views.job_state(tuner, job_id))
 

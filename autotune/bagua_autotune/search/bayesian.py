@@ -91,14 +91,17 @@ class _Model:
         seed: int,
     ) -> None:
         import skopt  # here: takes seconds to import
+        from skopt.utils import normalize_dimensions
 
         self._knobs = knobs
         everything = [*candidates, *(configuration for configuration, _, _ in told)]
         dimensions = [_dimension(knob, domain, everything) for knob, domain in knobs.items()]
         costs = [cost for _, cost, _ in told]
+        # A categorical knob of more than two values is as many inputs.
+        inputs = normalize_dimensions(dimensions).transformed_n_dims
         optimizer = skopt.Optimizer(
             dimensions,
-            base_estimator=_process(len(dimensions), costs, [error for _, _, error in told], seed),
+            base_estimator=_process(inputs, costs, [error for _, _, error in told], seed),
             n_initial_points=1,
             acq_func="EI",
             # Its own proposal, from random points, is not used: ours are the candidates.

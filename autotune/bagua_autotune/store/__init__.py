@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bagua_autotune.store.database import StoreError
-from bagua_autotune.store.store import Step, Store, UnknownJob, UnknownTrial
+from bagua_autotune.store.store import JobConflict, Step, Store, UnknownJob, UnknownTrial
 
-__all__ = ["Step", "Store", "StoreError", "UnknownJob", "UnknownTrial"]
+__all__ = ["JobConflict", "Step", "Store", "StoreError", "UnknownJob", "UnknownTrial"]

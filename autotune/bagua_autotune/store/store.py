@@ -45,6 +45,10 @@ class UnknownTrial(Exception):
     """The job has no trial of this index."""
 
 
+class JobConflict(Exception):
+    """The job's id is taken by a job of other content."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One move of a job: its open trial closes (or there is none), something follows.
@@ -86,7 +90,7 @@ class Store:
         """Register a job. False if it exists already with this content.
 
         Raises:
-            ValueError: it exists with other content.
+            JobConflict: it exists with other content.
         """
         content, tensors = records.spec_columns(spec)
         row = JobRow(
@@ -110,7 +114,7 @@ class Store:
         except IntegrityError:  # another replica registered it at the same moment
             return self.create_job(job_id, spec, at=at, protocol=protocol, data=data)
         if not same:
-            raise ValueError(f"job {job_id!r} is registered with other content")
+            raise JobConflict(f"job {job_id!r} is registered with other content")
         return False
 
     def job(self, job_id: str) -> Job:

@@ -43,6 +43,10 @@ class TunerListener:
         """A decision on what follows took so long."""
 
 
+class WrongStep(Exception):
+    """A step does not have exactly one value of each rank."""
+
+
 class Tuner:
     """Registers jobs, takes observations and events, proposes trials, finishes jobs.
 
@@ -79,7 +83,7 @@ class Tuner:
         """Register a job, or resume an ended one. True if it is new.
 
         Raises:
-            ValueError: it exists with other content.
+            JobConflict: it exists with other content.
         """
         now = self._clock()
         is_new = self.store.create_job(job_id, spec, at=now, protocol=protocol, data=data)
@@ -101,12 +105,12 @@ class Tuner:
         """Take in steps of a trial; returns how many were new.
 
         Raises:
-            ValueError: a step without exactly one value of each rank.
+            WrongStep: a step without exactly one value of each rank.
         """
         world_size = self.store.job(job_id).world_size
         for observation in observations:
             if len(observation.values) != world_size:
-                raise ValueError(
+                raise WrongStep(
                     f"step {observation.step} has {len(observation.values)} values, "
                     f"the world size is {world_size}"
                 )

@@ -32,6 +32,8 @@ FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 5.0
 LATE_RETRY_SECONDS = 30.0
 GOODBYE_SECONDS = 1.0
+MOST_REFUSALS = 10
+"""One after the other; then the service and this client do not understand each other."""
 
 
 class Reporter:
@@ -53,6 +55,7 @@ class Reporter:
         self._command_lock = threading.Lock()
         self._stopping = threading.Event()
         self._logged_tenths = 0
+        self._refusals = 0
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -117,8 +120,13 @@ class Reporter:
                     return
                 steps = [{"step": step, "seconds": seconds} for step, seconds in complete]
                 state = self._call(lambda service: service.observe(message.trial, steps))
+            self._refusals = 0
         except ServiceRefused as error:
-            logger.warning("autotune: the service refused a report (%s)", error)
+            self._refusals += 1
+            if self._refusals == 1:
+                logger.warning("autotune: the service refused a report (%s)", error)
+            if self._refusals >= MOST_REFUSALS:
+                raise
             state = self._call(lambda service: service.state())
         self._follow(state)
 

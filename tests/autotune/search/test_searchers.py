@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
 from bagua_autotune.search import Searcher, make_searcher, names
 from bagua_autotune.search.candidates import enumerate_candidates
 from tests.autotune.support import MIB, make_spec, peaked
@@ -42,6 +42,36 @@ def test_the_baseline_is_asked_first_and_only_candidates_are(name: str) -> None:
     asked = drive(make(name), 15)
     assert asked[0] == BASELINE
     assert set(asked) <= set(CANDIDATES)
+
+
+SIZES = LogInteger(low=65536, high=1024 * MIB)
+WAYS = Categorical(values=("off", "leaders", "shards"))
+CHANNELS = Categorical(values=("1", "2", "4"))
+
+
+@every_searcher
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"bucket_bytes": SIZES},
+        {"bucket_bytes": SIZES, "hierarchical": Categorical(values=("off",))},
+        {"bucket_bytes": SIZES, "hierarchical": WAYS},
+        {"hierarchical": WAYS, "channels": CHANNELS},
+        {"bucket_bytes": SIZES, "hierarchical": WAYS, "channels": CHANNELS},
+    ],
+    ids=lambda space: " x ".join(f"{knob} {domain}" for knob, domain in space.items()),
+)
+def test_a_space_of_any_knobs_can_be_searched(name: str, space: Space) -> None:
+    defaults = {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": "1"}
+    baseline = Configuration({knob: defaults[knob] for knob in space})
+    candidates = enumerate_candidates(space, baseline, SPEC.tensors)
+    searcher = make_searcher(name, space, candidates, 0)
+    for trial in range(searcher.initial_trials + 3):
+        asked = searcher.ask()
+        assert asked in candidates
+        searcher.tell(asked, math.log(0.2) + 0.01 * candidates.index(asked) + 0.001 * trial, 0.01)
+    assert math.isfinite(searcher.expected_gain())
+    assert searcher.best() in candidates
 
 
 @every_searcher

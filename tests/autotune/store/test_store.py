@@ -14,7 +14,15 @@ from sqlalchemy import text
 from bagua_autotune.model.job import Event, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, StoreError, UnknownJob, UnknownTrial, ranks
+from bagua_autotune.store import (
+    JobConflict,
+    Step,
+    Store,
+    StoreError,
+    UnknownJob,
+    UnknownTrial,
+    ranks,
+)
 from bagua_autotune.store.tables import Base
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
@@ -67,10 +75,10 @@ def test_a_job_comes_back_as_it_was_registered(store: Store) -> None:
 
 def test_registering_again_is_harmless_and_other_content_is_refused(store: Store, job: str) -> None:
     assert not store.create_job(job, make_spec(), at=9.0)
-    with pytest.raises(ValueError, match="other content"):
+    with pytest.raises(JobConflict, match="other content"):
         store.create_job(job, make_spec(fingerprint="x"), at=9.0)
     tensors = make_spec().model_dump(mode="json")["tensors"][1:]
-    with pytest.raises(ValueError, match="other content"):
+    with pytest.raises(JobConflict, match="other content"):
         store.create_job(job, make_spec(tensors=tensors), at=9.0)
 
 

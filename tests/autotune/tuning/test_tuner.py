@@ -11,7 +11,7 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.status import JobStatus
-from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.tuning.tuner import Tuner, WrongStep
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)
@@ -191,7 +191,7 @@ def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
 
 def test_a_step_needs_one_value_of_each_rank(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
-    with pytest.raises(ValueError, match="step 3 has 2 values, the world size is 4"):
+    with pytest.raises(WrongStep, match="step 3 has 2 values, the world size is 4"):
         tuner.observe("job", 0, [Observation(3, (0.1, 0.1))])
 
 
