@@ -148,6 +148,8 @@ def test_a_service_that_answers_nonsense_costs_no_step(
     check(reports)
     assert reports[0].steps == 120
     assert {c.bucket_bytes for c in reports[0].configurations} == {25 * 1024**2}
+    # A few lines for the reader, not one for each step or answer.
+    assert len(reports[0].logged) < 20
 
 
 def test_a_rank_that_stands_still_for_5_seconds_spoils_no_trial(

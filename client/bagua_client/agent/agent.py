@@ -163,15 +163,14 @@ class Agent:
         self._reducer.schedule(layout)
         self._samples.clear()
         self._measured_from = self._step + 1 + DROPPED_STEPS
+        self._trial = trial if change.agreed else None
+        if not change.agreed:
+            self._tell("disagreement", trial, change.reason, None)
+        elif trial is not None:
+            self._switched_in = self._step
+        self._next_report = self._step + 1
         if trial is None:
             self._end()
-        elif change.agreed:
-            self._trial = trial
-            self._switched_in = self._step
-        else:
-            self._trial = None
-            self._tell("disagreement", trial, change.reason, None)
-        self._next_report = self._step + 1
 
     def _end(self) -> None:
         """The last command is in force: from the step after the next on nothing is left."""

@@ -34,6 +34,8 @@ LATE_RETRY_SECONDS = 30.0
 GOODBYE_SECONDS = 1.0
 MOST_REFUSALS = 10
 """One after the other; then the service and this client do not understand each other."""
+MOST_DISAGREEMENTS = 5
+"""In one job; then something is wrong with its ranks, or with what the service asks of them."""
 
 
 class Reporter:
@@ -56,6 +58,7 @@ class Reporter:
         self._stopping = threading.Event()
         self._logged_tenths = 0
         self._refusals = 0
+        self._disagreements = 0
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -99,7 +102,7 @@ class Reporter:
                     self._deliver(message)
         except _Stopped:
             return
-        except (ServiceRefused, SidecarError) as error:
+        except (ServiceRefused, SidecarError, _Hopeless) as error:
             self._give_up(str(error))
         except Exception as error:
             logger.exception("autotune: an error in the reporter")
@@ -131,14 +134,18 @@ class Reporter:
         self._follow(state)
 
     def _send_event(self, event: Event) -> JobState:
-        if event.kind == "disagreement":
-            # The ranks are at the baseline now, whatever they were told before.
-            self._commanded = object()
-        return self._call(
+        state = self._call(
             lambda service: service.event(
                 event.kind, event.trial, event.step, event.message, event.seconds
             )
         )
+        if event.kind == "disagreement":
+            # The ranks are at the baseline now, whatever they were told before.
+            self._commanded = object()
+            self._disagreements += 1
+            if self._disagreements >= MOST_DISAGREEMENTS:
+                raise _Hopeless(f"the ranks disagreed too often ({event.message})")
+        return state
 
     def _follow(self, state: JobState) -> None:
         """Tell the ranks what the service wants now, if that is new."""
@@ -221,3 +228,7 @@ class Reporter:
 
 class _Stopped(Exception):
     """The job ended while the service was away."""
+
+
+class _Hopeless(Exception):
+    """Tuning this job leads nowhere; the message says why."""
