@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
@@ -63,6 +64,11 @@ class BayesianSearcher:
             return measured[0]
         means = self._model().means(measured)
         return measured[means.index(min(means))]
+
+    def expected_cost(self, configuration: Configuration) -> float:
+        if len(self._told) == 1 or not self._knobs:
+            return fmean(cost for told, cost, _ in self._told if told == configuration)
+        return self._model().means([configuration])[0]
 
     def expected_gain(self) -> float:
         if len(self._told) < max(2, self.initial_trials):

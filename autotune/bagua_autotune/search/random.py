@@ -35,7 +35,10 @@ class RandomSearcher:
         measured = [candidate for candidate in self._order if candidate in self._costs]
         if not measured:
             raise LookupError("no candidate was measured")
-        return min(measured, key=lambda candidate: fmean(self._costs[candidate]))
+        return min(measured, key=self.expected_cost)
+
+    def expected_cost(self, configuration: Configuration) -> float:
+        return fmean(self._costs[configuration])
 
     def expected_gain(self) -> float:
         """As for draws from a uniform distribution.

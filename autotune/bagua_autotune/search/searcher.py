@@ -26,6 +26,8 @@ class Searcher(Protocol):
                 return next((c for c in self._candidates if c not in self._costs), self.best())
             def best(self):
                 return min(self._costs, key=self._costs.__getitem__)
+            def expected_cost(self, configuration):
+                return self._costs[configuration]
             def expected_gain(self):
                 return math.inf
     """
@@ -49,6 +51,9 @@ class Searcher(Protocol):
         Raises:
             LookupError: no candidate was measured.
         """
+
+    def expected_cost(self, configuration: Configuration) -> float:
+        """What a configuration that was told costs, the noise of its measurement allowed for."""
 
     def expected_gain(self) -> float:
         """By how much the next trial is expected to lower the best cost; in units of cost."""

@@ -1,13 +1,14 @@
 """Measuring the winner again beside the baseline, in turns, before it is kept.
 
 The winner of a search is partly the luckiest one, so the trials of the search do not count
-here; turns let a drift of the machine hit both sides alike.
+here; turns (winner, baseline, baseline, winner, ...) let a drift of the machine cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
@@ -40,14 +41,21 @@ def confirm(
         baseline: what it must beat.
         scale: the difference of costs that is a gain of 100 %.
     """
-    measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
-    winners = [t.estimate for t in measured if t.configuration == winner and t.estimate]
-    baselines = [t.estimate for t in measured if t.configuration == baseline and t.estimate]
-    pairs = min(len(winners), len(baselines))
-    if pairs >= FEWEST_PAIRS:
-        gain = difference(baselines, winners)
-        undecided = gain.low <= 0 < gain.center and gain.high > GAIN_THAT_MATTERS * scale
-        if pairs >= MOST_PAIRS or not undecided:
-            return Confirmation(None, gain)
+    measured = _since_first(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
-    return Confirmation(winner if len(winners) <= len(baselines) else baseline)
+    upcoming = winner if len(measured) % 4 in (0, 3) else baseline
+    pairs, half_done = divmod(len(measured), 2)
+    if half_done or pairs < FEWEST_PAIRS:
+        return Confirmation(upcoming)
+    blocks = [trial.estimate for trial in measured if trial.estimate]
+    gain = difference(blocks, [trial.configuration == baseline for trial in measured])
+    is_undecided = gain.low <= 0 < gain.center and gain.high > GAIN_THAT_MATTERS * scale
+    if is_undecided and pairs < MOST_PAIRS:
+        return Confirmation(upcoming)
+    return Confirmation(None, gain)
+
+
+def _since_first(winner: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+    """The measured confirming trials from the winner's first on: none of an earlier winner's."""
+    measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
+    return list(dropwhile(lambda trial: trial.configuration != winner, measured))

@@ -13,8 +13,10 @@ from statistics import median
 from bagua_autotune.model.job import Limits
 from bagua_autotune.model.statistics import Estimate, estimate
 
-NARROW = 0.015
-NARROW_STEPS = 5
+# Looking again after each batch until the interval is narrow favours intervals that are too
+# narrow; a spread known from eight steps makes up for it (simulated: 94 % still hold the truth).
+NARROW = 0.02
+NARROW_STEPS = 8
 CLEARLY_WORSE = 0.05
 FEWEST_STEPS = 3
 SETTLED = 0.1

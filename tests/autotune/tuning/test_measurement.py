@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import fmean
 
 import pytest
 
@@ -18,23 +19,41 @@ def costs(count: int, noise: float, seconds: float = 0.1) -> list[float]:
 
 
 def measure(
-    found: list[float], limits: Limits = LIMITS, rival: Estimate | None = None
+    found: list[float],
+    limits: Limits = LIMITS,
+    rival: Estimate | None = None,
+    seconds: float | None = None,
 ) -> Estimate | None:
-    return measured(found, [math.exp(cost) for cost in found], limits, rival)
+    return measured(found, [seconds or math.exp(cost) for cost in found], limits, rival)
 
 
-def test_quiet_steps_close_a_trial_after_five_and_noisy_ones_later() -> None:
-    assert measure(costs(4, 0.001)) is None
-    assert measure(costs(5, 0.001)) is not None
+def test_quiet_steps_close_a_trial_after_eight_and_noisy_ones_later() -> None:
+    assert measure(costs(7, 0.001)) is None
+    assert measure(costs(8, 0.001)) is not None
     assert measure(costs(10, 0.1)) is None
     found = measure(costs(400, 0.1))
     assert found is not None
-    assert found.half_width <= 0.015
+    assert found.half_width <= 0.02
 
 
 def test_outliers_do_not_count_as_measured_steps() -> None:
-    quiet = costs(4, 0.001)
+    quiet = costs(7, 0.001)
     assert measure([*quiet, 0.0]) is None
+
+
+@pytest.mark.parametrize(("noise", "longest"), [(0.005, 9), (0.02, 15), (0.03, 20), (0.05, 25)])
+def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
+    noise: float, longest: float
+) -> None:
+    rng = random.Random(3)
+    found = []
+    for _ in range(600):
+        trial: list[float] = []
+        while (closed := measure(trial, Limits(trial_seconds=25.0), seconds=1.0)) is None:
+            trial.append(rng.gauss(0, noise))
+        found.append(closed)
+    assert 0.91 <= fmean(one.low <= 0 <= one.high for one in found) <= 0.99
+    assert fmean(one.count + one.outliers for one in found) <= longest
 
 
 def test_time_closes_a_noisy_trial_but_not_before_three_steps() -> None:
