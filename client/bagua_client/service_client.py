@@ -58,7 +58,7 @@ class JobState:
                 speedup=None if progress["speedup"] is None else float(progress["speedup"]),
                 summary=None if result is None else str(result["summary"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
         return state
 

@@ -9,7 +9,8 @@ and are read at the end of the next, when they have long arrived. A switch takes
 4. all agree: every rank re-cuts before its next forward pass; else all return to the baseline.
 
 At the end of a step's communication every rank is known to have come there, so no message is
-ever started by some ranks only.
+ever started by some ranks only. An error of a collective is not caught here: a rank is gone, and
+the training's own collectives would say so next.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import clock_for
 from bagua_client.agent.inbox import Event, Samples
 from bagua_client.agent.job import describe_job, name_of
@@ -40,7 +43,11 @@ DROPPED_STEPS = 2
 LARGEST_REPORT = 32
 REPORT_SECONDS = 0.25
 SLOWEST_REPORT_STEPS = 16
-HEADER = 4
+IDLE_SECONDS = 60.0
+"""A model that made no step for so long keeps the next one of its process no longer waiting."""
+
+COMMAND_BYTES, NEXT_REPORT, STOP, FIRST_STEP, STEPS = range(5)
+HEADER = 5
 
 CPU = torch.device("cpu")
 
@@ -49,23 +56,41 @@ Next = Callable[[], "Next | None"]
 
 
 class Agent:
-    """One model's agent on one rank. Collective: all ranks make theirs together."""
+    """One model's agent on one rank. Collective: all ranks make theirs together.
 
-    def __init__(self, reducer: Reducer, environment: Environment, name: str) -> None:
+    Args:
+        reducer: of the model.
+        parameters: of the model; their optimizers tell the steps.
+        environment: the settings.
+        name: the job's.
+        earlier: agents of models that this process wrapped before; they are tuned first, as
+            each would disturb the other's times.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        parameters: Iterable[torch.nn.Parameter],
+        environment: Environment,
+        name: str,
+        earlier: Sequence[Agent],
+    ) -> None:
         communicator = reducer.communicator
         self._reducer = reducer
         self._environment = environment
         self._name = name
+        self._earlier = [weakref.ref(agent) for agent in earlier]
         self._rank = communicator.rank
         self._world_size = communicator.world_size
         self._group = communicator.new_group([range(self._world_size)], backend="gloo")
-        # Discovering is collective, and rank 0 alone describes the job later.
-        _ = communicator.topology
+        # Groups are made now, while all ranks are here, and not in the middle of the training.
+        communicator.prepare("leaders")
         self._clock = clock_for(communicator.device)
-        self._active = True
+        self._boundary = StepBoundary(parameters)
         self._reporter: Reporter | None = None
+        self._active = True
+        self._reductions = 0
         self._step = 0
-        self._valid = False
         self._trial: int | None = None
         self._measured_from = 0
         self._samples: list[tuple[int, float]] = []
@@ -73,64 +98,91 @@ class Agent:
         self._next_report = 0
         self._last_report_at = (0, time.monotonic())
         self._in_flight: Next | None = None
-        reducer.after_reduction = self.step_done
+        reducer.after_reduction = self.reduction_done
 
     @property
     def is_active(self) -> bool:
         return self._active
 
-    def interrupted(self) -> None:
-        """Something that is no training (an evaluation) happens in this step."""
-        self._valid = False
+    @property
+    def is_idle(self) -> bool:
+        """Whether its model makes no steps at present."""
+        return time.monotonic() - self._last_report_at[1] > IDLE_SECONDS
 
-    def step_done(self) -> None:
-        """The end of a step's communication; all ranks are in the same step here."""
-        try:
-            self._advance()
-        except Exception as error:
-            self._detach()
-            logger.error("autotune stopped on rank %d: %s", self._rank, error)
-
-    def _advance(self) -> None:
-        self._step += 1
-        self._clock.tick(self._step, self._valid)
-        self._valid = True
-        if self._step - 1 == self._switched_in:
+    def reduction_done(self) -> None:
+        """The end of a step's communication; all ranks are in the same one here."""
+        self._reductions += 1
+        if self._boundary.begins():
+            self._step += 1
+            self._clock.tick(self._step)
+        if self._reductions - 1 == self._switched_in:
             self._tell("switched", self._trial, "", self._reducer.recut_seconds)
         if self._in_flight is not None:
             self._in_flight = self._in_flight()
-        elif self._step >= self._next_report and self._reducer.order_is_agreed:
+        elif self._reductions >= self._next_report and self._reducer.order_is_agreed:
             self._in_flight = self._start_report()
 
+    def close(self) -> None:
+        """The model's wrapper is gone on this rank. Not collective."""
+        self._detach()
+        if self._reporter is not None:
+            self._reporter.close()
+
     def _start_report(self) -> Next:
-        """Message 1: one row of float64 per rank, [command bytes, next report's step, first
-        step, number of steps, their seconds...]; the first two count on rank 0 only."""
+        """Message 1: one row of float64 per rank, [command bytes, next report, stop, first
+        step, number of steps, their seconds...]; the first two count on rank 0 only.
+
+        Whatever goes wrong on this rank alone, it takes part: a rank that stayed away would
+        leave the others waiting. It asks all to stop instead.
+        """
         row = torch.zeros(HEADER + LARGEST_REPORT, dtype=torch.float64)
         command = None
-        if self._rank == 0:
-            if self._reporter is None:
-                description = describe_job(self._reducer, self._environment, self._name)
-                self._reporter = Reporter(self._environment, description)
-            command = self._reporter.take_command()
-            row[0] = len(command or b"")
-            row[1] = self._step + self._steps_between_reports()
+        try:
+            if self._rank == 0:
+                command = self._next_command()
+                row[COMMAND_BYTES] = len(command or b"")
+                row[NEXT_REPORT] = self._reductions + self._reductions_between_reports()
+            self._write_samples(row)
+        except Exception:
+            logger.exception("autotune stops: an error on rank %d", self._rank)
+            row[STOP] = 1
+        rows = torch.empty(self._world_size, row.numel(), dtype=torch.float64)
+        work = dist.all_gather(list(rows.unbind()), row, group=self._group, async_op=True)
+        return partial(self._read_report, work, rows, command)
+
+    def _next_command(self) -> bytes | None:
+        if self._reporter is None and not self._must_wait():
+            description = describe_job(self._reducer, self._environment, self._name)
+            self._reporter = Reporter(self._environment, description)
+        return None if self._reporter is None else self._reporter.take_command()
+
+    def _must_wait(self) -> bool:
+        earlier = [agent for reference in self._earlier if (agent := reference()) is not None]
+        return any(agent.is_active and not agent.is_idle for agent in earlier)
+
+    def _write_samples(self, row: torch.Tensor) -> None:
         new = [sample for sample in self._clock.drain() if sample[0] >= self._measured_from]
         self._samples += new if self._trial is not None else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
         if sent:
-            row[2], row[3] = sent[0][0], len(sent)
+            row[FIRST_STEP], row[STEPS] = sent[0][0], len(sent)
             row[HEADER : HEADER + len(sent)] = torch.tensor([seconds for _, seconds in sent])
-        rows = torch.empty(self._world_size, row.numel(), dtype=torch.float64)
-        work = dist.all_gather(list(rows.unbind()), row, group=self._group, async_op=True)
-        return partial(self._read_report, work, rows, command)
 
     def _read_report(
         self, work: dist.Work, rows: torch.Tensor, command: bytes | None
     ) -> Next | None:
         work.wait()
-        command_bytes, self._next_report = int(rows[0, 0]), int(rows[0, 1])
+        if rows[:, STOP].any():
+            self._reducer.schedule(self._reducer.plan(self._reducer.default))
+            self._end(self._reducer.default)
+            return None
+        command_bytes = int(rows[0, COMMAND_BYTES])
+        self._next_report = int(rows[0, NEXT_REPORT])
         if self._reporter is not None and self._trial is not None:
-            by_rank = [(int(row[2]), row[HEADER : HEADER + int(row[3])]) for row in rows.tolist()]
+            by_rank = [
+                (int(row[FIRST_STEP]), row[HEADER : HEADER + int(row[STEPS])])
+                for row in rows.tolist()
+            ]
             if any(seconds for _, seconds in by_rank):
                 self._reporter.put(Samples(self._trial, by_rank))
         return self._start_command(command, command_bytes) if command_bytes else None
@@ -153,7 +205,7 @@ class Agent:
             command = json.loads(bytes(text.tolist()))
             trial = command["trial"]
             configuration = Configuration.from_json(command["configuration"])
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._reducer, configuration, self._group, CPU)
         return partial(self._read_vote, change, trial)
@@ -167,27 +219,30 @@ class Agent:
         if not change.agreed:
             self._tell("disagreement", trial, change.reason, None)
         elif trial is not None:
-            self._switched_in = self._step
-        self._next_report = self._step + 1
+            self._switched_in = self._reductions
+        self._next_report = self._reductions + 1
         if trial is None:
-            self._end()
+            self._end(layout.configuration)
 
-    def _end(self) -> None:
-        """The last command is in force: from the step after the next on nothing is left."""
+    def _end(self, configuration: Configuration) -> None:
+        """This is the configuration to keep."""
         self._active = False
         if self._reporter is not None:
             self._reporter.finish()
-        self._reducer.after_reduction = self._leave
+        self._reducer.after_reduction = partial(self._leave, configuration)
 
-    def _leave(self) -> None:
-        """One step after the last vote, which every rank has read by now."""
+    def _leave(self, configuration: Configuration) -> None:
+        """One step after the last message, which every rank has read by now: let go of all."""
+        if self._reducer.layout.configuration != configuration:
+            return  # No forward pass yet; the old buckets' groups are still in use.
         self._detach()
         dist.destroy_process_group(self._group)
-        self._reducer.communicator.release(self._reducer.layout.configuration.hierarchical)
+        self._reducer.communicator.release(configuration.hierarchical)
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
         self._active = False
+        self._boundary.close()
         self._reducer.after_reduction = None
         self._in_flight = None
 
@@ -195,21 +250,29 @@ class Agent:
         if self._reporter is not None:
             self._reporter.put(Event(kind, trial, self._step, message, seconds))
 
-    def _steps_between_reports(self) -> int:
-        """So many that a report comes about every REPORT_SECONDS, in steps of this job."""
-        (step, then), now = self._last_report_at, time.monotonic()
-        self._last_report_at = (self._step, now)
-        if self._step == step:
+    def _reductions_between_reports(self) -> int:
+        """So many that a report comes about every REPORT_SECONDS."""
+        (reductions, then), now = self._last_report_at, time.monotonic()
+        self._last_report_at = (self._reductions, now)
+        if self._reductions == reductions:
             return 1
-        step_seconds = (now - then) / (self._step - step)
-        return max(1, min(math.ceil(REPORT_SECONDS / step_seconds), SLOWEST_REPORT_STEPS))
+        seconds = (now - then) / (self._reductions - reductions)
+        return max(1, min(math.ceil(REPORT_SECONDS / seconds), SLOWEST_REPORT_STEPS))
 
 
-_wrapped_models = 0
+_agents: list[weakref.ref[Agent]] = []
+"""Of the models that this process wrapped, in that order."""
 
 
-def start_agent(reducer: Reducer, environment: Environment, model: str) -> Agent:
+def start_agent(
+    reducer: Reducer,
+    parameters: Iterable[torch.nn.Parameter],
+    environment: Environment,
+    model: str,
+) -> Agent:
     """The agent of the next model that this process wraps. All ranks must call it together."""
-    global _wrapped_models
-    _wrapped_models += 1
-    return Agent(reducer, environment, name_of(environment, model, _wrapped_models))
+    name = name_of(environment, model, len(_agents) + 1)
+    earlier = [agent for reference in _agents if (agent := reference()) is not None]
+    agent = Agent(reducer, parameters, environment, name, earlier)
+    _agents.append(weakref.ref(agent))
+    return agent

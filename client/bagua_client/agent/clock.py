@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from typing import Protocol
@@ -13,11 +12,12 @@ import torch
 class Clock(Protocol):
     """Ticks once at the end of each step's communication."""
 
-    def tick(self, step: int, valid: bool) -> None:
-        """Step ``step`` ends now. ``valid``: nothing but training happened in it."""
+    def tick(self, step: int) -> None:
+        """Step ``step`` ends now."""
 
     def drain(self) -> list[tuple[int, float]]:
-        """The steps whose time is known by now, oldest first: (step, seconds), NaN if invalid."""
+        """The steps whose time is known by now, oldest first: (step, seconds). Nobody knows how
+        long the first one took."""
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -29,12 +29,13 @@ class CpuClock:
     """On the CPU the work is done when the call returns."""
 
     def __init__(self) -> None:
-        self._last = math.nan
+        self._last: float | None = None
         self._known: list[tuple[int, float]] = []
 
-    def tick(self, step: int, valid: bool) -> None:
+    def tick(self, step: int) -> None:
         now = time.perf_counter()
-        self._known.append((step, now - self._last if valid else math.nan))
+        if self._last is not None:
+            self._known.append((step, now - self._last))
         self._last = now
 
     def drain(self) -> list[tuple[int, float]]:
@@ -46,17 +47,17 @@ class CudaClock:
     """Records an event in the stream at each tick and reads it when the device has passed it."""
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, bool, torch.cuda.Event]] = deque()
+        self._events: deque[tuple[int, torch.cuda.Event]] = deque()
 
-    def tick(self, step: int, valid: bool) -> None:
+    def tick(self, step: int) -> None:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        self._events.append((step, valid, event))
+        self._events.append((step, event))
 
     def drain(self) -> list[tuple[int, float]]:
         known = []
-        while len(self._events) > 1 and self._events[1][2].query():  # type: ignore[no-untyped-call]
-            _, _, begin = self._events.popleft()
-            step, valid, end = self._events[0]
-            known.append((step, begin.elapsed_time(end) / 1e3 if valid else math.nan))
+        while len(self._events) > 1 and self._events[1][1].query():  # type: ignore[no-untyped-call]
+            _, begin = self._events.popleft()
+            step, end = self._events[0]
+            known.append((step, begin.elapsed_time(end) / 1e3))
         return known

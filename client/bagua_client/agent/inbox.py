@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ class Samples:
     Attributes:
         trial: its index.
         by_rank: for each rank the (first step, seconds of that step and those after it) that
-            the rank knew by now; NaN for a step that was not only training.
+            the rank knew by now.
     """
 
     trial: int
@@ -70,25 +69,24 @@ class StepTable:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._trial: int | None = None
-        self._rows: dict[int, list[float | None]] = {}
+        self._rows: dict[int, dict[int, float]] = {}
 
     def add(self, samples: Samples) -> list[tuple[int, list[float]]]:
-        """Add samples; the steps that are complete now, without those that a rank calls invalid.
+        """Add samples; the steps that are complete now, with the seconds of each rank.
 
-        What is left of another trial is forgotten.
+        Each rank tells its steps in order, so what is older than a complete step will never be
+        complete (a message was dropped) and is forgotten, as is what is left of another trial.
         """
         if samples.trial != self._trial:
             self._trial, self._rows = samples.trial, {}
         for rank, (first_step, seconds) in enumerate(samples.by_rank):
             for step, value in enumerate(seconds, first_step):
-                row = self._rows.setdefault(step, [None] * self._world_size)
-                row[rank] = value
-        complete: list[tuple[int, list[float]]] = []
-        for step in sorted(self._rows):
-            known = [value for value in self._rows[step] if value is not None]
-            if len(known) < self._world_size:
-                break
-            del self._rows[step]
-            if all(math.isfinite(value) and value > 0 for value in known):
-                complete.append((step, known))
-        return complete
+                self._rows.setdefault(step, {})[rank] = value
+        complete = sorted(step for step, row in self._rows.items() if len(row) == self._world_size)
+        found = [
+            (step, [self._rows[step][rank] for rank in range(self._world_size)])
+            for step in complete
+        ]
+        if complete:
+            self._rows = {step: row for step, row in self._rows.items() if step > complete[-1]}
+        return found

@@ -60,8 +60,11 @@ class Reporter:
         self._refusals = 0
         self._disagreements = 0
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
+        if environment.url is None:
+            # Before our own goodbye is registered, so that the service ends after it.
+            shared_sidecar(environment.service_port)
+        atexit.register(self.close, GOODBYE_SECONDS)
         self._thread.start()
-        atexit.register(self.close)
 
     def put(self, message: Samples | Event) -> None:
         """Hand something over; never waits."""
@@ -73,14 +76,14 @@ class Reporter:
             command, self._command = self._command, None
         return command
 
-    def close(self) -> None:
-        """The job is over: say so to the service, but never wait long for it."""
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """The training is over: say so to the service, but never wait long for it."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             logger.info("autotune: the training ended before its tuning did")
             self._stopping.set()
             self.put(Event("ended", None, 0, "the training process ended"))
-            self._thread.join(GOODBYE_SECONDS)
+            self._thread.join(wait_seconds)
 
     def finish(self) -> None:
         """The last command is in force on all ranks: the thread may end."""
@@ -110,6 +113,8 @@ class Reporter:
 
     def _give_up(self, reason: str) -> None:
         """No tuning in this job; the ranks go back to the configuration it would have had."""
+        if self._stopping.is_set():
+            return
         logger.warning("autotune is off for this job: %s", reason)
         self._order({"trial": None, "configuration": self._description["default_configuration"]})
 
@@ -214,9 +219,13 @@ class Reporter:
         try:
             return request(service)
         except JobUnknown:
+            # Another database, perhaps.
             self._commanded = object()
+        try:
             service.register(self._description)
             return service.state()
+        except JobUnknown as error:
+            raise ServiceUnavailable(f"it knows no jobs at all: {error}") from error
 
     def _connected(self) -> ServiceClient:
         environment = self._environment

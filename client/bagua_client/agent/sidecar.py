@@ -30,22 +30,28 @@ class Sidecar:
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
         self._owner = os.getpid()
+        self._stopped = False
+        atexit.register(self.stop)
 
     def url(self) -> str:
         """Its address; starts it if it does not run (any more).
 
         Raises:
-            SidecarError: it is not installed, or ended before it listened.
+            SidecarError: it is not installed, ended before it listened, or was stopped.
         """
         with self._lock:
+            if self._stopped:
+                raise SidecarError("the job is over")
             if self._process is None or self._process.poll() is not None:
                 self._start()
             return self._url
 
     def stop(self) -> None:
         """End it, if this process (not a fork of it) started it."""
-        if self._process is not None and os.getpid() == self._owner:
-            self._process.terminate()
+        if os.getpid() == self._owner:
+            self._stopped = True
+            if self._process is not None:
+                self._process.terminate()
 
     def _start(self) -> None:
         if importlib.util.find_spec("bagua_autotune") is None or not importlib.util.find_spec(
@@ -55,8 +61,6 @@ class Sidecar:
                 "the service is not installed here: pip install 'bagua-autotune[service]', or "
                 "set BAGUA_AUTOTUNE_URL to one that runs elsewhere"
             )
-        if self._process is None:
-            atexit.register(self.stop)
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--parent-pid", str(os.getpid())]
         # What it has to say of the job, the reporter says too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class TensorSpec:
 
     Attributes:
         name: its name in the model.
-        elements: number of elements.
+        shape: its sizes.
         element_bytes: bytes of one element.
         dtype: torch's name of the dtype, such as ``torch.float32``.
         device: device type and the position of the device in this rank's model, such as
@@ -26,10 +27,14 @@ class TensorSpec:
     """
 
     name: str
-    elements: int
+    shape: tuple[int, ...]
     element_bytes: int
     dtype: str
     device: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -50,7 +55,7 @@ def describe(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[TensorS
         specs.append(
             TensorSpec(
                 name=name,
-                elements=tensor.numel(),
+                shape=tuple(tensor.shape),
                 element_bytes=tensor.element_size(),
                 dtype=str(tensor.dtype),
                 device=f"{tensor.device.type}#{position}",
@@ -111,7 +116,7 @@ def plan(
         configuration=configuration,
         partition=partition,
         digest=digest_of(
-            [[spec.name, spec.elements, spec.group] for spec in tensors],
+            [[spec.name, spec.shape, spec.group] for spec in tensors],
             configuration.to_json(),
             partition,
         ),

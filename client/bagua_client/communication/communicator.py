@@ -104,11 +104,11 @@ class Communicator:
             return (reduce, AllReduce(groups.across), broadcast)
         return (reduce, broadcast)
 
-    def shards(self, hierarchical: str) -> int:
+    def padding_multiple(self, hierarchical: str) -> int:
         """The number that a bucket's elements must divide by."""
-        if hierarchical == "off" or not self.topology.is_hierarchical:
-            return 1
-        return max(self.topology.ranks_per_node)
+        if hierarchical == "shards" and self.topology.is_hierarchical and self.topology.is_uniform:
+            return self.topology.ranks_per_node[0]
+        return 1
 
     def new_group(
         self, partition: Sequence[Sequence[int]], backend: str | None = None

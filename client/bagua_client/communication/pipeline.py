@@ -38,7 +38,7 @@ class Pipeline(Protocol):
 
 def pipeline_for(device: torch.device) -> Pipeline:
     """The pipeline for buckets on ``device``."""
-    return StreamPipeline() if device.type == "cuda" else ThreadPipeline()
+    return StreamPipeline(device) if device.type == "cuda" else ThreadPipeline()
 
 
 class Done:
@@ -116,15 +116,16 @@ class ThreadPipeline:
 
 
 class _StreamCompletion:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event = event
+        self._device = device
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class StreamPipeline:
-    """For CUDA: a chain is issued whole on a side stream, which does the waiting.
+    """For one CUDA device: a chain is issued whole on a side stream, which does the waiting.
 
     Side streams are used in turn, so that the first operation of a bucket does not wait for the
     last one of the bucket before it.
@@ -132,7 +133,8 @@ class StreamPipeline:
 
     STREAMS = 4
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._streams: list[torch.cuda.Stream] = []
         self._started = 0
 
@@ -140,16 +142,16 @@ class StreamPipeline:
         if len(operations) == 1:
             return operations[0].start(flat) or Done()
         if not self._streams:
-            self._streams = [_stream(flat.device) for _ in range(self.STREAMS)]
+            self._streams = [_stream(self._device) for _ in range(self.STREAMS)]
         stream = self._streams[self._started % self.STREAMS]
         self._started += 1
-        stream.wait_stream(torch.cuda.current_stream(flat.device))
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for operation in operations:
                 work = operation.start(flat)
                 if work is not None:
                     work.wait()
-            return _StreamCompletion(stream.record_event())
+            return _StreamCompletion(stream.record_event(), self._device)
 
     def close(self) -> None:
         self._streams.clear()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
+from bagua_client.reducer.hooks import attach
 from bagua_client.reducer.reconfiguration import Reconfiguration
-from bagua_client.reducer.reducer import Reducer, attach
+from bagua_client.reducer.reducer import Reducer
 from bagua_client.reducer.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -81,12 +85,11 @@ class DistributedDataParallel(torch.nn.Module):
             find_unused_parameters=find_unused_parameters,
         )
         _check_replicas(self._reducer)
-        Replicas([*module.parameters(), *module.buffers()], communicator).take_over()
-        self._replicated_buffers = Replicas(
-            module.buffers() if broadcast_buffers else (), communicator
-        )
-        self._sync_buffers = True
-        attach(
+        Replicas(lambda: chain(module.parameters(), module.buffers()), communicator).take_over()
+        self._buffers_of_rank_0 = Replicas(module.buffers, communicator)
+        self._broadcasts_buffers = broadcast_buffers
+        self._sync_buffers = broadcast_buffers
+        handles = attach(
             self._reducer,
             [parameter for _, parameter in named],
             algorithm.when,
@@ -97,7 +100,10 @@ class DistributedDataParallel(torch.nn.Module):
             # Without autotuning not even the agent's code is loaded.
             from bagua_client.agent import start_agent
 
-            self._agent = start_agent(self._reducer, environment, type(module).__name__)
+            parameters = [parameter for _, parameter in named]
+            self._agent = start_agent(self._reducer, parameters, environment, type(module).__name__)
+        # At the end of the process the reporter itself says goodbye, and waits a moment for it.
+        weakref.finalize(self, _let_go, handles, self._agent).atexit = False
 
     @property
     def configuration(self) -> Configuration:
@@ -132,12 +138,10 @@ class DistributedDataParallel(torch.nn.Module):
         synchronise = trains and self.require_backward_grad_sync
         if trains:
             self._reducer.before_forward()
-        if self._agent is not None and not trains:
-            self._agent.interrupted()
         # Like torch's: buffers have only changed apart where the last pass was synchronised.
         if self._sync_buffers:
-            self._replicated_buffers.take_over()
-        self._sync_buffers = synchronise
+            self._buffers_of_rank_0.take_over()
+        self._sync_buffers = synchronise and self._broadcasts_buffers
         outputs = self.module(*inputs, **kwargs)
         if trains:
             self._reducer.arm(synchronise)
@@ -157,6 +161,12 @@ class DistributedDataParallel(torch.nn.Module):
         """The module's own, with its own keys: fit for a run without this wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "the wrapper of a model cannot be copied or saved, as its process groups cannot; copy "
+            "or save the model itself, model.module"
+        )
+
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Into the module; keys as :meth:`state_dict` gives them."""
         return self.module.load_state_dict(state_dict, *args, **kwargs)
@@ -169,6 +179,14 @@ def _insert_module_prefix(
     :meth:`DistributedDataParallel.state_dict` leaves it out."""
     for key in [key for key in state_dict if key.startswith(prefix)]:
         state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+
+
+def _let_go(handles: Sequence[RemovableHandle], agent: Agent | None) -> None:
+    """The wrapper is gone: its model may be wrapped again, or train without one."""
+    for handle in handles:
+        handle.remove()
+    if agent is not None:
+        agent.close()
 
 
 def _trained_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
@@ -224,4 +242,10 @@ def _listed(
 ) -> Sequence[torch.optim.Optimizer]:
     if optimizers is None:
         return []
-    return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    for optimizer in listed:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizers must be torch optimizers, not {optimizer!r}; device_ids are not needed"
+            )
+    return listed

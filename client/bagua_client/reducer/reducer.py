@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -63,7 +62,9 @@ class Reducer:
         self._gradients = algorithm.communicates is Communicates.GRADIENT
         self._as_view = gradient_as_bucket_view
         self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
-        self._pipelines = {p.device.type: pipeline_for(p.device) for p in self._parameters}
+        self._pipelines = {
+            device: pipeline_for(device) for device in {p.device for p in self._parameters}
+        }
         for pipeline in self._pipelines.values():
             weakref.finalize(self, pipeline.close)
         self._lock = threading.Lock()
@@ -72,6 +73,7 @@ class Reducer:
         self._next_layout: Layout | None = None
         self._views: list[torch.Tensor] = []
         self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, Bucket] = {}
         self._started: list[Completion] = []
         self._unused: list[int] = []
         communicator.prepare(configuration.hierarchical)
@@ -117,6 +119,7 @@ class Reducer:
         """
         if self._ready_count:
             raise RuntimeError("buckets can only be re-cut between two steps, not in one")
+        self._next_layout = None
         if layout.digest == self.layout.digest:
             self.recut_seconds = 0.0
             return
@@ -149,13 +152,13 @@ class Reducer:
                 # The only way to learn that a backward pass has ended without some gradients
                 # is the engine's own callback, which has no public name.
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            if self._recorder is not None:
+                self._recorder.record(index)
             self._mark(index)
 
     def _mark(self, index: int) -> None:
         self._is_ready[index] = True
         self._ready_count += 1
-        if self._recorder is not None:
-            self._recorder.record(index)
         self._collect(index)
         bucket = self._bucket_of[index]
         bucket.missing -= 1
@@ -188,16 +191,20 @@ class Reducer:
             bucket = self._buckets[len(self._started)]
             if bucket.missing:
                 return
-            pipeline = self._pipelines[bucket.flat.device.type]
+            pipeline = self._pipelines[bucket.flat.device]
             self._started.append(pipeline.start(bucket.flat, bucket.operations))
         self._finish()
 
     def _finish(self) -> None:
-        used = self._share_used() if self._find_unused else None
         for completion in self._started:
             completion.wait()
-        self._deliver(used)
+        # Only now: until then other threads may issue operations on the same group.
+        self._deliver(self._share_used() if self._find_unused else None)
         self._start_step()
+        if self._algorithm.when is When.GRADIENT_READY:
+            # Only a forward pass arms again: a backward pass without one stays local, as in
+            # torch's wrapper.
+            self._armed = False
         if self._recorder is not None and self._recorder.end_step():
             self.order = self._recorder.agree(self.communicator)
             self._recorder = None
@@ -243,10 +250,13 @@ class Reducer:
 
     def _cut(self, layout: Layout) -> None:
         configuration = layout.configuration
-        multiple_of = self.communicator.shards(configuration.hierarchical)
+        multiple_of = self.communicator.padding_multiple(configuration.hierarchical)
+        # Old buckets go before new ones come, but for gradients that live in them: a model that
+        # just fits into its device's memory must fit while it is re-cut, too.
+        kept = self._gradients_in_buckets()
+        self._buckets, self._views, self._bucket_of = [], [], {}
         buckets = []
-        views: list[torch.Tensor] = [torch.empty(0)] * len(self.tensors)
-        bucket_of: list[Bucket] = [None] * len(self.tensors)  # type: ignore[list-item]
+        views: dict[int, torch.Tensor] = {}
         for indices in layout.partition:
             bucket = Bucket(indices, [self._parameters[index] for index in indices], multiple_of)
             bucket.operations = tuple(
@@ -254,18 +264,23 @@ class Reducer:
             )
             buckets.append(bucket)
             for index, view in zip(indices, bucket.views, strict=True):
-                self._carry_over(index, view)
-                views[index], bucket_of[index] = view, bucket
+                views[index] = view
+                if index in kept:
+                    self._parameters[index].grad = view.copy_(kept.pop(index))
         if configuration.hierarchical == "off":
             for pipeline in self._pipelines.values():
                 pipeline.close()
-        self.layout, self._buckets, self._views, self._bucket_of = layout, buckets, views, bucket_of
+        self.layout, self._buckets = layout, buckets
+        self._views = [views[index] for index in range(len(self.tensors))]
+        self._bucket_of = {index: bucket for bucket in buckets for index in bucket.indices}
 
-    def _carry_over(self, index: int, view: torch.Tensor) -> None:
-        """A gradient that lives in an old bucket moves to the new one."""
-        parameter = self._parameters[index]
-        if self._views and parameter.grad is self._views[index]:
-            parameter.grad = view.copy_(self._views[index])
+    def _gradients_in_buckets(self) -> dict[int, torch.Tensor]:
+        """By index, the gradients that are views into the buckets in force."""
+        return {
+            index: view
+            for index, view in enumerate(self._views)
+            if self._parameters[index].grad is view
+        }
 
     def _start_step(self) -> None:
         for bucket in self._buckets:
@@ -285,58 +300,3 @@ class Reducer:
             f"{self.communicator.rank}: {shown}. If a part of the model takes no part in every "
             "loss, wrap it with find_unused_parameters=True"
         )
-
-
-def attach(
-    reducer: Reducer,
-    parameters: Sequence[torch.nn.Parameter],
-    when: When,
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> None:
-    """Report tensors ready to ``reducer`` at the moment its algorithm wants, while it lives.
-
-    Raises:
-        ValueError: the algorithm runs after the optimizers' steps, and they miss a parameter.
-    """
-    # Hooks hold the reducer weakly: a model may be wrapped again after its wrapper is gone.
-    reference = weakref.ref(reducer)
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    if when is When.GRADIENT_READY:
-        for index, parameter in enumerate(parameters):
-            hook = partial(_gradient_ready, reference, index)
-            handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-    else:
-        index_of = {parameter: index for index, parameter in enumerate(parameters)}
-        held = {p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-        if set(index_of) - held:
-            raise ValueError(
-                f"the algorithm runs after the optimizers' steps, but {len(set(index_of) - held)} "
-                "parameters are in no optimizer; give all of them as optimizers=..."
-            )
-        for optimizer in optimizers:
-            indices = [
-                index_of[p] for g in optimizer.param_groups for p in g["params"] if p in index_of
-            ]
-            stepped = partial(_optimizer_stepped, reference, indices)
-            handles.append(optimizer.register_step_post_hook(stepped))
-    weakref.finalize(reducer, _remove, handles)
-
-
-def _gradient_ready(
-    reference: weakref.ref[Reducer], index: int, parameter: torch.nn.Parameter
-) -> None:
-    reducer = reference()
-    if reducer is not None:
-        reducer.ready(index)
-
-
-def _optimizer_stepped(reference: weakref.ref[Reducer], indices: list[int], *_: object) -> None:
-    reducer = reference()
-    if reducer is not None:
-        for index in indices:
-            reducer.ready(index)
-
-
-def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -23,7 +23,7 @@ def ordered_tensors(draw: st.DrawFn) -> tuple[list[TensorSpec], list[int]]:
         )
     )
     tensors = [
-        TensorSpec(f"t{index}", elements, DTYPES[dtype], dtype, f"cuda#{device}")
+        TensorSpec(f"t{index}", (elements,), DTYPES[dtype], dtype, f"cuda#{device}")
         for index, (elements, dtype, device) in enumerate(kinds)
     ]
     return tensors, draw(st.permutations(range(len(tensors))))
@@ -64,7 +64,9 @@ def test_equal_plans_have_equal_digests_and_other_plans_other_ones(
         plan(tensors, order, Configuration(bucket_bytes + 1)),
         plan(tensors, order, Configuration(bucket_bytes, "leaders")),
         plan(
-            [*tensors, TensorSpec("more", 1, 4, "torch.float32", "cpu#0")], order, Configuration(1)
+            [*tensors, TensorSpec("more", (1,), 4, "torch.float32", "cpu#0")],
+            order,
+            Configuration(1),
         ),
     ]
     assert layout.digest not in [other.digest for other in others]
@@ -78,7 +80,7 @@ def test_the_order_alone_changes_the_digest() -> None:
 
 def test_tensors_are_described_the_same_whatever_device_index_the_rank_uses() -> None:
     (spec,) = describe([("weight", torch.zeros(3, 5, dtype=torch.bfloat16))])
-    assert spec == TensorSpec("weight", 15, 2, "torch.bfloat16", "cpu#0")
+    assert spec == TensorSpec("weight", (3, 5), 2, "torch.bfloat16", "cpu#0")
     assert spec.bytes == 30
 
 

@@ -50,8 +50,8 @@ def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
     communicator = Communicator(_world(), CPU)
     communicator.prepare(hierarchical)
     operations = communicator.sum_operations(hierarchical)
-    shards = communicator.shards(hierarchical)
-    padded = -(-elements // shards) * shards
+    multiple = communicator.padding_multiple(hierarchical)
+    padded = -(-elements // multiple) * multiple
     base = torch.arange(padded, dtype=torch.float32)
     flats = [(base + number) * (communicator.rank + 1) for number in range(5)]
     pipeline = ThreadPipeline()

@@ -166,6 +166,79 @@ def test_a_model_wrapped_again_is_reduced_once(two_ranks: RankPool) -> None:
     assert two_ranks.run(_train_after_wrapping_again) == [None, None]
 
 
+# Loops that are not one forward and one backward pass
+
+
+def _regularised_after_the_backward_pass() -> str | None:
+    models = pair(_model())
+    _seed_by_rank()
+    for _ in range(4):
+        inputs = torch.randn(5, 6)
+        for model in models:
+            model.zero_grad()
+            model(inputs).square().mean().backward()
+            # Without a forward pass of the wrapper, so every rank adds the same on its own.
+            (0.1 * next(model.parameters()).square().sum()).backward()
+        if (wrong := difference(*models)) is not None:
+            return wrong
+    return None
+
+
+def test_a_backward_pass_of_the_parameters_alone_stays_local(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_regularised_after_the_backward_pass) == [None, None]
+
+
+class _Smoothed(nn.Module):
+    """Puts a new tensor in the place of its buffer in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        result: torch.Tensor = self.linear(x) + self.mean
+        return result
+
+
+def _means_before_their_update() -> list[list[float]]:
+    models = pair(_Smoothed())
+    _seed_by_rank()
+    _train_both(models)
+    found = []
+    for model in models:
+        model(torch.zeros(1, 6))
+        found.append(model.module.mean.tolist())
+    return found
+
+
+def test_a_buffer_that_the_model_replaces_follows_rank_0_too(two_ranks: RankPool) -> None:
+    (stock, ours), (others_stock, others_ours) = two_ranks.run(_means_before_their_update)
+    assert stock == others_stock
+    assert ours == others_ours
+    assert ours == pytest.approx(stock)
+
+
+def _refusals() -> list[str]:
+    wrapped = DistributedDataParallel(_model())
+    messages = []
+    for wrong in (
+        lambda: copy.deepcopy(wrapped),
+        lambda: DistributedDataParallel(_model(), [0]),  # type: ignore[list-item]
+    ):
+        with pytest.raises(TypeError) as caught:
+            wrong()
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_copies_and_device_ids_are_refused_with_what_to_do(two_ranks: RankPool) -> None:
+    for copied, devices in two_ranks.run(_refusals):
+        assert "model.module" in copied
+        assert "device_ids are not needed" in devices
+
+
 # Autocast and clipping
 
 

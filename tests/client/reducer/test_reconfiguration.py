@@ -185,3 +185,54 @@ def test_a_change_is_timed_and_logged_once_by_rank_0(two_ranks: RankPool) -> Non
     assert seconds[0] > 0
     assert seconds[1] == 0, "the same configuration again changes nothing"
     assert others_lines == []
+
+
+def _set_by_hand_after_two_steps() -> list[int]:
+    ours = DistributedDataParallel(_model())
+    for _ in range(2):
+        _step(ours, _own_inputs())
+    assert ours.reconfigure(Configuration(64))
+    seen = []
+    for _ in range(3):
+        _step(ours, _own_inputs())
+        seen.append(ours.configuration.bucket_bytes)
+    return seen
+
+
+def test_what_is_set_by_hand_stays_when_the_order_is_agreed(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_set_by_hand_after_two_steps) == [[64] * 3] * 2
+
+
+def _largest_bucket_memory(set_to_none: bool) -> tuple[int, int]:
+    """Bytes in buckets before a re-cut, and the most there are while it allocates."""
+    ours = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))))
+    for _ in range(3):
+        _step(ours, torch.ones(2, 64))
+    ours.zero_grad(set_to_none=set_to_none)
+    assert ours.reconfigure(Configuration(20_000))
+    flats = [weakref.ref(bucket.flat) for bucket in ours._reducer._buckets]
+    before = sum(flat.nbytes for reference in flats if (flat := reference()) is not None)
+    sizes: list[int] = []
+    zeros = torch.zeros
+
+    def watched(*args: object, **options: object) -> torch.Tensor:
+        made = zeros(*args, **options)  # type: ignore[call-overload]
+        flats.append(weakref.ref(made))
+        alive = [flat for reference in flats if (flat := reference()) is not None]
+        sizes.append(sum(flat.nbytes for flat in alive if flat.is_floating_point()))
+        return made  # type: ignore[no-any-return]
+
+    torch.zeros = watched
+    try:
+        assert ours.reconfigure(Configuration(40_000))
+    finally:
+        torch.zeros = zeros
+    return before, max(sizes)
+
+
+def test_a_re_cut_takes_no_second_set_of_buckets(two_ranks: RankPool) -> None:
+    for before, most in two_ranks.run(_largest_bucket_memory, True):
+        assert most <= before
+    # Gradients that live in the old buckets are moved bucket by bucket.
+    for before, most in two_ranks.run(_largest_bucket_memory, False):
+        assert most <= before + 3 * 40_000

@@ -1,0 +1,51 @@
+"""Where one step ends and the next begins: at the optimizer, not at each backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class StepBoundary:
+    """Watches the optimizers of some parameters.
+
+    A loop may run several backward passes for one step (a GAN's discriminator does); timing
+    each would compare unlike with unlike.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._ours = {id(parameter) for parameter in parameters}
+        self._is_ours: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
+        self._stepped = True
+        method = WeakMethod(self._after_step)
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            after_step = method()
+            if after_step is not None:
+                after_step(optimizer)
+
+        self._handle = register_optimizer_step_post_hook(hook)
+
+    def begins(self) -> bool:
+        """Whether the reduction that just ended is the first one of a step.
+
+        Every one is, where no torch optimizer holds the parameters.
+        """
+        begins = self._stepped
+        self._stepped = not any(self._is_ours.values())
+        return begins
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._handle.remove()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        is_ours = self._is_ours.get(optimizer)
+        if is_ours is None:
+            is_ours = any(id(p) in self._ours for g in optimizer.param_groups for p in g["params"])
+            self._is_ours[optimizer] = is_ours
+        self._stepped = self._stepped or is_ours
