@@ -36,7 +36,7 @@ class CsvLog(TunerListener):
         }
         try:
             with self._lock, path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=row)
+                writer = csv.DictWriter(file, fieldnames=row, lineterminator="\n")
                 if file.tell() == 0:
                     logger.info("job %s: its trials are logged in %s", job.id, path)
                     writer.writeheader()

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bagua_autotune.model.job import Job, JobPhase, Trial, TrialState
-from bagua_autotune.store import Store
+from bagua_autotune.store import Store, read_each
 from bagua_autotune.tuning.decision import baseline_estimate, incumbent
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.status import speedup
@@ -105,18 +105,27 @@ class JobCollector(Collector):
             "Step time of the baseline over that of the final choice, or else the best trial.",
             labels=[label],
         )
-        for job in self._jobs():
-            trials = self._store.trials(job.id)
+        contacts = GaugeMetricFamily(
+            "bagua_autotune_job_last_contact_timestamp_seconds",
+            "When the job was last heard of, in seconds since the epoch.",
+            labels=[label],
+        )
+        for job, trials, roles, ratio in read_each(self._jobs(), self._read):
             for phase in get_args(JobPhase):
                 states.add_metric([job.name, phase], job.phase == phase)
             for state in get_args(TrialState):
                 counts.add_metric([job.name, state], sum(t.state == state for t in trials))
-            for role, value in _step_seconds(job, trials).items():
+            for role, value in roles.items():
                 seconds.add_metric([job.name, role], value)
-            ratio = _speedup(job, trials)
             if ratio is not None:
                 speedups.add_metric([job.name], ratio)
-        yield from (states, counts, seconds, speedups)
+            contacts.add_metric([job.name], job.last_contact_at)
+        yield from (states, counts, seconds, speedups, contacts)
+
+    def _read(self, job: Job) -> tuple[Job, list[Trial], dict[str, float], float | None]:
+        """All that may fail, so that a family never holds half a job."""
+        trials = self._store.trials(job.id)
+        return job, trials, _step_seconds(job, trials), _speedup(job, trials)
 
     def _jobs(self) -> list[Job]:
         newest: dict[str, Job] = {}

@@ -50,6 +50,12 @@ class Settings(BaseModel):
     def _unset_port(cls, port: Any) -> Any:
         return 8123 if port == "-1" else port  # Bagua's way of saying unset
 
+    @field_validator("csv_log", mode="before")
+    @classmethod
+    def _any_text_is_on(cls, value: Any) -> Any:
+        # Bagua takes any text for on, even "0"; who writes that or "false" means off.
+        return value.strip().lower() not in ("", "0", "false") if isinstance(value, str) else value
+
     @property
     def limits(self) -> Limits:
         """The limits of jobs whose protocol does not carry any."""

@@ -22,6 +22,7 @@ from bagua_autotune.model.knobs import Knob, Value
 from bagua_autotune.model.text import without_nul
 
 Registration = JobSpec
+MOST_JOBS_LISTED = 1000
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
 # The bounds keep every product and exponential finite; no step is that short or long.

@@ -12,10 +12,9 @@ from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import parse
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import JobConflict
-from bagua_autotune.tuning.tuner import Tuner, WrongStep
+from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MOST_JOBS_LISTED = 1000
 
 
 def blueprint(tuner: Tuner) -> Blueprint:
@@ -35,6 +34,7 @@ def blueprint(tuner: Tuner) -> Blueprint:
 
     @api.post("/jobs/<job_id>/observations")
     def post_observations(job_id: str) -> Response:
+        _refuse_other_protocols(job_id)
         batch = parse(messages.Observations)
         observations = [Observation(step.step, step.seconds) for step in batch.steps]
         try:
@@ -45,14 +45,18 @@ def blueprint(tuner: Tuner) -> Blueprint:
 
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
+        _refuse_other_protocols(job_id)
         new = parse(messages.NewEvent)
         event = Event(new.kind, new.trial, new.step, new.message, new.seconds)
-        tuner.take_event(job_id, event)
+        try:
+            tuner.take_event(job_id, event)
+        except TrialNotNamed as error:
+            abort(422, f"trial: {error}.")
         return _answer(views.job_state(tuner, job_id))
 
     @api.get("/jobs")
     def get_jobs() -> Response:
-        limit = _number("limit", 1, MOST_JOBS_LISTED)
+        limit = _number("limit", 1, messages.MOST_JOBS_LISTED)
         return _answer(views.job_list(tuner, request.args.get("name"), limit or 100))
 
     @api.get("/jobs/<job_id>")
@@ -74,6 +78,10 @@ def blueprint(tuner: Tuner) -> Blueprint:
     @api.get("/openapi.json")
     def get_openapi() -> dict[str, object]:
         return document()
+
+    def _refuse_other_protocols(job_id: str) -> None:
+        if tuner.store.job(job_id).protocol != "v2":
+            abort(409, "The job is one of /api/v1, whose workers alone report to it.")
 
     return api
 

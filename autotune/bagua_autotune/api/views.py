@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.api import messages
+from bagua_autotune.store import read_each
 from bagua_autotune.tuning.tuner import Tuner
 
 
@@ -13,7 +14,8 @@ def job_state(tuner: Tuner, job_id: str) -> messages.JobState:
 def job_list(tuner: Tuner, name: str | None = None, limit: int = 100) -> messages.JobList:
     """Newest first."""
     jobs = tuner.store.jobs(name, limit)
-    return messages.JobList(jobs=[job_state(tuner, job.id) for job in jobs])
+    states = read_each(jobs, lambda job: job_state(tuner, job.id))
+    return messages.JobList(jobs=list(states))
 
 
 def job_detail(tuner: Tuner, job_id: str) -> messages.JobDetail:

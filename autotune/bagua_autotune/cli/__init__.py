@@ -7,6 +7,7 @@ import click
 from bagua_autotune import __version__
 from bagua_autotune.cli.export import export
 from bagua_autotune.cli.jobs import jobs
+from bagua_autotune.cli.prune import prune
 from bagua_autotune.cli.serve import serve
 from bagua_autotune.cli.show import show
 
@@ -17,5 +18,5 @@ def main() -> None:
     """Finds the fastest communication settings of a running training job."""
 
 
-for command in (serve, jobs, show, export):
+for command in (serve, jobs, show, export, prune):
     main.add_command(command)

@@ -10,6 +10,7 @@ import click
 
 from bagua_autotune.api.messages import JobDetail, Trial
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
+from bagua_autotune.model.text import clean
 
 
 @click.command()
@@ -40,7 +41,10 @@ def _write_json(reader: Reader, job: JobDetail) -> None:
 def _write_csv(job: JobDetail, trials: list[Trial]) -> None:
     """Knobs are columns between the trial's state and its measurement."""
     rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
-    writer = csv.DictWriter(sys.stdout, ["index", *job.knobs, *rest], extrasaction="ignore")
+    columns = ["index", *job.knobs, *rest]
+    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for trial in trials:
-        writer.writerow({**trial.model_dump(mode="json"), **trial.configuration})
+        row = {**trial.model_dump(mode="json"), **trial.configuration}
+        row["failure"] = clean(trial.failure or "")
+        writer.writerow(row)

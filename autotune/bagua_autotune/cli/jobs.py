@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.messages import JobState
+from bagua_autotune.api.messages import MOST_JOBS_LISTED, JobState
 from bagua_autotune.cli.output import print_table, times
 from bagua_autotune.cli.reader import open_reader, source_options
 from bagua_autotune.model.text import describe
@@ -13,10 +13,18 @@ COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration")
 
 
 @click.command()
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_JOBS_LISTED - 1), default=100, show_default=True,
+    help="List at most so many.",
+)  # fmt: skip
 @source_options
-def jobs(database: str | None, url: str | None) -> None:
+def jobs(limit: int, database: str | None, url: str | None) -> None:
     """List the jobs, newest first."""
-    print_table(COLUMNS, [_row(job) for job in open_reader(database, url).jobs()])
+    found = open_reader(database, url).jobs(limit=limit + 1)
+    print_table(COLUMNS, [_row(job) for job in found[:limit]])
+    if len(found) > limit:
+        # Not among the lines that a pipe reads.
+        click.echo(f"there are more than these {limit}; see --limit", err=True)
 
 
 def _row(job: JobState) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Tables: drawn on a terminal, tab-separated lines where the output is piped."""
+"""What the commands print. Tables are drawn on a terminal, and tab-separated lines in a pipe.
+
+Names and messages come from others: nothing of them reaches a terminal that it would obey.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bagua_autotune.model.text import clean
+
+
+def say(line: str) -> None:
+    """One line, whatever the text in it holds."""
+    click.echo(clean(line))
+
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """One header and one line for each row."""
+    rows = [[clean(cell) for cell in row] for row in rows]
     console = Console()
     if not console.is_terminal:
         for line in (columns, *rows):

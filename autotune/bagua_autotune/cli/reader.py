@@ -14,6 +14,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import messages, views
+from bagua_autotune.model.text import clean
 from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.database import default_url
 from bagua_autotune.tuning.tuner import Tuner
@@ -26,7 +27,7 @@ TIMEOUT_SECONDS = 30.0
 class Reader(Protocol):
     """Reads jobs; raises UnknownJob, or ClickException where nothing can be read."""
 
-    def jobs(self, name: str | None = None) -> list[messages.JobState]: ...
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]: ...
 
     def job(self, job_id: str) -> messages.JobDetail: ...
 
@@ -40,14 +41,11 @@ class Reader(Protocol):
 class DatabaseReader:
     """Reads the database itself; no service need run."""
 
-    def __init__(self, url: str) -> None:
-        try:
-            self._tuner = Tuner(Store(url))
-        except StoreError as error:
-            raise click.ClickException(str(error)) from error
+    def __init__(self, url: str | None) -> None:
+        self._tuner = Tuner(open_store(url))
 
-    def jobs(self, name: str | None = None) -> list[messages.JobState]:
-        return views.job_list(self._tuner, name).jobs
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]:
+        return views.job_list(self._tuner, name, limit).jobs
 
     def job(self, job_id: str) -> messages.JobDetail:
         return views.job_detail(self._tuner, job_id)
@@ -69,9 +67,9 @@ class ServiceReader:
         self._url = url.rstrip("/") + "/api/v2/jobs"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def jobs(self, name: str | None = None) -> list[messages.JobState]:
-        query = "?" + urllib.parse.urlencode({"name": name}) if name is not None else ""
-        return self._get(messages.JobList, query).jobs
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]:
+        query = {"limit": str(limit)} | ({} if name is None else {"name": name})
+        return self._get(messages.JobList, "?" + urllib.parse.urlencode(query)).jobs
 
     def job(self, job_id: str) -> messages.JobDetail:
         return self._get(messages.JobDetail, self._path(job_id))
@@ -112,11 +110,19 @@ def source_options(command: Command) -> Command:
     )(command)
 
 
+def open_store(url: str | None) -> Store:
+    """An existing database, by default that of serve; ClickException if it cannot be used."""
+    try:
+        return Store(url or default_url(), must_exist=True)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+
+
 def open_reader(database: str | None, url: str | None) -> Reader:
     """A service if one is named, unless a database is."""
     if url and not database:
         return ServiceReader(url, os.environ.get("BAGUA_AUTOTUNE_TOKEN"))
-    return DatabaseReader(database or default_url())
+    return DatabaseReader(database)
 
 
 def find_job(reader: Reader, job: str) -> messages.JobDetail:
@@ -134,6 +140,6 @@ def find_job(reader: Reader, job: str) -> messages.JobDetail:
 
 def _detail(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.loads(error.read())["detail"])
+        return clean(str(json.loads(error.read())["detail"]))
     except (OSError, ValueError, KeyError, TypeError):
         return error.reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.api.messages import JobDetail, Trial
-from bagua_autotune.cli.output import print_table, times
+from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe
@@ -25,14 +25,14 @@ def show(job: str, database: str | None, url: str | None) -> None:
     found = find_job(reader, job)
     trials = reader.trials(found.id)
     best = best_trial(found, trials)
-    click.echo(f"job {found.name} ({found.id}): {found.state}")
+    say(f"job {found.name} ({found.id}): {found.state}")
     print_table(COLUMNS, [_row(trial, trial is best) for trial in trials])
     if found.result:
-        click.echo(f"result: {found.result.summary}")
+        say(f"result: {found.result.summary}")
     elif best:
-        click.echo(f"incumbent: {describe(best.configuration)}: {_speedup(best, trials)}")
+        say(f"incumbent: {describe(best.configuration)}: {_speedup(best, trials)}")
     chosen = best.configuration if best and not found.result else found.configuration
-    click.echo(f"stock DDP: {stock_ddp_line(chosen)}")
+    say(f"stock DDP: {stock_ddp_line(chosen)}")
 
 
 def best_trial(job: JobDetail, trials: list[Trial]) -> Trial | None:

@@ -9,8 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.knobs import Configuration, Knob, Space, Value, check_configuration
+from bagua_autotune.model.knobs import (
+    BUCKET_KNOB,
+    Configuration,
+    Knob,
+    LogInteger,
+    Space,
+    Value,
+    check_configuration,
+)
 from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import printable
 
 Protocol = Literal["v1", "v2"]
 JobPhase = Literal["tuning", "confirming", "finished", "ended"]
@@ -23,14 +32,8 @@ EventKind = Literal["switched", "disagreement", "ended", "note"]
 MOST_COMBINATIONS = 10_000
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("holds characters that cannot be printed")
-    return text
-
-
-ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
-Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(printable)]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
@@ -68,6 +71,8 @@ class JobSpec(BaseModel):
             )
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
             raise ValueError("tensors: a name occurs twice")
+        if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger):
+            raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
         combinations = math.prod(domain.choices for domain in self.knobs.values())
         if combinations > MOST_COMBINATIONS:
             raise ValueError(
@@ -120,6 +125,11 @@ class Job:
     finished_at: float | None = None
     result: Result | None = None
     data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is tried: it is tuned, or its training ended before."""
+        return self.phase in ("finished", "ended")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from bagua_autotune.model.text import printable
 
 Value = int | str
+Choice = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
+BUCKET_KNOB = "bucket_bytes"
 
 
 class LogInteger(BaseModel):
@@ -48,9 +52,7 @@ class Categorical(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Literal["categorical"] = "categorical"
-    values: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
-        min_length=1, max_length=16
-    )
+    values: tuple[Choice, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
     def _distinct(self) -> Categorical:

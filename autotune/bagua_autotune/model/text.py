@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from bagua_autotune.model.knobs import Value
+if TYPE_CHECKING:
+    from bagua_autotune.model.knobs import Value
 
 HIERARCHICAL_WORDS = {
     "off": "flat",
@@ -20,6 +22,20 @@ def without_nul(text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """Raise ValueError if the text holds a character that cannot be printed."""
+    if not text.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    return text
+
+
+def clean(text: str) -> str:
+    r"""Text of others for a terminal or a log: what cannot be printed is escaped (``\x1b``)."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def describe_bytes(size_bytes: float) -> str:
     """A size with three significant digits: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
     for unit in ("B", "KiB", "MiB"):
@@ -30,10 +46,11 @@ def describe_bytes(size_bytes: float) -> str:
 
 
 def describe_knob(knob: str, value: Value) -> str:
-    if knob == "bucket_bytes":
-        return f"bucket {describe_bytes(int(value))}"
-    if knob == "hierarchical":
-        return HIERARCHICAL_WORDS.get(str(value), f"hierarchical {value}")
+    """Its value in words; of a knob that no words are known for, name and value."""
+    if knob == "bucket_bytes" and isinstance(value, int):
+        return f"bucket {describe_bytes(value)}"
+    if knob == "hierarchical" and value in HIERARCHICAL_WORDS:
+        return HIERARCHICAL_WORDS[str(value)]
     return f"{knob} {value}"
 
 

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from bagua_autotune.model.buckets import Tensor, cut
-from bagua_autotune.model.knobs import Configuration, LogInteger, Space, Value
-
-BUCKET_KNOB = "bucket_bytes"
+from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, LogInteger, Space, Value
 
 
 def enumerate_candidates(

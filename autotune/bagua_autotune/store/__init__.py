@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from bagua_autotune.store.database import StoreError
-from bagua_autotune.store.store import JobConflict, Step, Store, UnknownJob, UnknownTrial
+from bagua_autotune.store.errors import JobConflict, StoreError, UnknownJob, UnknownTrial
+from bagua_autotune.store.isolation import read_each
+from bagua_autotune.store.store import Step, Store
 
-__all__ = ["JobConflict", "Step", "Store", "StoreError", "UnknownJob", "UnknownTrial"]
+__all__ = [
+    "JobConflict",
+    "Step",
+    "Store",
+    "StoreError",
+    "UnknownJob",
+    "UnknownTrial",
+    "read_each",
+]

@@ -13,15 +13,12 @@ from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url, s
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.store.errors import StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION, Base, SchemaRow
 
 logger = logging.getLogger(__name__)
 
 SQLITE_BUSY_SECONDS = 30.0
-
-
-class StoreError(Exception):
-    """The database cannot be used; the message says why and what to do."""
 
 
 def default_url() -> str:
@@ -33,12 +30,21 @@ def default_url() -> str:
 class Database:
     """Transactions on one database, whose schema is created when it is empty.
 
+    Args:
+        url: of SQLAlchemy.
+        must_exist: whether to refuse a SQLite file that is not there, not make one.
+
     Raises:
         StoreError: bad URL, missing driver, unreachable or unwritable, newer schema.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
         self.url = _parse(url)
+        if must_exist and self._is_sqlite and not Path(str(self.url.database)).exists():
+            raise StoreError(
+                f"there is no database {self}; name another with --database, or with --url "
+                "the service to ask"
+            )
         try:
             self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)
         except ImportError as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -28,6 +28,8 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
+from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
+from bagua_autotune.store.isolation import read_each
 from bagua_autotune.store.tables import (
     EventRow,
     JobRow,
@@ -35,18 +37,6 @@ from bagua_autotune.store.tables import (
     SchemaRow,
     TrialRow,
 )
-
-
-class UnknownJob(Exception):
-    """No job has this id."""
-
-
-class UnknownTrial(Exception):
-    """The job has no trial of this index."""
-
-
-class JobConflict(Exception):
-    """The job's id is taken by a job of other content."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +55,23 @@ class Step:
     result: Result | None = None
 
 
+class PrunedJob(NamedTuple):
+    """What is told of a job that was deleted."""
+
+    id: str
+    name: str
+    phase: str
+    last_contact_at: float
+
+
 class Store:
     """Jobs, trials, observations and events in one database.
 
     Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
     """
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url)
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+        self.database = Database(url, must_exist=must_exist)
 
     def close(self) -> None:
         self.database.close()
@@ -110,7 +109,7 @@ class Store:
                 if known is None:
                     session.add(row)
                     return True
-                same = (known.spec, known.tensors) == (content, tensors)
+                same = (known.protocol, known.spec, known.tensors) == (protocol, content, tensors)
         except IntegrityError:  # another replica registered it at the same moment
             return self.create_job(job_id, spec, at=at, protocol=protocol, data=data)
         if not same:
@@ -127,14 +126,14 @@ class Store:
         if name is not None:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:
-            return [records.job_record(row) for row in session.scalars(query)]
+            return list(read_each(session.scalars(query), records.job_record))
 
     def active_jobs(self, since: float) -> list[Job]:
         """Jobs that have not ended and were heard of since then, newest first."""
         query = select(JobRow).where(JobRow.ended_at.is_(None), JobRow.last_contact_at >= since)
         with self.database.reading() as session:
             rows = session.scalars(query.order_by(JobRow.created_at.desc(), JobRow.id))
-            return [records.job_record(row) for row in rows]
+            return list(read_each(rows, records.job_record))
 
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
@@ -163,6 +162,20 @@ class Store:
             if row.phase == "ended":
                 last = _last_trial(session, job_id)
                 row.phase = "confirming" if last and last.purpose == "confirm" else "tuning"
+
+    def replace_result(self, job_id: str, result: Result) -> None:
+        """Let a finished job have another result. Nothing happens unless it is finished."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            if row.phase == "finished":
+                row.result = records.result_column(result)
+
+    def prune(self, before: float) -> list[PrunedJob]:
+        """Delete the jobs last heard of before then, with all that belongs to them."""
+        columns = (JobRow.id, JobRow.name, JobRow.phase, JobRow.last_contact_at)
+        statement = delete(JobRow).where(JobRow.last_contact_at < before).returning(*columns)
+        with self.database.writing() as session:
+            return [PrunedJob(*row) for row in session.execute(statement)]
 
     # Trials
 

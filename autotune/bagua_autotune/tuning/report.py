@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -25,27 +26,49 @@ def make_result(
     if kept.gain and baseline:
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
         speedup, low, high = (objective.speedup(gain, baseline.center) for gain in gains)
-    count = sum(trial.state == "measured" for trial in trials)
+    measured = sum(trial.state == "measured" for trial in trials)
     seconds = max(0.0, at - job.created_at)
-    cost = f"{count} {'trial' if count == 1 else 'trials'}, {seconds:.0f} s"
-    text = describe(kept.configuration)
+    cost = _name_cost(measured, seconds)
     is_winner = kept.configuration != job.baseline
     if is_winner:
         times = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
+        text = describe(kept.configuration)
         summary = f"{text}: {times} over {_name_default(job.baseline)}; {cost}"
     else:
-        summary = f"{text} (the default) kept: {kept.reason}; {cost}"
+        summary = _name_kept(job.baseline, kept.reason, cost)
     return Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
         speedup=speedup,
         low=low,
         high=high,
-        trials=count,
+        trials=measured,
         steps=steps,
         seconds=seconds,
         summary=summary,
     )
+
+
+def revoke(result: Result, job: Job, reason: str) -> Result:
+    """The result of a job whose ranks could not switch to the winner and run the baseline."""
+    summary = _name_kept(job.baseline, reason, _name_cost(result.trials, result.seconds))
+    return replace(
+        result,
+        configuration=job.baseline,
+        kept="baseline",
+        speedup=1.0,
+        low=1.0,
+        high=1.0,
+        summary=summary,
+    )
+
+
+def _name_kept(baseline: Configuration, reason: str, cost: str) -> str:
+    return f"{describe(baseline)} (the default) kept: {reason}; {cost}"
+
+
+def _name_cost(trials: int, seconds: float) -> str:
+    return f"{trials} {'trial' if trials == 1 else 'trials'}, {seconds:.0f} s"
 
 
 def _name_default(baseline: Configuration) -> str:

@@ -68,10 +68,9 @@ class TrialStatus:
 
 def job_status(job: Job, trials: Sequence[Trial], objective: Objective, now: float) -> JobStatus:
     last = trials[-1] if trials else None
-    is_tuning = job.phase in ("tuning", "confirming")
     configuration = job.result.configuration if job.result else job.baseline
     running: OpenTrial | None = None
-    if last and last.is_open and is_tuning:
+    if last and last.is_open and not job.is_over:
         configuration = last.configuration
         running = OpenTrial(last.index, last.purpose, last.state, configuration)
     return JobStatus(
@@ -126,7 +125,7 @@ def _progress(job: Job, trials: Sequence[Trial], objective: Objective, now: floa
     end = job.finished_at or job.ended_at or now
     elapsed_seconds = max(0.0, end - job.created_at)
     seconds_left: float | None = None
-    if job.phase in ("finished", "ended"):
+    if job.is_over:
         seconds_left = 0.0
     elif measured:
         seconds_left = elapsed_seconds / measured * _trials_left(job, trials)

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,17 +21,21 @@ from bagua_autotune.model import job as model
 from bagua_autotune.model.job import Event, Job, JobSpec, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import clean, describe
 from bagua_autotune.search import Searcher, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.decision import Propose, baseline_estimate, decide, incumbent
+from bagua_autotune.tuning.decision import Keep, Propose, baseline_estimate, decide, incumbent
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.report import make_result, revoke
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 
 logger = logging.getLogger(__name__)
+
+
+FALLBACK_SEARCHER = "random"
+JOBS_REMEMBERED = 64
 
 
 class TunerListener:
@@ -45,6 +50,10 @@ class TunerListener:
 
 class WrongStep(Exception):
     """A step does not have exactly one value of each rank."""
+
+
+class TrialNotNamed(Exception):
+    """A disagreement does not say which of the job's trials the ranks did not agree on."""
 
 
 class Tuner:
@@ -70,6 +79,9 @@ class Tuner:
         self._searcher = searcher
         self._listeners = listeners
         self._clock = clock
+        self._has_told_failure = False
+        # They never change and take long to cut; an id may be used again once it is pruned.
+        self._candidates = lru_cache(maxsize=JOBS_REMEMBERED)(self._enumerate)
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
 
@@ -146,8 +158,15 @@ class Tuner:
             self.store.update_estimate(job_id, index, found)
 
     def take_event(self, job_id: str, event: Event) -> None:
-        """Take in an event; its time is set here."""
+        """Take in an event; its time is set here.
+
+        Raises:
+            TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
+        """
         now = self._clock()
+        job = self.store.job(job_id)
+        if event.kind == "disagreement" and event.trial is None and not job.is_over:
+            raise TrialNotNamed("a disagreement names the trial while the job is tuned")
         if event.trial is not None:
             if event.kind == "switched":
                 self.store.start_trial(job_id, event.trial, now)
@@ -158,11 +177,13 @@ class Tuner:
             self.store.end_job(job_id, now)
             logger.info("job %s: training ended", job_id)
         elif event.kind == "disagreement":
-            logger.error("job %s: the ranks disagreed: %s", job_id, event.message)
-            last = self.open_trial(job_id)
-            if last and event.trial in (None, last.index):
-                reason = event.message or "the ranks did not agree on the configuration"
-                self._advance(job_id, last.index, failure=reason)
+            reason = clean(event.message) or "no reason given"
+            logger.error("job %s: the ranks disagreed: %s", job_id, reason)
+            if event.trial is not None:
+                self._advance(job_id, event.trial, failure=reason)
+            elif job.result and job.result.kept == "winner":
+                revoked = revoke(job.result, job, f"the ranks disagreed: {reason}")
+                self.store.replace_result(job_id, revoked)
         else:
             self._advance(job_id)
 
@@ -191,7 +212,7 @@ class Tuner:
         with self._lock(job_id):
             while True:
                 job, trials = self.store.job(job_id), self.store.trials(job_id)
-                if job.phase in ("finished", "ended"):
+                if job.is_over:
                     return False
                 current = trials[-1] if trials and trials[-1].is_open else None
                 if closes is not None and (current is None or current.index != closes):
@@ -212,14 +233,7 @@ class Tuner:
     def _decide(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
         started = time.perf_counter()
         objective = OBJECTIVES[job.protocol]
-        candidates = enumerate_candidates(job.space, job.baseline, self.store.tensors(job.id))
-
-        def new_searcher(allowed: Sequence[Configuration]) -> Searcher:
-            # Seeded by the job: another replica, or a restarted one, decides the same.
-            seed = zlib.crc32(job.id.encode())
-            return make_searcher(self._searcher, job.space, allowed, seed)
-
-        decision = decide(job, candidates, trials, objective, new_searcher)
+        decision = self._decide_with(self._searcher, job, trials)
         at = self._clock()
         step = Step(at)
         if closing:
@@ -234,6 +248,37 @@ class Tuner:
         for listener in self._listeners:
             listener.on_decided(time.perf_counter() - started)
         return step
+
+    def _decide_with(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
+        """Decide by a search method; by the random one if it fails, so that no job is held up."""
+
+        def new_searcher(allowed: Sequence[Configuration]) -> Searcher:
+            # Seeded by the job: another replica, or a restarted one, decides the same.
+            seed = zlib.crc32(job.id.encode())
+            return make_searcher(method, job.space, allowed, seed)
+
+        candidates = self._candidates(job.id, job.created_at)
+        try:
+            return decide(job, candidates, trials, OBJECTIVES[job.protocol], new_searcher)
+        except Exception as error:
+            if method == FALLBACK_SEARCHER:
+                raise
+            # Its traceback once: it fails for many trials in the same way.
+            told, self._has_told_failure = self._has_told_failure, True
+            logger.error(
+                "job %s: the %s search failed (%r); trial %d is chosen by the %s one",
+                job.id,
+                method,
+                error,
+                len(trials),
+                FALLBACK_SEARCHER,
+                exc_info=None if told else error,
+            )
+            return self._decide_with(FALLBACK_SEARCHER, job, trials)
+
+    def _enumerate(self, job_id: str, _created_at: float) -> list[Configuration]:
+        job = self.store.job(job_id)
+        return enumerate_candidates(job.space, job.baseline, self.store.tensors(job_id))
 
     def _measured(self, job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
         """The open trial's estimate if its observations suffice to close it."""

@@ -1,0 +1,19 @@
+"""What the store raises beside SQLAlchemy's own errors."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The database cannot be used; the message says why and what to do."""
+
+
+class UnknownJob(Exception):
+    """No job has this id."""
+
+
+class UnknownTrial(Exception):
+    """The job has no trial of this index."""
+
+
+class JobConflict(Exception):
+    """The job's id is taken by a job of other content."""
