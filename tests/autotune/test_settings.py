@@ -29,6 +29,14 @@ def test_bagua_s_variables_and_defaults_are_kept() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "is_on"),
+    [("1", True), ("true", True), ("/tmp/log", True), ("2", True), ("0", False), ("False", False)],
+)
+def test_the_csv_log_is_on_for_any_text_that_does_not_say_off(value: str, is_on: bool) -> None:
+    assert Settings.load({"BAGUA_IS_OUTPUT_AUTOTUNE_LOG": value}).csv_log is is_on
+
+
 def test_what_is_given_goes_before_the_environment() -> None:
     environment = {"BAGUA_SERVICE_PORT": "9000", "WORLD_SIZE": ""}
     settings = Settings.load(environment, port=0, world_size=None)

@@ -42,8 +42,7 @@ class Database:
         self.url = _parse(url)
         if must_exist and self._is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(
-                f"there is no database {self}; name another with --database, or with --url "
-                "the service to ask"
+                f"there is no database {self}; --database names another"
             )
         try:
             self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)

@@ -10,6 +10,9 @@ from flask import Flask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bagua_autotune.app import create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
 from tests.autotune.support import registration
 
 ROUTES = st.sampled_from(
@@ -39,6 +42,24 @@ EVENT = st.fixed_dictionaries(
         "seconds": st.floats() | JSON,
     },
 )
+
+
+def odd(draw: Any) -> dict[str, Any]:
+    """Knobs that may be valid, of kinds that nobody uses."""
+    names = st.sampled_from(["bucket_bytes", "hierarchical", "channels", "n"])
+    sizes = st.integers(1, 2**53)
+    knobs: dict[str, Any] = {}
+    default: dict[str, Any] = {}
+    for name in draw(st.lists(names, unique=True, min_size=1)):
+        if draw(st.booleans()):
+            low, high = sorted((draw(sizes), draw(sizes)))
+            knobs[name] = {"type": "log_integer", "low": low, "high": high}
+            default[name] = draw(st.integers(low, high))
+        else:
+            values = draw(st.lists(st.text(max_size=5), min_size=1, max_size=4, unique=True))
+            knobs[name] = {"type": "categorical", "values": values}
+            default[name] = draw(st.sampled_from(values))
+    return registration(knobs=knobs, default_configuration=default)
 
 
 def damaged(draw: Any) -> dict[str, Any]:
@@ -81,6 +102,25 @@ def test_garbage_is_refused_or_taken_but_never_breaks(
         assert "Traceback" not in problem["detail"]
     stored = client.get("/api/v2/jobs/job/observations?trial=0").get_json()["observations"]
     assert [{key: o[key] for key in ("step", "seconds")} for o in stored[:4]] == kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(body=st.composite(odd)())
+def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
+    store = Store("sqlite://")
+    client, job = (
+        create_app(Settings(database="sqlite://"), store).test_client(),
+        "/api/v2/jobs/odd",
+    )
+    response = client.put(job, json=body)
+    assert response.status_code in (201, 422), response.text
+    if response.status_code == 201 and response.get_json()["trial"]:
+        steps = [{"step": step, "seconds": [0.1] * 4} for step in range(30)]
+        observed = client.post(f"{job}/observations", json={"trial": 0, "steps": steps})
+        assert observed.get_json()["trial"]["index"] == 1
+    for path in ("/api/v2/jobs", "/metrics"):
+        assert client.get(path).status_code == 200
+    store.close()
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

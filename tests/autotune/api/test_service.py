@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.api.openapi import document
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.store.tables import TrialRow
 from tests.autotune.support import Ranks, registration
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics")
@@ -93,6 +96,8 @@ def test_metrics_tell_of_jobs_and_requests(client: FlaskClient) -> None:
     assert found["bagua_autotune_job_state", "digits", "finished"] == 1
     assert found["bagua_autotune_job_state", "digits", "tuning"] == 0
     assert found["bagua_autotune_trials", "digits", "measured"] == state["result"]["trials"]
+    contact = found["bagua_autotune_job_last_contact_timestamp_seconds", "digits"]
+    assert contact == pytest.approx(time.time(), abs=600)
     assert found["bagua_autotune_speedup_ratio", "digits"] == state["result"]["speedup"]
     assert found["bagua_autotune_step_seconds", "baseline", "digits"] == pytest.approx(
         0.23, abs=0.1
@@ -101,6 +106,17 @@ def test_metrics_tell_of_jobs_and_requests(client: FlaskClient) -> None:
     route = "/api/v2/jobs/<job_id>"
     assert found["bagua_autotune_requests_total", "201", "PUT", route] == 1
     assert found["bagua_autotune_requests_total", "404", "any", "unmatched"] == 1
+
+
+def test_one_broken_job_does_not_hide_the_others(client: FlaskClient, store: Store) -> None:
+    for job, name in (("job", "digits"), ("broken", "broken")):
+        client.put(f"/api/v2/jobs/{job}", json=registration(name=name))
+    with store.database.writing() as session:
+        broken = update(TrialRow).where(TrialRow.job_id == "broken")
+        session.execute(broken.values(configuration=[1], cost=1e300))
+    jobs = client.get("/api/v2/jobs").get_json()["jobs"]
+    assert [job["id"] for job in jobs] == ["job"]
+    assert {key[1] for key in scrape(client) if key[0] == "bagua_autotune_job_state"} == {"digits"}
 
 
 def test_jobs_that_ended_or_fell_silent_leave_the_metrics(

@@ -151,10 +151,16 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("knobs.bucket_bytes.low", 2**31, "above high"),
         (
             "knobs",
-            {f"k{i}": {"type": "categorical", "values": list("abcd")} for i in range(16)},
-            "4294967296 combinations",
+            {
+                "bucket_bytes": {"type": "log_integer", "low": 5, "high": 5},
+                **{f"k{i}": {"type": "categorical", "values": list("abcd")} for i in range(15)},
+            },
+            "combinations",
         ),
         ("knobs.hierarchical.type", "fuzzy", "knobs.hierarchical"),
+        ("knobs.hierarchical.values", ["off", "\x1b[31m"], "cannot be printed"),
+        ("knobs", {"bucket_bytes": {"type": "categorical", "values": ["a"]}}, "log_integer"),
+        ("knobs", {"n": {"type": "log_integer", "low": 1, "high": 9}}, "bucket_bytes is needed"),
         ("default_configuration.bucket_bytes", 1, "bucket_bytes"),
         ("default_configuration.channels", 1, "channels"),
         ("fingerprint", "x" * 129, "fingerprint"),
@@ -202,9 +208,26 @@ def test_bad_events_are_refused(registered: FlaskClient) -> None:
         ({"kind": "note", "seconds": -1}, 422, "seconds"),
         ({"kind": "switched", "trial": 9}, 409, "no trial 9"),
         ({"kind": "disagreement", "trial": 9}, 409, "no trial 9"),
+        ({"kind": "disagreement"}, 422, "names the trial"),
     ):
         assert_problem(registered.post(f"{JOB}/events", json=body), status, word)
     assert registered.get(f"{JOB}/events").get_json()["events"] == []
+
+
+def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: FlaskClient) -> None:
+    tensor = {"name": "a", "num_elements": 10, "dtype": "f32"}
+    model = {"model_name": "m", "tensor_list": [tensor]}
+    assert client.post("/api/v1/register_tensors", json=model).status_code == 200
+    (job,) = client.get("/api/v2/jobs").get_json()["jobs"]
+    path = f"/api/v2/jobs/{job['id']}"
+    detail = client.get(path).get_json()
+    assert detail["protocol"] == "v1"
+    assert_problem(client.post(f"{path}/events", json={"kind": "ended"}), 409, "/api/v1")
+    steps = {"trial": 0, "steps": [{"step": 1, "seconds": [0.1]}]}
+    assert_problem(client.post(f"{path}/observations", json=steps), 409, "/api/v1")
+    known = set(registration()) | {"limits", "software"}
+    same = {key: value for key, value in detail.items() if key in known}
+    assert_problem(client.put(path, json=same), 409, "other content")
 
 
 def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:

@@ -7,7 +7,9 @@ import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main, output
 from bagua_autotune.cli.show import stock_ddp_line
-from bagua_autotune.model.job import Observation
-from bagua_autotune.store import Store
+from bagua_autotune.model.job import Observation, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Step, Store
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
@@ -100,6 +103,10 @@ def test_export_gives_the_trials_as_csv(source: list[str]) -> None:
     assert all(float(row["low"]) <= float(row["seconds"]) <= float(row["high"]) for row in rows)
 
 
+def test_the_csv_has_plain_lines(source: list[str]) -> None:
+    assert b"\r" not in run("export", "old", "--csv", *source).stdout_bytes
+
+
 def test_export_gives_everything_as_json(source: list[str]) -> None:
     document = json.loads(run("export", "old", "--json", *source).output)
     assert document["result"]["kept"] == "winner"
@@ -127,6 +134,57 @@ def test_a_service_that_does_not_answer_or_refuses_is_named(service: str) -> Non
     assert run("jobs", "--url", "nonsense").exit_code == 1
 
 
+def test_more_jobs_than_asked_for_are_mentioned_beside_the_table(source: list[str]) -> None:
+    some = run("jobs", "--limit", "2", *source)
+    assert [line.split("\t")[0] for line in some.stdout.splitlines()] == ["job", "x", "new"]
+    assert "more than these 2; see --limit" in some.stderr
+    assert run("jobs", "--limit", "3", *source).stderr == ""
+
+
+@pytest.mark.parametrize("command", [["jobs"], ["show", "x"], ["prune", "--older-than", "1"]])
+def test_a_mistyped_database_is_not_created(tmp_path: Path, command: list[str]) -> None:
+    result = run(*command, "--database", f"sqlite:///{tmp_path / 'typo.db'}")
+    assert result.exit_code == 1
+    assert "there is no database" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pruning_says_what_it_deleted(tmp_path: Path) -> None:
+    url, now = f"sqlite:///{tmp_path / 'a.db'}", time.time()
+    store = Store(url)
+    store.create_job("old", make_spec(name="ancient"), at=now - 91 * 86_400)
+    store.create_job("new", make_spec(), at=now - 89 * 86_400)
+    header, *rows = lines(run("prune", "--older-than", "90", "--database", url))
+    assert header == ["job", "name", "state", "last contact"]
+    assert [row[:3] for row in rows] == [["old", "ancient", "tuning"]]
+    assert [job.id for job in store.jobs()] == ["new"]
+    store.close()
+
+
+@pytest.mark.parametrize("color", ["", "1"])
+def test_nothing_that_ranks_say_is_obeyed_by_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, color: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", color)
+    monkeypatch.setenv("COLUMNS", "300")
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    store = Store(url)
+    store.create_job("evil", make_spec(), at=1.0)
+    trial = Trial(0, "search", Configuration(make_spec().default_configuration))
+    store.advance("evil", Step(1.0, next_trial=trial))
+    following = replace(trial, index=1)
+    failed = Step(2.0, closes=0, failure="\x1b[2J\x1b[31mpwned\nline\ttab", next_trial=following)
+    assert store.advance("evil", failed)
+    store.close()
+    for arguments in (["show", "evil"], ["jobs"], ["export", "evil", "--csv"]):
+        result = run(*arguments, "--database", url)
+        assert result.exit_code == 0, result.output
+        assert "\x1b[2J" not in result.stdout
+        assert "pwned\nline" not in result.stdout
+        assert "\ttab" not in result.stdout
+    assert "\\x1b[2J" in run("show", "evil", "--database", url).stdout
+
+
 def test_a_terminal_gets_a_table(
     database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,5 +207,5 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "bagua_autotune", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert text.startswith("Usage: bagua-autotune")
-    for name in ("serve", "jobs", "show", "export"):
+    for name in ("serve", "jobs", "show", "export", "prune"):
         assert f"\n  {name} " in text

@@ -8,7 +8,7 @@ from bagua_autotune.model.knobs import (
     LogInteger,
     check_configuration,
 )
-from bagua_autotune.model.text import describe, describe_bytes
+from bagua_autotune.model.text import clean, describe, describe_bytes
 
 SPACE = {
     "bucket_bytes": LogInteger(low=65536, high=2**30),
@@ -41,6 +41,9 @@ def test_domains_refuse_nonsense() -> None:
         LogInteger(low=2, high=1)
     with pytest.raises(ValueError, match="twice"):
         Categorical(values=("off", "off"))
+    for unprintable in ("\x1b[31mred", "a\nb", "a\tb", "a\x00"):
+        with pytest.raises(ValueError, match="cannot be printed"):
+            Categorical(values=("off", unprintable))
 
 
 def test_equal_configurations_are_one_key_whatever_their_order() -> None:
@@ -72,3 +75,13 @@ def test_configurations_read_as_in_the_summary() -> None:
     text = describe({"bucket_bytes": 4 << 20, "hierarchical": "leaders", "channels": 2})
     assert text == "bucket 4 MiB, hierarchical, channels 2"
     assert describe({"hierarchical": "off"}) == "flat"
+
+
+def test_values_that_no_words_are_known_for_are_told_as_they_are() -> None:
+    odd = describe({"bucket_bytes": "huge", "hierarchical": 8, "wire": "bf16"})
+    assert odd == "bucket_bytes huge, hierarchical 8, wire bf16"
+
+
+def test_text_of_others_is_made_harmless() -> None:
+    assert clean("\x1b[2Jgone\n\tx\u202e") == "\\x1b[2Jgone\\n\\tx\\u202e"
+    assert clean("模型 [b]x") == "模型 [b]x"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 
 from bagua_autotune.model.job import Event, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -23,7 +23,7 @@ from bagua_autotune.store import (
     UnknownTrial,
     ranks,
 )
-from bagua_autotune.store.tables import Base
+from bagua_autotune.store.tables import Base, EventRow, JobRow, ObservationRow, TrialRow
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 
@@ -95,6 +95,41 @@ def test_only_jobs_heard_of_and_not_ended_are_active(store: Store, job: str) -> 
     store.touch(job, 60.0)
     store.end_job("later", 70.0)
     assert [found.id for found in store.active_jobs(50.0)] == [job]
+
+
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(
+    store: Store, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.create_job("broken", make_spec(), at=2.0)
+    with store.database.writing() as session:
+        session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
+    assert [found.id for found in store.jobs()] == [job]
+    assert [found.id for found in store.active_jobs(0.0)] == [job]
+    assert "job broken cannot be read" in caplog.text
+
+
+def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    store.add_observations(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
+    store.add_event(job, Event("ended", at=60.0))
+    store.create_job("late", make_spec(), at=100.0)
+    assert store.prune(60.0) == []
+    assert [pruned.id for pruned in store.prune(61.0)] == [job]
+    with pytest.raises(UnknownJob):
+        store.trials(job)
+    with store.database.reading() as session:
+        for table in (TrialRow, ObservationRow, EventRow):
+            assert session.scalars(select(table)).all() == []
+    assert [found.id for found in store.jobs()] == ["late"]
+
+
+def test_reading_makes_no_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'typo.db'}"
+    with pytest.raises(StoreError, match=r"no database .*typo\.db"):
+        Store(url, must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+    Store(url).close()
+    Store(url, must_exist=True).close()
 
 
 def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:

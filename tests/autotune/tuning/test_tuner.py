@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search import searcher
+from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.status import JobStatus
-from bagua_autotune.tuning.tuner import Tuner, WrongStep
+from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)
@@ -184,8 +187,8 @@ def test_a_protocol_can_close_trials_itself(tuner: Tuner) -> None:
     assert not tuner.close_trial("job", 0)
     assert not tuner.close_trial("job", 1), "a trial never observed cannot be closed"
     assert tuner.open_trial("job").index == 1
-    tuner.observe("job", 0, [Observation(step, (200.0,) * 4) for step in range(100, 400)])
-    tuner.reestimate("job", 0)
+    late = [Observation(step, (200.0,) * 4) for step in range(100, 400)]
+    tuner.reestimate("job", 0, [*many, *late])
     assert tuner.store.trial("job", 0).estimate.center == -200.0
 
 
@@ -208,3 +211,94 @@ def test_progress_grows_and_is_bounded(tuner: Tuner) -> None:
     done = drive(tuner, "job", ranks)
     assert done.progress.trials_measured <= done.progress.max_trials
     assert done.progress.seconds_left == 0.0
+
+
+class BrokenSearcher(RandomSearcher):
+    """Learns the first trials and fails then, as a matrix does that turns out singular."""
+
+    def ask(self) -> Configuration:
+        if len(self._costs) >= 2:
+            raise ArithmeticError("singular matrix")
+        return super().ask()
+
+
+def test_a_search_that_fails_holds_no_job_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(searcher._factories, "broken", BrokenSearcher)
+    tuner = Tuner(Store("sqlite://"), "broken")
+    tuner.register("job", make_spec(limits={"max_samples": 6}))
+    status = drive(tuner, "job", Ranks(noise=0.001))
+    assert status.state == "finished"
+    assert status.result is not None
+    assert len({trial.configuration for trial in tuner.store.trials("job")}) == 6
+    failures = [record for record in caplog.records if "search failed" in record.message]
+    assert [bool(record.exc_info) for record in failures] == [True] + [False] * (len(failures) - 1)
+    assert "singular matrix" in failures[-1].message
+
+
+def finish(tuner: Tuner) -> JobStatus:
+    tuner.register("job", make_spec(limits={"max_samples": 6}))
+    return drive(tuner, "job", Ranks(noise=0.001))
+
+
+def test_ranks_that_cannot_run_the_final_choice_end_on_the_baseline(tuner: Tuner) -> None:
+    before = finish(tuner).result
+    assert before is not None
+    assert before.kept == "winner"
+    event = Event("disagreement", None, 999, "rank 3 ran out of\nmemory")
+    tuner.take_event("job", event)
+    once = tuner.status("job")
+    assert (once.state, once.configuration, once.trial) == ("finished", BASELINE, None)
+    result = once.result
+    assert result is not None
+    assert (result.kept, result.configuration) == ("baseline", BASELINE)
+    assert (result.speedup, result.low, result.high) == (1.0, 1.0, 1.0)
+    assert (result.trials, result.steps) == (before.trials, before.steps)
+    assert result.summary.startswith(
+        "bucket 25 MiB, flat (the default) kept: the ranks disagreed: rank 3 ran out of\\nmemory; "
+    )
+    tuner.take_event("job", event)
+    assert tuner.status("job") == once
+
+
+def test_a_late_disagreement_about_a_trial_leaves_the_final_choice(tuner: Tuner) -> None:
+    before = finish(tuner)
+    tuner.take_event("job", Event("disagreement", 2, message="late"))
+    assert tuner.status("job") == before
+
+
+def test_a_disagreement_sent_twice_fails_one_trial(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    for _ in range(2):
+        tuner.take_event("job", Event("disagreement", 0, 5, "x"))
+    assert [trial.state for trial in tuner.trials("job")] == ["failed", "proposed"]
+    with pytest.raises(TrialNotNamed):
+        tuner.take_event("job", Event("disagreement", None, 5, "x"))
+    assert len(tuner.trials("job")) == 2
+
+
+def test_messages_of_ranks_reach_the_log_as_one_line(
+    tuner: Tuner, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuner.register("job", make_spec())
+    tuner.take_event("job", Event("disagreement", 0, 5, "\x1b[2Jx\nERROR forged"))
+    assert "\\x1b[2Jx\\nERROR forged" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert tuner.trials("job")[0].failure == "\\x1b[2Jx\\nERROR forged"
+
+
+def test_many_tensors_are_cut_once_and_not_for_every_decision(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    tensors = tuner.store.tensors
+
+    def counted(job_id: str) -> list[Tensor]:
+        reads.append(job_id)
+        return tensors(job_id)
+
+    monkeypatch.setattr(tuner.store, "tensors", counted)
+    finish(tuner)
+    assert len(tuner.store.trials("job")) > 6
+    assert reads == ["job"]
