@@ -79,5 +79,5 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(Exception)
     def _bug(error: Exception) -> Response:
-        logger.exception("%s %s failed", request.method, request.path)
+        logger.exception("%s %r failed", request.method, request.path)
         return problem(500, "The service has a bug; its log says more.")

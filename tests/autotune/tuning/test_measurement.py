@@ -33,7 +33,7 @@ def test_quiet_steps_close_a_trial_after_eight_and_noisy_ones_later() -> None:
     assert measure(costs(10, 0.1)) is None
     found = measure(costs(400, 0.1))
     assert found is not None
-    assert found.half_width <= 0.02
+    assert found.half_width <= 0.025
 
 
 def test_outliers_do_not_count_as_measured_steps() -> None:
@@ -41,7 +41,7 @@ def test_outliers_do_not_count_as_measured_steps() -> None:
     assert measure([*quiet, 0.0]) is None
 
 
-@pytest.mark.parametrize(("noise", "longest"), [(0.005, 9), (0.02, 15), (0.03, 20), (0.05, 25)])
+@pytest.mark.parametrize(("noise", "longest"), [(0.005, 9), (0.02, 10), (0.03, 15), (0.05, 25)])
 def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
     noise: float, longest: float
 ) -> None:
@@ -52,7 +52,7 @@ def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
         while (closed := measure(trial, Limits(trial_seconds=25.0), seconds=1.0)) is None:
             trial.append(rng.gauss(0, noise))
         found.append(closed)
-    assert 0.91 <= fmean(one.low <= 0 <= one.high for one in found) <= 0.99
+    assert 0.92 <= fmean(one.low <= 0 <= one.high for one in found) <= 0.99
     assert fmean(one.count + one.outliers for one in found) <= longest
 
 
