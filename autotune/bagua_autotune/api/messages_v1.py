@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bagua_autotune.model.buckets import Label
 from bagua_autotune.model.job import ShortText
 
 MAX_TENSORS = 100_000
 MAX_SPANS = 100_000
 
 
-def _without_nul(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("holds a NUL character")
-    return text
-
-
-TensorName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_without_nul)]
 # An observation holds a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=65_536)]
 Iteration = Annotated[int, Field(ge=0, lt=2**62)]
@@ -38,7 +32,7 @@ class _Message(BaseModel):
 class TensorDeclaration(_Message):
     """One tensor; the worker's ``to_bagua_datatype`` knows these four types."""
 
-    name: TensorName
+    name: Label
     num_elements: int = Field(ge=0, le=2**50)
     dtype: Literal["f16", "f32", "i64", "u8"]
 
@@ -83,7 +77,7 @@ class Span(_Message):
 
     trace_id: Unsigned128
     action: str
-    tensor_name: TensorName
+    tensor_name: Label
     start_time: Unsigned128
     end_time: Unsigned128
 

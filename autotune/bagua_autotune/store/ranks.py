@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sqlalchemy import select
 
 from bagua_autotune.store.store import Store, locked_row, trial_row
-from bagua_autotune.store.tables import AliasRow, JobRow, ObservationRow
-
-Data = dict[str, Any]
+from bagua_autotune.store.tables import ObservationRow
 
 
 def put_value(
@@ -41,30 +36,9 @@ def put_value(
         return True
 
 
-def update_data(store: Store, job_id: str, change: Callable[[Data], Data]) -> Data:
-    """Replace the protocol's own state of a job by ``change`` of it, in one transaction."""
+def widen(store: Store, job_id: str, rank_count: int) -> None:
+    """Note that the job has at least so many ranks, where nobody said how many it has."""
     with store.database.writing() as session:
         row = locked_row(session, job_id)
-        row.data = change(dict(row.data))
-        return dict(row.data)
-
-
-def jobs_with(store: Store, key: str, value: str) -> list[str]:
-    """Ids of the v1 jobs whose data has this entry, oldest first."""
-    query = select(JobRow.id).where(JobRow.protocol == "v1", JobRow.data[key].as_string() == value)
-    with store.database.reading() as session:
-        return list(session.scalars(query.order_by(JobRow.created_at, JobRow.id)))
-
-
-def add_alias(store: Store, alias: str, rank: int, job_id: str) -> None:
-    """Let ``alias`` on ``rank`` mean this job from now on."""
-    with store.database.writing() as session:
-        locked_row(session, job_id)
-        session.merge(AliasRow(alias=alias, rank=rank, job_id=job_id))
-
-
-def resolve_alias(store: Store, alias: str, rank: int) -> str | None:
-    """The id of the job that ``alias`` means on ``rank``."""
-    with store.database.reading() as session:
-        row = session.get(AliasRow, (alias, rank))
-        return row.job_id if row else None
+        if row.spec["world_size"] < rank_count:
+            row.spec = {**row.spec, "world_size": rank_count, "ranks_per_node": [rank_count]}

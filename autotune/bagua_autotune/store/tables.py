@@ -11,7 +11,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -95,11 +95,21 @@ class EventRow(Base):
     at: Mapped[float]
 
 
+class FamilyRow(Base):
+    """What Bagua's protocol keeps of the models that look alike (see tuning.bagua.family)."""
+
+    __tablename__ = "families"
+
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    data: Mapped[dict[str, Any]]
+    # Names of tensors in the order in which their gradients became ready.
+    ready_order: Mapped[list[Any]] = mapped_column(JSON)
+
+
 class AliasRow(Base):
-    """Another name by which a rank calls a job (Bagua's model names differ by process)."""
+    """A name by which ranks call a family's models (Bagua's names differ by process)."""
 
     __tablename__ = "aliases"
 
     alias: Mapped[str] = mapped_column(primary_key=True)
-    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    family: Mapped[str] = mapped_column(ForeignKey("families.key", ondelete="CASCADE"))

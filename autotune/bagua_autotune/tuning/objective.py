@@ -72,7 +72,7 @@ class Speed:
     def cost(self, values: Sequence[float | None]) -> float:
         present = [value for value in values if value is not None]
         mean = sum(value / len(present) for value in present)
-        return -max(-LARGEST_SPEED, min(mean, LARGEST_SPEED))
+        return -bounded(mean)
 
     def scale(self, baseline_cost: float) -> float:
         return max(abs(baseline_cost), 1e-12)
@@ -82,6 +82,11 @@ class Speed:
 
     def seconds(self, cost: float) -> float | None:
         return None
+
+
+def bounded(speed: float) -> float:
+    """The speed within ±LARGEST_SPEED."""
+    return max(-LARGEST_SPEED, min(speed, LARGEST_SPEED))
 
 
 OBJECTIVES: dict[job.Protocol, Objective] = {"v1": Speed(), "v2": StepTime()}

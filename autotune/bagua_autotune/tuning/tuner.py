@@ -150,9 +150,8 @@ class Tuner:
         found = self._estimate(self.store.job(job_id), values)
         return self._advance(job_id, index, estimated=found)
 
-    def reestimate(self, job_id: str, index: int) -> None:
+    def reestimate(self, job_id: str, index: int, values: Sequence[Observation]) -> None:
         """Estimate a measured trial anew, after observations that came late."""
-        values = [observation for _, observation in self.store.observations(job_id, index)]
         if values:
             found = self._estimate(self.store.job(job_id), values)
             self.store.update_estimate(job_id, index, found)

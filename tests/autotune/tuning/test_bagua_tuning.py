@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.bagua.background import DaemonThreads
 from bagua_autotune.tuning.bagua.directory import NotRegistered
-from bagua_autotune.tuning.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
-from bagua_autotune.tuning.bagua.tuning import BaguaTuning, RankOutsideWorld
-from bagua_autotune.tuning.tuner import Tuner
-
-MIB = 1024**2
-TENSORS = [tensor(f"layer{i}.weight", (i + 1) * MIB, "f32") for i in range(5)]
-QUICK = Limits(max_samples=40, trial_seconds=0.001, warmup_seconds=0)
-Wire = dict[str, Any]
-Speed = Callable[[int, Wire], float]
-
-
-class Clock:
-    """Time that passes when told to: a second with each look."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
+from bagua_autotune.tuning.bagua.hyperparameters import tensor, to_configuration
+from bagua_autotune.tuning.bagua.tuning import RankOutsideWorld
+from tests.autotune.support import make_spec
+from tests.autotune.tuning.bagua_worker import (
+    BEST,
+    MIB,
+    TENSORS,
+    Later,
+    Wire,
+    Worker,
+    cycle,
+    enter,
+    peaked,
+    run,
+    tuning,
+)
 
 
 @pytest.fixture
@@ -40,66 +38,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(f"sqlite:///{tmp_path}/autotune.db")
     yield store
     store.close()
-
-
-def tuning(
-    store: Store, world_size: int | None = 2, searcher: str = "random", limits: Limits = QUICK
-) -> BaguaTuning:
-    """Searching at random where the search does not matter: it takes no time."""
-    clock = Clock()
-    return BaguaTuning(Tuner(store, searcher, clock=clock), limits, world_size, clock=clock)
-
-
-class Worker:
-    """One rank of one model, as Bagua 0.9 behaves between two of its cycles."""
-
-    def __init__(self, service: BaguaTuning, name: str, rank: int, speed: Speed) -> None:
-        self.service, self.name, self.rank, self.speed = service, name, rank, speed
-        self.running: Wire = {}
-        self.is_completed = False
-
-    def register(self) -> None:
-        self.service.register(self.name, TENSORS)
-
-    def report(self, iteration: int) -> None:
-        ran = to_configuration(self.running["bucket_size"], self.running["is_hierarchical_reduce"])
-        speed = self.speed(self.rank, self.running)
-        self.service.report(self.name, self.rank, iteration, ran, speed)
-
-    def ask(self, iteration: int) -> None:
-        self.running, self.is_completed = self.service.ask(self.name, self.rank, iteration)
-
-
-def peaked(rank: int, wire: Wire) -> float:
-    """Bagua's own test objective: best are buckets of 20 MiB, flat."""
-    sizes = [
-        sum(member["num_elements"] * ELEMENT_BYTES[member["dtype"]] for member in bucket)
-        for bucket in wire["buckets"]
-    ]
-    score = -sum(abs(size - 20 * MIB) for size in sizes)
-    return score * (1.1 if wire["is_hierarchical_reduce"] else 1.0)
-
-
-def run(workers: list[Worker], first: int = 0, windows: int = 200) -> int:
-    """All ranks in step until they are told that tuning is over; returns the iteration."""
-    for worker in workers:
-        worker.register()
-    for worker in workers:
-        worker.ask(first)
-    for window in range(1, windows):
-        iteration = first + 100 * window
-        for worker in workers:
-            worker.report(iteration)
-            worker.ask(iteration)
-        answers = [(worker.running, worker.is_completed) for worker in workers]
-        assert all(answer == answers[0] for answer in answers)
-        if workers[0].is_completed:
-            return iteration
-    raise AssertionError("tuning did not end")
-
-
-# Of the five tensors of 4 to 20 MiB: [0, 1, 2], [3], [4].
-BEST = -8.0 * MIB
 
 
 @pytest.mark.parametrize("world_size", [2, None])
@@ -129,9 +67,7 @@ def test_noise_and_ranks_of_unequal_speed_do_not_mislead(store, seed):
 def test_the_answer_changes_only_when_all_ranks_stand_at_the_same_iteration(store):
     service = tuning(store)
     a, b = workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
+    enter(workers)
     for iteration in range(100, 1200, 100):
         a.report(iteration)
         before = b.running
@@ -151,7 +87,7 @@ def test_ranks_that_ask_at_once_of_two_replicas_get_one_answer(store):
     workers = [Worker(replicas[rank % 2], "net", rank, peaked) for rank in range(6)]
     workers[0].register()
 
-    def cycle(worker: Worker, iteration: int) -> None:
+    def step(worker: Worker, iteration: int) -> None:
         if iteration:
             worker.report(iteration)
         worker.ask(iteration)
@@ -159,7 +95,7 @@ def test_ranks_that_ask_at_once_of_two_replicas_get_one_answer(store):
     sizes = set()
     with ThreadPoolExecutor(len(workers)) as pool:
         for iteration in range(0, 3000, 100):
-            list(pool.map(cycle, workers, [iteration] * len(workers)))
+            list(pool.map(step, workers, [iteration] * len(workers)))
             answers = [(worker.running, worker.is_completed) for worker in workers]
             assert all(answer == answers[0] for answer in answers)
             sizes.add(workers[0].running["bucket_size"])
@@ -169,9 +105,7 @@ def test_ranks_that_ask_at_once_of_two_replicas_get_one_answer(store):
 def test_a_rank_that_lags_behind_holds_the_answer(store):
     service = tuning(store)
     a, b = workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
+    enter(workers)
     a.ask(100)
     held = a.running
     for iteration in range(200, 1000, 100):
@@ -181,116 +115,23 @@ def test_a_rank_that_lags_behind_holds_the_answer(store):
     assert b.rank == 1
 
 
-def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
-    url = f"sqlite:///{tmp_path}/autotune.db"
-    first = Store(url)
-    service = tuning(first)
-    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
-    for iteration in range(100, 900, 100):
-        for worker in workers:
-            worker.report(iteration)
-            worker.ask(iteration)
-    (job,) = first.jobs()
-    before = len(first.trials(job.id))
-    assert before > 2
-    first.close()
-
-    second = Store(url)
-    service = tuning(second)
-    for worker in workers:
-        worker.service = service
-    for iteration in range(900, 20_000, 100):
-        for worker in workers:
-            worker.report(iteration)
-            worker.ask(iteration)
-        if workers[0].is_completed:
-            break
-    assert workers[0].running == workers[1].running
-    assert peaked(0, workers[0].running) == BEST
-    assert len(second.trials(job.id)) > before
-    second.close()
-
-
-def test_restarted_workers_are_served_and_tuning_goes_on(store):
-    service = tuning(store)
-    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
-    for iteration in range(100, 600, 100):
-        for worker in workers:
-            worker.report(iteration)
-            worker.ask(iteration)
-    (job,) = store.jobs()
-    before = len(store.trials(job.id))
-    run(workers)  # registers again and counts from 0
-    finals = [dict(worker.running) for worker in workers]
-    assert [worker.is_completed for worker in workers] == [True, True]
-    for worker in workers:  # and once more, when tuning is over
-        worker.register()
-        worker.ask(0)
-    assert [worker.running for worker in workers] == finals
-    assert [worker.is_completed for worker in workers] == [True, True]
-    assert [other.id for other in store.jobs()] == [job.id]
-    assert len(store.trials(job.id)) > before
-    assert peaked(0, workers[0].running) == BEST
-
-
-def test_names_that_differ_by_process_are_one_job_and_twins_are_two(store):
-    service = tuning(store)
-    generators = [
-        [Worker(service, f"Net_14023423423{rank}{twin}000", rank, peaked) for twin in range(2)]
-        for rank in range(2)
-    ]
-    for models in generators:
-        for worker in models:
-            worker.register()
-    for models in generators:
-        for worker in models:
-            worker.ask(0)
-    assert len(store.jobs()) == 2
-    for twin in range(2):
-        run([models[twin] for models in generators])
-    assert len(store.jobs("Net")) == 2
-    assert all(job.phase == "finished" for job in store.jobs())
-
-
-def test_the_same_name_with_other_tensors_is_a_new_job(store):
-    service = tuning(store)
-    service.register("net", TENSORS)
-    service.ask("net", 0, 0)
-    wire = service.register("net", TENSORS[:2])
-    assert len([member for bucket in wire["buckets"] for member in bucket]) == 2
-    assert service.ask("net", 0, 0)[0] == wire
-    ended = {job.phase for job in store.jobs() if job.ended_at is not None}
-    assert (len(store.jobs()), ended) == (2, {"ended"})
-    service.register("net", TENSORS)
-    assert len(service.ask("net", 0, 0)[0]["buckets"]) > len(wire["buckets"])
-
-
 def test_registering_again_does_not_reset_the_tuning(store):
     service = tuning(store)
     workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
+    enter(workers)
     for iteration in range(100, 600, 100):
-        for worker in workers:
-            worker.report(iteration)
-            worker.ask(iteration)
-    assert service.register("net", TENSORS) == workers[0].running
+        cycle(workers, iteration)
+    running = workers[0].running
+    assert service.register("net", TENSORS) != running, "a registration is answered the baseline"
+    workers[0].ask(500)
+    assert workers[0].running == running
 
 
 def test_spans_order_each_model_by_itself(store):
     service = tuning(store)
     workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
     service.register("other", TENSORS[:3])
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
+    enter(workers)
     service.order(["nobody's", "layer2.weight", "layer0.weight", "layer2.weight"])
     service.order(["layer1.weight", "layer0.weight"])
     for worker in workers:
@@ -304,9 +145,7 @@ def test_spans_order_each_model_by_itself(store):
 def test_spans_that_come_between_two_ranks_do_not_part_them(store):
     service = tuning(store)
     a, b = workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
+    enter(workers)
     a.report(100)
     a.ask(100)
     service.order(["layer4.weight", "layer0.weight"])
@@ -318,16 +157,11 @@ def test_spans_that_come_between_two_ranks_do_not_part_them(store):
 def test_reports_that_come_late_count_for_the_trial_they_measured(store):
     service = tuning(store)
     a, b = workers = [Worker(service, "net", r, lambda rank, wire: 10.0 - rank) for r in range(2)]
-    for worker in workers:
-        worker.register()
-        worker.ask(0)
-    for iteration in (100, 200):
-        for worker in workers:
-            worker.report(iteration)
-        for worker in workers:
-            worker.ask(iteration)
-    a.report(300)
-    a.ask(300)
+    enter(workers)
+    for iteration in range(100, 600, 100):
+        cycle(workers, iteration)
+    a.report(600)
+    a.ask(600)
     (job,) = store.jobs()
     closed = store.trials(job.id)[1]
     assert closed.state == "measured"
@@ -335,12 +169,101 @@ def test_reports_that_come_late_count_for_the_trial_they_measured(store):
     # Rank 1 was 10 % slower before, so it is expected to be so again; then its report arrives.
     assert closed.estimate.center == pytest.approx(-9.5)
     b.speed = lambda rank, wire: 7.0
-    b.report(300)
+    b.report(600)
+    b.ask(600)
+    for worker in workers:
+        worker.speed = lambda rank, wire: 8.5
+    cycle(workers, 700)
+    values = [o.values for index, o in store.observations(job.id) if index == 1]
+    assert values == [(10.0, 9.0), (10.0, 7.0), (8.5, 8.5)]
     late = store.trials(job.id)[1].estimate
     assert late is not None
     assert late.center == -8.5
-    values = [o.values for index, o in store.observations(job.id) if index == 1]
-    assert values == [(10.0, 7.0)]
+
+
+def test_nobody_waits_for_a_decision_and_what_is_run_meanwhile_counts(store):
+    later = Later()
+    service = tuning(store, background=later)
+    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
+    enter(workers)
+    cycle(workers, 100)
+    baseline = workers[0].running
+    for iteration in range(200, 700, 100):
+        cycle(workers, iteration)
+        assert workers[0].running == baseline
+    assert len(later.waiting) == 1
+    workers[0].report(700)
+    workers[0].ask(700)
+    later.finish()  # between two ranks' asks at one iteration
+    workers[1].report(700)
+    workers[1].ask(700)
+    assert [worker.running for worker in workers] == [baseline] * 2
+    (job,) = store.jobs()
+    assert store.trials(job.id)[0].estimate.count == 2
+    cycle(workers, 800)
+    assert workers[0].running != baseline
+    assert store.trials(job.id)[0].estimate.count == 7
+
+
+def test_a_decision_lost_with_the_service_is_made_again(store):
+    lost = Later()
+    service = tuning(store, background=lost)
+    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
+    enter(workers)
+    for iteration in (100, 200, 300):
+        cycle(workers, iteration)
+    assert lost.waiting
+    for worker in workers:
+        worker.service = tuning(store)
+    for iteration in (400, 500):
+        cycle(workers, iteration)
+    (job,) = store.jobs()
+    assert [trial.state for trial in store.trials(job.id)] == ["measured", "proposed"]
+
+
+def test_a_failed_decision_is_logged_and_made_again(caplog):
+    done = threading.Event()
+    threads = DaemonThreads()
+
+    def fail() -> None:
+        raise RuntimeError("singular")
+
+    threads.start("job", fail)
+    while threads.is_busy("job"):
+        done.wait(0.01)
+    threads.start("job", done.set)
+    assert done.wait(60)
+    assert "a decision failed" in caplog.text
+
+
+def test_ranks_that_never_meet_are_told_of_once(store, caplog):
+    caplog.set_level(logging.WARNING)
+    service = tuning(store, world_size=3)
+    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
+    enter(workers)
+    for iteration in range(100, 2000, 100):
+        cycle(workers, iteration)
+    (warning,) = caplog.messages
+    assert "rank 2 was not heard of" in warning
+    assert store.observations(store.jobs()[0].id) == []
+
+
+def test_recurring_pauses_do_not_decide_which_configuration_wins(store):
+    noise = random.Random(0)
+    service = tuning(store, searcher="bayesian")
+    window = 0
+
+    def speed(rank: int, wire: Wire) -> float:
+        pause = 0.66 if window % 4 == 0 else 1.0
+        distance = math.log2(wire["bucket_size"] / (40 * MIB))
+        return 100 * (1 - 0.02 * distance**2) * noise.gauss(1, 0.005) * pause
+
+    workers = [Worker(service, "net", rank, speed) for rank in range(2)]
+    enter(workers)
+    while not workers[0].is_completed:
+        window += 1
+        cycle(workers, 100 * window)
+    assert workers[0].running["bucket_size"] in range(20 * MIB, 80 * MIB)
 
 
 def test_reports_of_unknown_hyperparameters_are_ignored(store):
@@ -349,6 +272,38 @@ def test_reports_of_unknown_hyperparameters_are_ignored(store):
     service.report("net", 0, 100, to_configuration(12345, True), 1.0)
     (job,) = store.jobs()
     assert store.observations(job.id) == []
+
+
+def test_spans_reach_every_job_still_tuned_however_many_others_there_are(store):
+    service = tuning(store, world_size=1)
+    service.register("net", TENSORS)
+    for number in range(110):
+        store.create_job(f"other{number}", make_spec(), at=2_000_000.0 + number)
+        service.register(f"model{number}", [tensor("x", 1, "f32")])
+    service.order(["layer4.weight", "layer3.weight"])
+    worker = Worker(service, "net", 0, peaked)
+    enter([worker])
+    worker.report(100)
+    worker.ask(100)
+    last = [member["name"] for bucket in worker.running["buckets"] for member in bucket][-2:]
+    assert last == ["layer4.weight", "layer3.weight"]
+
+
+def test_a_job_that_only_asks_stays_in_contact(store):
+    service = tuning(store)
+    worker = Worker(service, "net", 0, peaked)
+    enter([worker])
+    (job,) = store.jobs()
+    for _ in range(100):
+        worker.ask(0)
+    assert store.jobs()[0].last_contact_at > job.last_contact_at + 60
+
+
+def test_without_a_world_size_the_ranks_seen_are_shown(store):
+    service = tuning(store, world_size=None)
+    workers = [Worker(service, "net", rank, peaked) for rank in range(3)]
+    enter(workers)
+    assert store.jobs()[0].world_size == 3
 
 
 def test_extreme_speeds_break_nothing(store):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.job import Observation
-from bagua_autotune.tuning.bagua.windows import LARGEST_SPEED, comparable
+from bagua_autotune.tuning.bagua.windows import are_enough, comparable
+from bagua_autotune.tuning.objective import LARGEST_SPEED
 
 speeds = st.floats(-LARGEST_SPEED, LARGEST_SPEED) | st.sampled_from([5e-324, -5e-324])
 
@@ -37,6 +38,27 @@ def test_complete_windows_stay_and_incomparable_ones_go():
     assert comparable([partial], [window(1.0)], 2) == []
     assert comparable([complete], [complete], 2) == [complete]
     assert comparable([window(None, None, 4.0)], [complete], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("speeds", "is_long", "expected"),
+    [
+        ([], True, False),
+        ([100], True, False),
+        ([100, 104], False, True),
+        ([100, 106], False, False),
+        ([100, 106], True, False),
+        ([-100, -104], False, True),
+        ([0, 0], False, True),
+        ([1, -1], False, False),
+        ([100, 66, 100], False, False),
+        ([100, 66, 100], True, True),
+        ([100, 66, 100, 66], False, True),
+    ],
+)
+def test_two_windows_suffice_only_if_they_agree(speeds, is_long, expected):
+    windows = [Observation(100 * i, (speed, speed)) for i, speed in enumerate(speeds)]
+    assert are_enough(windows, is_long) == expected
 
 
 @given(

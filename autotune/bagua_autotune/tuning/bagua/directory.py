@@ -1,28 +1,22 @@
-"""Which job a worker means by its model name.
-
-A registration carries no rank, and by default every process has names of its own.  So a job is
-found by its family (the name without an address, and the tensors), and a name is bound to one
-of the family's jobs when a rank first uses it: a rank's k-th name of a family is the family's
-k-th job.  Twin models in one process stay two jobs, and ranks that create them in the same
-order agree on which is which.
-"""
+"""Which family a worker means by a model's name, and the jobs of a family's models."""
 
 from __future__ import annotations
 
+import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, JobSpec, Limits
-from bagua_autotune.store import ranks
+from bagua_autotune.store import UnknownJob, families
 from bagua_autotune.tuning.bagua import hyperparameters
-from bagua_autotune.tuning.bagua.names import digest, family, stem
-from bagua_autotune.tuning.bagua.state import BaguaState, first_grant
+from bagua_autotune.tuning.bagua.family import Family
+from bagua_autotune.tuning.bagua.names import family_key, stem
 from bagua_autotune.tuning.tuner import Tuner
 
-# Whose alias a registered name is: nobody's in particular (ranks count from 0).
-ANY_RANK = -1
+logger = logging.getLogger(__name__)
+
+LONGEST_LABEL = 31
 
 
 class NotRegistered(Exception):
@@ -30,7 +24,10 @@ class NotRegistered(Exception):
 
 
 class Directory:
-    """Finds and creates the jobs of Bagua workers.
+    """Finds and creates families and their jobs.
+
+    A service started with another world size knows other families: what was tuned for another
+    number of ranks is nothing to these.
 
     Args:
         limits: of every job created.
@@ -46,89 +43,101 @@ class Directory:
         self._limits = limits
         self._world_size = world_size
         self._clock = clock
-        self._lock = threading.Lock()
 
     def register(
         self, model_name: str, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        """The first job of the model's family, created if there is none.
+        """The job of the first model of the name's family, both created if need be.
 
-        Under a name given by the user, other tensors than before are another model: its job
-        ends and the new one takes its place.
+        Under a name given by the user, other tensors or another default than before are another
+        model: its job ends and the new one takes its place.
         """
-        kin = family(model_name, tensors)
-        with self._lock:
-            before = self._aliased(model_name, ANY_RANK)
-            job = next(iter(self._members(kin)), None)
-            if job is None:
-                job = self._create(stem(model_name), kin, tensors, default_bucket_bytes)
-            ranks.add_alias(self._store, model_name, ANY_RANK, job.id)
-            if before and before.id != job.id and stem(model_name) == model_name:
-                self._store.end_job(before.id, self._clock())
-            return job
+        key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
+        before = families.resolve(self._store, self._alias(model_name))
+        label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
+        baseline = hyperparameters.baseline(default_bucket_bytes)
+        new = Family.new(label, baseline, self._clock()).model_dump(mode="json")
+        families.register(self._store, self._alias(model_name), key, new)
+        job = self._first_job(model_name, key, tensors, default_bucket_bytes)
+        if before not in (None, key) and stem(model_name) == model_name:
+            self._replace(str(before), job)
+        return job
 
-    def find(self, model_name: str, rank: int) -> Job:
-        """The job that a rank means by a name, which is bound to it at the first use.
+    def key(self, model_name: str) -> str:
+        """The family that the name means.
 
         Raises:
             NotRegistered: nobody registered the name.
         """
-        with self._lock:
-            first = self._aliased(model_name, ANY_RANK)
-            if first is None:
-                raise NotRegistered(model_name)
-            kin = BaguaState.of(first.data).family
-            bound = self._aliased(model_name, rank)
-            if bound and bound.ended_at is None and BaguaState.of(bound.data).family == kin:
-                return bound
-            for job in self._members(kin):
-                if self._bind(job, model_name, rank):
-                    return job
-            default = int(first.baseline["bucket_bytes"])
-            twin = self._create(first.name, kin, self._store.tensors(first.id), default)
-            self._bind(twin, model_name, rank)
-            return twin
+        key = families.resolve(self._store, self._alias(model_name))
+        if key is None:
+            raise NotRegistered(model_name)
+        return key
 
-    def _aliased(self, model_name: str, rank: int) -> Job | None:
-        job_id = ranks.resolve_alias(self._store, model_name, rank)
-        return self._store.job(job_id) if job_id else None
+    def job(self, model_name: str, key: str, family: Family, position: int = 0) -> Job:
+        """The job of one of the family's models, created if it is a further one.
 
-    def _members(self, kin: str) -> list[Job]:
-        """The family's jobs that have not ended, oldest first."""
-        jobs = map(self._store.job, ranks.jobs_with(self._store, "family", kin))
-        return [job for job in jobs if job.ended_at is None]
+        Raises:
+            NotRegistered: the family's first job is gone, and with it the tensors.
+        """
+        job_id = family.models[position].job_id
+        try:
+            return self._store.job(job_id)
+        except UnknownJob:
+            pass
+        try:
+            first = self._store.job(family.models[0].job_id)
+            tensors = self._store.tensors(first.id)
+        except UnknownJob:
+            raise NotRegistered(model_name) from None
+        default_bucket_bytes = int(first.baseline["bucket_bytes"])
+        return self._create(job_id, first.name, key, tensors, default_bucket_bytes)
 
-    def _bind(self, job: Job, model_name: str, rank: int) -> bool:
-        """Let the rank's name mean the job, unless another name of the rank does already."""
-
-        def bind(data: ranks.Data) -> ranks.Data:
-            return BaguaState.of(data).binding(rank, model_name).model_dump(mode="json")
-
-        data = ranks.update_data(self._store, job.id, bind)
-        if BaguaState.of(data).bound[rank] != model_name:
-            return False
-        ranks.add_alias(self._store, model_name, rank, job.id)
-        return True
+    def _first_job(
+        self, model_name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+    ) -> Job:
+        data, _ = families.load(self._store, key)
+        job_id = Family.model_validate(data).models[0].job_id
+        try:
+            job = self._store.job(job_id)
+        except UnknownJob:
+            return self._create(job_id, stem(model_name), key, tensors, default_bucket_bytes)
+        if job.ended_at is None:
+            return job
+        self._store.resume_job(job_id, self._clock())
+        return self._store.job(job_id)
 
     def _create(
-        self, name: str, kin: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+        self, job_id: str, name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        position = len(ranks.jobs_with(self._store, "family", kin)) + 1
-        # Made from the content, so that two replicas that create it at once create one job.
-        readable = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40]
-        job_id = f"{readable}-{digest(kin)[:12]}-{position}"
-        baseline = hyperparameters.baseline(default_bucket_bytes)
+        world_size = self._world_size or 1
         spec = JobSpec(
             name=name,
-            world_size=self._world_size or 1,
-            ranks_per_node=(self._world_size or 1,),
+            world_size=world_size,
+            ranks_per_node=(world_size,),
             tensors=tuple(tensors),
             knobs=dict(hyperparameters.space(default_bucket_bytes)),
-            default_configuration=dict(baseline),
-            fingerprint=digest(kin),
+            default_configuration=dict(hyperparameters.baseline(default_bucket_bytes)),
+            fingerprint=key,
             limits=self._limits,
             software={"protocol": "Bagua 0.9"},
         )
-        state = BaguaState(family=kin, grants=[first_grant(baseline, self._clock())])
-        self._tuner.register(job_id, spec, "v1", state.model_dump(mode="json"))
+        self._tuner.register(job_id, spec, "v1", {"family": key})
         return self._store.job(job_id)
+
+    def _replace(self, key: str, successor: Job) -> None:
+        data, _ = families.load(self._store, key)
+        for model in Family.model_validate(data).models:
+            try:
+                self._store.end_job(model.job_id, self._clock())
+            except UnknownJob:
+                continue
+            logger.info(
+                "job %s: registered with other tensors, job %s replaces it",
+                model.job_id,
+                successor.id,
+            )
+
+    def _alias(self, model_name: str) -> str:
+        # Services of other world sizes on the same database have models of the same names.
+        return f"{self._world_size or 'any'}/{model_name}"

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from bagua_autotune.model.buckets import Tensor
 
-# id() is an address.  Nine digits and more: the heap of a 64-bit process lies above 100 MB,
-# while a version or a date (20240131) at the end of a name is shorter and stays.
-_ADDRESS = re.compile(r"(.+)_\d{9,20}")
+# id() is an address: on 64-bit systems CPython's objects lie in mapped memory, at addresses of
+# 12 digits (39 bits) to 15 (48 bits).  Versions, dates and times in seconds are shorter and stay.
+_ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
 
 
 def stem(model_name: str) -> str:
@@ -30,14 +30,13 @@ def stem(model_name: str) -> str:
     return match[1] if match else model_name
 
 
-def family(model_name: str, tensors: Iterable[Tensor]) -> str:
-    """What two names of the same model have in common: the stem, and a digest of the tensors.
+def family_key(
+    model_name: str, tensors: Iterable[Tensor], world_size: int | None, default_bucket_bytes: int
+) -> str:
+    """A digest of what two names of the same model have in common.
 
-    The tensors' order does not matter.
+    That is the stem, the tensors in any order, and what the job is tuned with.
     """
     facts = sorted((tensor.name, tensor.elements, tensor.dtype) for tensor in tensors)
-    return f"{stem(model_name)}:{digest(json.dumps(facts))}"
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    text = json.dumps([stem(model_name), world_size, default_bucket_bytes, facts])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,36 +1,38 @@
 """Bagua's four requests, carried out on the shared tuner.
 
-A worker registers, asks at iteration 0, then reports and asks every 100 iterations.  A trial
-is measured by the reports made under its hyperparameters and closes at an ask at which all
-ranks stand at the same iteration, so that all of them switch there.
+A worker registers, asks at iteration 0, then reports and asks every 100 iterations.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
-from weakref import WeakValueDictionary
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.job import Job, Limits, Observation
+from bagua_autotune.model.job import Job, Limits
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import ranks
+from bagua_autotune.store import families, ranks
 from bagua_autotune.tuning.bagua import hyperparameters
+from bagua_autotune.tuning.bagua.background import Background, DaemonThreads
 from bagua_autotune.tuning.bagua.directory import Directory
-from bagua_autotune.tuning.bagua.names import stem
-from bagua_autotune.tuning.bagua.state import BaguaState, Grant, Window
-from bagua_autotune.tuning.bagua.windows import bounded, comparable
+from bagua_autotune.tuning.bagua.family import Family, Grant, Window
+from bagua_autotune.tuning.bagua.trials import Trials
+from bagua_autotune.tuning.objective import bounded
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BUCKET_BYTES = 10 * 1024**2
-# A trial needs no more windows than this; each is the mean of 100 iterations already.
-ENOUGH_WINDOWS = 2
+# Ranks that stay apart for so many iterations will hardly come together.
+APART_ITERATIONS = 3
+# How often a job's last contact is written, and how long after it spans still count for a job.
+CONTACT_SECONDS = 30.0
+SPAN_SECONDS = 86_400.0
+# How many jobs' tensors are kept at hand.
+JOBS_AT_HAND = 256
 
 
 class RankOutsideWorld(ValueError):
@@ -44,6 +46,7 @@ class BaguaTuning:
         world_size: how many ranks a job has; None: those seen.
         default_bucket_bytes: the baseline of every job.
         clock: seconds since the epoch.
+        background: where decisions are made; by default in threads.
     """
 
     def __init__(
@@ -53,32 +56,26 @@ class BaguaTuning:
         world_size: int | None = None,
         default_bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         clock: Callable[[], float] = time.time,
+        background: Background | None = None,
     ) -> None:
         self._tuner = tuner
         self._store = tuner.store
         self._world_size = world_size
         self._default_bucket_bytes = default_bucket_bytes
         self._clock = clock
+        self._trials = Trials(tuner, background or DaemonThreads(), world_size, clock)
         self._directory = Directory(tuner, limits, world_size, clock)
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._locks_guard = threading.Lock()
         # A job's tensors never change, and every answer needs them.
-        self._tensors = lru_cache(maxsize=64)(self._store.tensors)
+        self._tensors = lru_cache(maxsize=JOBS_AT_HAND)(self._store.tensors)
+        self._names: dict[str, frozenset[str]] = {}
 
     def register(
         self, model_name: str, tensors: Sequence[Tensor], whether_to_bucket: bool = True
     ) -> dict[str, Any]:
-        """Register a model; returns its hyperparameters so far.
-
-        Under a per-process name that is the baseline: which of several twin models it is shows
-        when its rank asks, which a worker does before it trains.
-        """
+        """Register a model; returns the hyperparameters that it begins with: the baseline."""
         size = self._default_bucket_bytes if whether_to_bucket else hyperparameters.UNBUCKETED_BYTES
         job = self._directory.register(model_name, tensors, size)
-        if stem(model_name) != model_name:
-            return hyperparameters.to_wire(tensors, job.baseline)
-        state = BaguaState.of(job.data)
-        return self._to_wire(job, state, state.grant)
+        return hyperparameters.to_wire(self._tensors(job.id), job.baseline)
 
     def ask(self, model_name: str, rank: int, iteration: int) -> tuple[dict[str, Any], bool]:
         """The hyperparameters to use from now on, and whether they are final.
@@ -88,15 +85,25 @@ class BaguaTuning:
             RankOutsideWorld: there is no such rank.
         """
         self._check_rank(rank)
-        job = self._directory.find(model_name, rank)
-        with self._lock(job.id):
-            job = self._store.job(job.id)
-            state = BaguaState.of(job.data)
-            is_due = state.is_due(rank, iteration, self._world_size)
-            decision = self._decide(job, state, iteration) if is_due else None
-            state = self._update(job, lambda s: s.arrive(rank, iteration, decision, is_due))
-        grant = state.grant_at(iteration)
-        return self._to_wire(job, state, grant), grant.is_final
+        key = self._directory.key(model_name)
+        data, order = families.load(self._store, key)
+        family = Family.model_validate(data)
+        if family.is_entering(rank, model_name, iteration):
+            job = self._enter(model_name, key, family, rank, iteration)
+            return hyperparameters.to_wire(self._tensors(job.id), job.baseline), False
+        position = family.position(rank, model_name) or 0
+        job = self._heard_of(self._directory.job(model_name, key, family, position), family)
+        next_grant: Grant | None = None
+        if family.is_due(position, rank, iteration, self._world_size):
+            next_grant = self._trials.next_grant(job, family, position, iteration, len(order))
+        after = self._update(
+            key, lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size)
+        )
+        if family.apart_count < APART_ITERATIONS <= after.apart_count:
+            self._warn_apart(job, after)
+        grant = after.models[position].grant_at(iteration)
+        known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
+        return hyperparameters.to_wire(known, grant.configuration), grant.is_final
 
     def report(
         self, model_name: str, rank: int, iteration: int, ran: Configuration, speed: float
@@ -108,116 +115,72 @@ class BaguaTuning:
             RankOutsideWorld: there is no such rank.
         """
         self._check_rank(rank)
-        speed = bounded(speed)
-        job = self._directory.find(model_name, rank)
-        with self._lock(job.id):
-            state = BaguaState.of(self._store.job(job.id).data)
-            is_warming_up = state.grant.trial is None and not state.grant.is_final
-            if is_warming_up and ran == job.baseline:
-                window = Window(iteration=iteration, speed=speed)
-                self._update(job, lambda s: s.seen(rank).warmed(window))
-                return
-            if rank not in state.board:
-                self._update(job, lambda s: s.seen(rank))
-            index = self._trial_of(job, state.grant, iteration, ran)
-            if index is None:
-                return
-            now = self._clock()
-            is_new = ranks.put_value(self._store, job.id, index, iteration, rank, speed, now)
-            if is_new and index != state.grant.trial:
-                self._tuner.reestimate(job.id, index)
+        window = Window(iteration=iteration, speed=bounded(speed))
+        key, now = self._directory.key(model_name), self._clock()
+        family = self._update(
+            key,
+            lambda f: f.reported(rank, model_name, window, ran == Configuration(f.baseline), now),
+        )
+        position = family.position(rank, model_name) or 0
+        job = self._heard_of(self._directory.job(model_name, key, family, position), family)
+        self._trials.measure(job, family, position, rank, window, ran)
 
     def order(self, names: Iterable[str]) -> None:
         """Tensors became ready in this order, in some model: spans do not say in which.
 
-        A name counts for every job that has such a tensor and is still tuned; names that no
-        job has are dropped.
+        A name counts for every family that has such a tensor and is still tuned; names that
+        none has are dropped.
         """
         names = list(dict.fromkeys(names))
-        for job in self._store.jobs():
-            if job.protocol != "v1" or job.phase not in ("tuning", "confirming"):
-                continue
-            known = {tensor.name for tensor in self._tensors(job.id)}
-            known.difference_update(BaguaState.of(job.data).order)
-            new = [name for name in names if name in known]
+        tuned = families.tuned(self._store, self._clock() - SPAN_SECONDS)
+        known: dict[str, frozenset[str]] = {}
+        for key, job_id in tuned.items():
+            known[key] = self._names.get(key) or frozenset(
+                tensor.name for tensor in self._store.tensors(job_id)
+            )
+            new = [name for name in names if name in known[key]]
             if new:
-                self._update(job, partial(BaguaState.ordered, names=new))
+                families.extend_order(self._store, key, new)
+        self._names = known
 
-    def _decide(self, job: Job, state: BaguaState, iteration: int) -> Grant | None:
-        """What all ranks switch to at this iteration; None: they go on as they are."""
-        grant, now = state.grant, self._clock()
-        if grant.is_final:
-            return None
-        elapsed_seconds = now - grant.at
-        if grant.trial is None:
-            is_over = elapsed_seconds >= job.limits.warmup_seconds or state.is_warm()
-            if not state.warm_up or not is_over:
-                return None
-            logger.info("job %s: warm, measuring the baseline", job.id)
-        else:
-            windows = self._windows(job, state, grant.trial)
-            is_long = elapsed_seconds >= job.limits.trial_seconds
-            if not windows or (len(windows) < ENOUGH_WINDOWS and not is_long):
-                return None
-            self._tuner.close_trial(job.id, grant.trial, windows)
-        return self._next_grant(job, state, iteration)
+    def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
+        """The rank begins; returns the family's first job, whose baseline all begin with."""
+        now = self._clock()
+        after = self._update(key, lambda f: f.entered(rank, iteration, now))
+        job = self._heard_of(self._directory.job(model_name, key, after), after)
+        if family.names and not after.names:
+            logger.info("job %s: its ranks begin anew, at the default; tuning goes on", job.id)
+        return job
 
-    def _windows(self, job: Job, state: BaguaState, index: int) -> list[Observation]:
-        """What was reported under a trial, as far as it can be compared with other trials."""
-        observed = self._store.observations(job.id)
-        windows = [window for trial, window in observed if trial == index]
-        rank_count = self._world_size or len(state.board)
-        found = comparable(windows, [window for _, window in observed], rank_count)
-        if not found and len(windows) > ENOUGH_WINDOWS:
-            return windows  # a rank that never reports must not stop the tuning
-        return found
+    def _heard_of(self, job: Job, family: Family) -> Job:
+        """Keep the job's last contact, and how many ranks it has where nobody said."""
+        now = self._clock()
+        if now - job.last_contact_at >= CONTACT_SECONDS:
+            self._store.touch(job.id, now)
+        if self._world_size is None and job.world_size < len(family.present):
+            ranks.widen(self._store, job.id, len(family.present))
+        return job
 
-    def _next_grant(self, job: Job, state: BaguaState, iteration: int) -> Grant | None:
-        job, trial = self._store.job(job.id), self._tuner.open_trial(job.id)
-        configuration = trial.configuration if trial else None
-        if job.result is not None:
-            configuration = job.result.configuration
-        if configuration is None:
-            return None
-        return Grant(
-            from_iteration=iteration,
-            configuration=dict(configuration),
-            trial=trial.index if trial else None,
-            ordered=len(state.order),
-            is_final=job.result is not None,
-            at=self._clock(),
+    def _warn_apart(self, job: Job, family: Family) -> None:
+        places = family.stragglers(self._world_size)
+        told = ", ".join(
+            f"rank {rank} {'was not heard of' if place < 0 else f'stands at iteration {place}'}"
+            for rank, place in sorted(places.items())
+        )
+        logger.warning(
+            "job %s: not tuned, since its ranks do not stand together (%s); all keep their "
+            "hyperparameters. Restart all ranks, each run with a service of its own, and start "
+            "the service with their number as --world-size",
+            job.id,
+            told,
         )
 
-    def _trial_of(self, job: Job, grant: Grant, iteration: int, ran: Configuration) -> int | None:
-        """The trial that a report measures: the current one, else an earlier one it came late for.
+    def _update(self, key: str, change: Callable[[Family], Family]) -> Family:
+        def changed(data: families.Data) -> families.Data:
+            return change(Family.model_validate(data)).model_dump(mode="json")
 
-        The windows of a trial are those that ended after it was granted.
-        """
-        if ran == Configuration(grant.configuration) and iteration > grant.from_iteration:
-            return grant.trial
-        earlier = [
-            trial.index
-            for trial in self._store.trials(job.id)
-            if trial.configuration == ran and not trial.is_open and trial.index != grant.trial
-        ]
-        return earlier[-1] if earlier else None
-
-    def _to_wire(self, job: Job, state: BaguaState, grant: Grant) -> dict[str, Any]:
-        order = state.order[: grant.ordered]
-        tensors = hyperparameters.in_execution_order(self._tensors(job.id), order)
-        return hyperparameters.to_wire(tensors, grant.configuration)
-
-    def _update(self, job: Job, change: Callable[[BaguaState], BaguaState]) -> BaguaState:
-        def changed(data: ranks.Data) -> ranks.Data:
-            return change(BaguaState.of(data)).model_dump(mode="json")
-
-        return BaguaState.of(ranks.update_data(self._store, job.id, changed))
+        return Family.model_validate(families.update(self._store, key, changed))
 
     def _check_rank(self, rank: int) -> None:
         if self._world_size is not None and rank >= self._world_size:
             raise RankOutsideWorld(f"rank {rank} is not below the world size {self._world_size}")
-
-    def _lock(self, job_id: str) -> threading.Lock:
-        """Taken by all requests of a job, so that the first rank's decision is the others' too."""
-        with self._locks_guard:
-            return self._locks.setdefault(job_id, threading.Lock())

@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from bagua_autotune.model.job import Observation
+from bagua_autotune.tuning.objective import bounded
 
-# Beyond this the differences and squares of speeds would leave the range of floats.
-LARGEST_SPEED = 1e100
+# A trial's first two windows agree if they differ by less than this, else it goes on: a pause
+# now and then must not decide which configuration wins.
+AGREEMENT_RATIO = 0.05
+MOST_WINDOWS = 4
 
 
-def bounded(speed: float) -> float:
-    """The speed within ±LARGEST_SPEED."""
-    return max(-LARGEST_SPEED, min(LARGEST_SPEED, speed))
+def are_enough(windows: Sequence[Observation], is_long: bool) -> bool:
+    """Whether a trial is measured: two windows that agree, or three if it took long, or four."""
+    if len(windows) != 2:
+        return len(windows) >= (MOST_WINDOWS - 1 if is_long else MOST_WINDOWS)
+    first, second = (_mean(window, _present(window)) for window in windows)
+    return abs(first - second) <= AGREEMENT_RATIO * (abs(first) + abs(second)) / 2
 
 
 def comparable(

@@ -1,0 +1,97 @@
+"""Families of Bagua's models: their state, their execution order, and the names they go by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from bagua_autotune.store.store import Store
+from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
+
+Data = dict[str, Any]
+
+
+class UnknownFamily(Exception):
+    """There is no family of this key."""
+
+
+def register(store: Store, alias: str, key: str, data: Data) -> None:
+    """Let the alias mean this family, which begins with ``data`` if there is none yet."""
+    try:
+        with store.database.writing() as session:
+            if session.get(FamilyRow, key) is None:
+                session.add(FamilyRow(key=key, data=data, ready_order=[]))
+                session.flush()
+            session.merge(AliasRow(alias=alias, family=key))
+    except IntegrityError:  # another replica registered it at the same moment
+        register(store, alias, key, data)
+
+
+def resolve(store: Store, alias: str) -> str | None:
+    """The key of the family that the alias means."""
+    with store.database.reading() as session:
+        row = session.get(AliasRow, alias)
+        return row.family if row else None
+
+
+def load(store: Store, key: str) -> tuple[Data, list[str]]:
+    """A family's data and ready order.
+
+    Raises:
+        UnknownFamily: there is none of this key.
+    """
+    with store.database.reading() as session:
+        row = _row(session, key)
+        return dict(row.data), list(row.ready_order)
+
+
+def update(store: Store, key: str, change: Callable[[Data], Data]) -> Data:
+    """Replace a family's data by ``change`` of it, in one transaction.
+
+    Raises:
+        UnknownFamily: there is none of this key.
+    """
+    with store.database.writing() as session:
+        row = _row(session, key, lock=True)
+        changed = change(dict(row.data))
+        if changed != row.data:
+            row.data = changed
+        return changed
+
+
+def extend_order(store: Store, key: str, names: Sequence[str]) -> None:
+    """Append the names that a family's ready order does not hold yet."""
+    with store.database.writing() as session:
+        row = _row(session, key, lock=True)
+        order = list(dict.fromkeys([*row.ready_order, *names]))
+        if len(order) > len(row.ready_order):
+            row.ready_order = order
+
+
+def tuned(store: Store, since: float) -> dict[str, str]:
+    """By family, one of its jobs: of those that are still tuned and were heard of since then."""
+    query = select(JobRow.data["family"].as_string(), JobRow.id).where(
+        JobRow.protocol == "v1",
+        JobRow.phase.in_(("tuning", "confirming")),
+        JobRow.last_contact_at >= since,
+    )
+    with store.database.reading() as session:
+        return dict(session.execute(query).all())
+
+
+def forget_orphans(store: Store) -> None:
+    """Remove the families of which no job is left."""
+    left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
+    with store.database.writing() as session:
+        session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
+
+
+def _row(session: Session, key: str, lock: bool = False) -> FamilyRow:
+    row = session.get(FamilyRow, key, with_for_update=lock)
+    if row is None:
+        raise UnknownFamily(key)
+    return row

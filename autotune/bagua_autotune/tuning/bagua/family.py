@@ -1,0 +1,249 @@
+"""What Bagua's protocol needs to remember of a family: the models that look alike to it.
+
+By default Bagua names a model after its address, so a model has another name in every process
+and every run, and a registration carries no rank.  All that can be told is the family: models
+of the same class and tensors.  Three rules make one job of what is one model, and let no two
+ranks of it ever run different buckets, whatever died before:
+
+1. A life of a family begins at the baseline.  A rank enters when it asks under a name that it
+   has not reported under in this life, or goes back to where it entered; it is told the
+   baseline.  If any rank has reported since the life began, an entry begins a new life: names
+   and places are forgotten, jobs and trials stay.  No rank reports before all have entered, so
+   this never happens in the middle of a run, but where a run makes a further such model.
+2. A name is bound by its first report: a rank's k-th name to report is the family's k-th model.
+   Ranks train their models in the same order, and names of processes that died do not report.
+3. The configuration changes only at an iteration to which all ranks go from one before, in
+   every model of the family (Bagua calls where ranks stand the check board).  A rank that is
+   missing or bound wrongly stands elsewhere, so all go on unchanged and nothing is tuned.
+
+Two runs at once under the same names cannot be told apart: each needs a service of its own.
+
+Pure: every method returns a new state, which the store writes in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bagua_autotune.model.knobs import Value
+
+# A worker reports the mean speed of 100 iterations; two that agree so far have settled.
+SETTLED_RATIO = 0.1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Grant(_Record):
+    """What the ranks are told from an iteration on, since ``at`` (seconds since the epoch).
+
+    ``trial`` is the index of the trial that it measures: None while the job warms up, and in
+    the final choice (``is_final``).  ``ordered`` is how many names of the execution order were
+    known at that time; later ones must not move tensors between buckets half way.
+    """
+
+    from_iteration: int
+    configuration: dict[str, Value]
+    trial: int | None = None
+    ordered: int = 0
+    is_final: bool = False
+    at: float
+
+
+class Window(_Record):
+    """One rank's mean speed over the iterations up to ``iteration``."""
+
+    iteration: int
+    speed: float
+
+
+class Model(_Record):
+    """One model of a family, in this life.
+
+    ``reported`` and ``board``: by rank, the iteration of its last report, and of the last ask
+    that followed a report.  ``grants``: the current one and the one before, for a rank that
+    asks again because an answer was lost.  ``warm_up``: the last two windows before the first
+    measured one.  ``steps_before``: how far the lives before got, so that their iterations and
+    this one's are different steps of the job.
+    """
+
+    job_id: str
+    grants: list[Grant]
+    reported: dict[int, int] = {}
+    board: dict[int, int] = {}
+    warm_up: list[Window] = []
+    steps_before: int = 0
+
+    @property
+    def grant(self) -> Grant:
+        """The current one."""
+        return self.grants[-1]
+
+    @property
+    def is_warming_up(self) -> bool:
+        return self.grant.trial is None and not self.grant.is_final
+
+    def grant_at(self, iteration: int) -> Grant:
+        """What all ranks are told at this iteration."""
+        begun = [grant for grant in self.grants if grant.from_iteration <= iteration]
+        return begun[-1] if begun else self.grants[0]
+
+    def is_warm(self) -> bool:
+        """Whether the speed has settled: at least one window is always dropped."""
+        if len(self.warm_up) < 2:
+            return False
+        first, second = (window.speed for window in self.warm_up)
+        return abs(first - second) <= SETTLED_RATIO * max(abs(first), abs(second))
+
+    def _warmed(self, window: Window) -> list[Window]:
+        """The first rank's report of a window counts."""
+        is_known = bool(self.warm_up) and window.iteration <= self.warm_up[-1].iteration
+        if is_known or not self.is_warming_up:
+            return self.warm_up
+        return [*self.warm_up[-1:], window]
+
+
+class Family(_Record):
+    """The models of a family, in the order in which ranks report under their names.
+
+    ``label``: what the jobs' ids begin with.  ``names``: by rank, those bound in this life.
+    ``present``: the ranks heard of in it.  ``entered_iteration``: the lowest at which a rank
+    entered.  ``apart_count``: for how many iterations in a row ranks did not stand together.
+    """
+
+    label: str
+    baseline: dict[str, Value]
+    models: list[Model] = Field(min_length=1)
+    names: dict[int, list[str]] = {}
+    present: set[int] = set()
+    entered_iteration: int | None = None
+    apart_count: int = 0
+
+    @staticmethod
+    def new(label: str, baseline: Mapping[str, Value], now: float) -> Family:
+        models = [_new_model(label, baseline, now)]
+        return Family(label=label, baseline=dict(baseline), models=models)
+
+    def is_entering(self, rank: int, name: str, iteration: int) -> bool:
+        """Whether a rank that asks this has just begun with the model."""
+        start = -1 if self.entered_iteration is None else self.entered_iteration
+        return name not in self.names.get(rank, ()) or iteration <= start
+
+    def entered(self, rank: int, iteration: int, now: float) -> Family:
+        """A rank enters: rule 1."""
+        family = self._next_life(now) if self.names else self
+        start = family.entered_iteration
+        start = iteration if start is None else min(start, iteration)
+        changes = {"entered_iteration": start, "present": family.present | {rank}}
+        return family.model_copy(update=changes)
+
+    def position(self, rank: int, name: str) -> int | None:
+        """Which of the models a rank's name is bound to."""
+        names = self.names.get(rank, [])
+        return names.index(name) if name in names else None
+
+    def reported(
+        self, rank: int, name: str, window: Window, is_baseline: bool, now: float
+    ) -> Family:
+        """A rank reports, which binds its name: rule 2.  The baseline's windows warm up."""
+        names = self.names.get(rank, [])
+        if name not in names:
+            names = [*names, name]
+        position, models = names.index(name), list(self.models)
+        if position == len(models):
+            models.append(_new_model(self.label, self.baseline, now))
+        model = models[position]
+        models[position] = model.model_copy(
+            update={
+                "reported": {**model.reported, rank: window.iteration},
+                "warm_up": model._warmed(window) if is_baseline else model.warm_up,
+            }
+        )
+        changes = {"names": {**self.names, rank: names}, "present": self.present | {rank}}
+        return self.model_copy(update={**changes, "models": models})
+
+    def stands_together(self, world_size: int | None) -> bool:
+        """Whether all ranks stand at one iteration, in each model by itself: rule 3.
+
+        Without a world size the ranks heard of in this life are all there are.
+        """
+        ranks = self._ranks(world_size)
+        return all(len({self._place(m, rank) for rank in ranks}) == 1 for m in self._alive)
+
+    def is_due(self, position: int, rank: int, iteration: int, world_size: int | None) -> bool:
+        """Whether this ask is the first of an iteration to which all ranks go from one before."""
+        model = self.models[position]
+        is_first = iteration > max(model.board.values(), default=-1)
+        follows_report = model.reported.get(rank) == iteration
+        return is_first and follows_report and self.stands_together(world_size)
+
+    def asked(
+        self, rank: int, name: str, iteration: int, next_grant: Grant | None, world_size: int | None
+    ) -> Family:
+        """A rank asks; the grant counts if this ask is due (another may have come first).
+
+        Asks that do not follow a report change nothing: Bagua's workers make such where
+        parameters are unused, perhaps on some ranks only.
+        """
+        position = self.position(rank, name)
+        if position is None or self.models[position].reported.get(rank) != iteration:
+            return self
+        model, models, apart_count = self.models[position], list(self.models), self.apart_count
+        changes: dict[str, Any] = {"board": {**model.board, rank: iteration}}
+        if self.is_due(position, rank, iteration, world_size):
+            apart_count = 0
+            if next_grant is not None:
+                changes["grants"] = [model.grant, next_grant]
+        elif iteration > max(model.board.values(), default=-1):
+            apart_count += 1
+        models[position] = model.model_copy(update=changes)
+        return self.model_copy(update={"models": models, "apart_count": apart_count})
+
+    def stragglers(self, world_size: int | None) -> dict[int, int]:
+        """The ranks that are behind others in some model, and where they stand; -1: nowhere."""
+        ranks = self._ranks(world_size)
+        found: dict[int, int] = {}
+        for model in self._alive:
+            places = {rank: self._place(model, rank) for rank in ranks}
+            foremost = max(places.values())
+            found.update((rank, place) for rank, place in places.items() if place < foremost)
+        return found
+
+    @property
+    def _alive(self) -> list[Model]:
+        """The models bound in this life."""
+        return self.models[: max(map(len, self.names.values()), default=0)]
+
+    def _ranks(self, world_size: int | None) -> set[int]:
+        return self.present if world_size is None else set(range(world_size))
+
+    def _place(self, model: Model, rank: int) -> int:
+        start = -1 if self.entered_iteration is None else self.entered_iteration
+        return model.board.get(rank, start if rank in self.present else -1)
+
+    def _next_life(self, now: float) -> Family:
+        models = [
+            Model(
+                job_id=model.job_id,
+                grants=[first_grant(self.baseline, now)],
+                steps_before=model.steps_before + max(model.reported.values(), default=0),
+            )
+            for model in self.models
+        ]
+        return Family(label=self.label, baseline=self.baseline, models=models)
+
+
+def first_grant(baseline: Mapping[str, Value], now: float) -> Grant:
+    """The baseline, not measured yet: the model warms up."""
+    return Grant(from_iteration=-1, configuration=dict(baseline), at=now)
+
+
+def _new_model(label: str, baseline: Mapping[str, Value], now: float) -> Model:
+    # Nobody can guess the id, and so nobody can have taken it.
+    job_id = f"{label}-{uuid4().hex}"
+    return Model(job_id=job_id, grants=[first_grant(baseline, now)])
