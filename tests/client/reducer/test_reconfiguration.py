@@ -203,6 +203,11 @@ def test_what_is_set_by_hand_stays_when_the_order_is_agreed(two_ranks: RankPool)
     assert two_ranks.run(_set_by_hand_after_two_steps) == [[64] * 3] * 2
 
 
+def _bytes_alive(references: list[weakref.ref[torch.Tensor]]) -> int:
+    tensors = [reference() for reference in references]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 def _largest_bucket_memory(set_to_none: bool) -> tuple[int, int]:
     """Bytes in buckets before a re-cut, and the most there are while it allocates."""
     ours = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))))
@@ -211,15 +216,15 @@ def _largest_bucket_memory(set_to_none: bool) -> tuple[int, int]:
     ours.zero_grad(set_to_none=set_to_none)
     assert ours.reconfigure(Configuration(20_000))
     flats = [weakref.ref(bucket.flat) for bucket in ours._reducer._buckets]
-    before = sum(flat.nbytes for reference in flats if (flat := reference()) is not None)
+    before = _bytes_alive(flats)
     sizes: list[int] = []
     zeros = torch.zeros
 
     def watched(*args: object, **options: object) -> torch.Tensor:
         made = zeros(*args, **options)  # type: ignore[call-overload]
-        flats.append(weakref.ref(made))
-        alive = [flat for reference in flats if (flat := reference()) is not None]
-        sizes.append(sum(flat.nbytes for flat in alive if flat.is_floating_point()))
+        if made.is_floating_point():
+            flats.append(weakref.ref(made))
+            sizes.append(_bytes_alive(flats))
         return made  # type: ignore[no-any-return]
 
     torch.zeros = watched
