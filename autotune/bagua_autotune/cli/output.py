@@ -31,7 +31,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
         is_words = column in ("configuration", "name", "job", "summary", "note")
-        table.add_column(column, justify="left" if is_words else "right", no_wrap=not is_words)
+        if is_words:  # on a narrow terminal these go on in the next line
+            table.add_column(column, overflow="fold", min_width=14 if rows else None)
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         # Text: names may hold what rich would take for markup.
         table.add_row(*(Text(cell) for cell in row))
