@@ -252,8 +252,8 @@ class Tuner:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
 
         def new_searcher(allowed: Sequence[Configuration]) -> Searcher:
-            # Seeded by the job: another replica, or a restarted one, decides the same.
-            seed = zlib.crc32(job.id.encode())
+            # Seeded by what is tuned: another replica, or a restarted one, decides the same.
+            seed = zlib.crc32(job.fingerprint.encode())
             return make_searcher(method, job.space, allowed, seed)
 
         candidates = self._candidates(job.id, job.created_at)

@@ -12,9 +12,10 @@ ranks of it ever run different buckets, whatever died before:
    this never happens in the middle of a run, but where a run makes a further such model.
 2. A name is bound by its first report: a rank's k-th name to report is the family's k-th model.
    Ranks train their models in the same order, and names of processes that died do not report.
-3. The configuration changes only at an iteration to which all ranks go from one before, in
-   every model of the family (Bagua calls where ranks stand the check board).  A rank that is
-   missing or bound wrongly stands elsewhere, so all go on unchanged and nothing is tuned.
+3. A model's configuration changes only at an iteration to which all ranks go from one before
+   (Bagua calls where they stand the check board), and only while this holds for all models of
+   the family.  Where a rank is missing or a name bound wrongly, some model lacks a rank or has
+   ranks that stand apart, so all models go on unchanged and nothing is tuned.
 
 Two runs at once under the same names cannot be told apart: each needs a service of its own.
 
@@ -66,16 +67,18 @@ class Model(_Record):
     """One model of a family, in this life.
 
     ``reported`` and ``board``: by rank, the iteration of its last report, and of the last ask
-    that followed a report.  ``grants``: the current one and the one before, for a rank that
-    asks again because an answer was lost.  ``warm_up``: the last two windows before the first
-    measured one.  ``steps_before``: how far the lives before got, so that their iterations and
-    this one's are different steps of the job.
+    that followed a report.  ``apart_count``: for how many iterations in a row a rank went on
+    while others did not stand where it stood.  ``grants``: the current one and the one before,
+    for a rank that asks again because an answer was lost.  ``warm_up``: the last two windows
+    before the first measured one.  ``steps_before``: how far the lives before got, so that
+    their iterations and this one's are different steps of the job.
     """
 
     job_id: str
     grants: list[Grant]
     reported: dict[int, int] = {}
     board: dict[int, int] = {}
+    apart_count: int = 0
     warm_up: list[Window] = []
     steps_before: int = 0
 
@@ -93,12 +96,25 @@ class Model(_Record):
         begun = [grant for grant in self.grants if grant.from_iteration <= iteration]
         return begun[-1] if begun else self.grants[0]
 
+    def grant_before(self, iteration: int) -> Grant:
+        """What the ranks ran in the window that ends at this iteration."""
+        return self.grant_at(iteration - 1)
+
     def is_warm(self) -> bool:
         """Whether the speed has settled: at least one window is always dropped."""
         if len(self.warm_up) < 2:
             return False
         first, second = (window.speed for window in self.warm_up)
         return abs(first - second) <= SETTLED_RATIO * max(abs(first), abs(second))
+
+    def stands_together(self, ranks: set[int]) -> bool:
+        """Whether all the ranks stand at one iteration."""
+        return ranks <= self.board.keys() and len({self.board[rank] for rank in ranks}) == 1
+
+    def is_first(self, rank: int, iteration: int) -> bool:
+        """Whether the rank, having reported, is the first to ask at this iteration."""
+        is_new = iteration > max(self.board.values(), default=-1)
+        return is_new and self.reported.get(rank) == iteration
 
     def _warmed(self, window: Window) -> list[Window]:
         """The first rank's report of a window counts."""
@@ -113,7 +129,7 @@ class Family(_Record):
 
     ``label``: what the jobs' ids begin with.  ``names``: by rank, those bound in this life.
     ``present``: the ranks heard of in it.  ``entered_iteration``: the lowest at which a rank
-    entered.  ``apart_count``: for how many iterations in a row ranks did not stand together.
+    entered.
     """
 
     label: str
@@ -122,7 +138,6 @@ class Family(_Record):
     names: dict[int, list[str]] = {}
     present: set[int] = set()
     entered_iteration: int | None = None
-    apart_count: int = 0
 
     @staticmethod
     def new(label: str, baseline: Mapping[str, Value], now: float) -> Family:
@@ -167,20 +182,14 @@ class Family(_Record):
         changes = {"names": {**self.names, rank: names}, "present": self.present | {rank}}
         return self.model_copy(update={**changes, "models": models})
 
-    def stands_together(self, world_size: int | None) -> bool:
-        """Whether all ranks stand at one iteration, in each model by itself: rule 3.
+    def is_due(self, position: int, rank: int, iteration: int, world_size: int | None) -> bool:
+        """Whether this ask is the first of an iteration to which all ranks may switch: rule 3.
 
         Without a world size the ranks heard of in this life are all there are.
         """
-        ranks = self._ranks(world_size)
-        return all(len({self._place(m, rank) for rank in ranks}) == 1 for m in self._alive)
-
-    def is_due(self, position: int, rank: int, iteration: int, world_size: int | None) -> bool:
-        """Whether this ask is the first of an iteration to which all ranks go from one before."""
-        model = self.models[position]
-        is_first = iteration > max(model.board.values(), default=-1)
-        follows_report = model.reported.get(rank) == iteration
-        return is_first and follows_report and self.stands_together(world_size)
+        model, ranks = self.models[position], self._ranks(world_size)
+        is_in_step = all(m.apart_count == 0 and ranks <= m.board.keys() for m in self._alive)
+        return model.is_first(rank, iteration) and model.stands_together(ranks) and is_in_step
 
     def asked(
         self, rank: int, name: str, iteration: int, next_grant: Grant | None, world_size: int | None
@@ -193,23 +202,22 @@ class Family(_Record):
         position = self.position(rank, name)
         if position is None or self.models[position].reported.get(rank) != iteration:
             return self
-        model, models, apart_count = self.models[position], list(self.models), self.apart_count
+        model, models = self.models[position], list(self.models)
         changes: dict[str, Any] = {"board": {**model.board, rank: iteration}}
-        if self.is_due(position, rank, iteration, world_size):
-            apart_count = 0
-            if next_grant is not None:
-                changes["grants"] = [model.grant, next_grant]
-        elif iteration > max(model.board.values(), default=-1):
-            apart_count += 1
+        if next_grant is not None and self.is_due(position, rank, iteration, world_size):
+            changes["grants"] = [model.grant, next_grant]
+        if model.board and model.is_first(rank, iteration):
+            is_together = model.stands_together(self._ranks(world_size))
+            changes["apart_count"] = 0 if is_together else model.apart_count + 1
         models[position] = model.model_copy(update=changes)
-        return self.model_copy(update={"models": models, "apart_count": apart_count})
+        return self.model_copy(update={"models": models})
 
     def stragglers(self, world_size: int | None) -> dict[int, int]:
         """The ranks that are behind others in some model, and where they stand; -1: nowhere."""
         ranks = self._ranks(world_size)
         found: dict[int, int] = {}
         for model in self._alive:
-            places = {rank: self._place(model, rank) for rank in ranks}
+            places = {rank: model.board.get(rank, -1) for rank in ranks}
             foremost = max(places.values())
             found.update((rank, place) for rank, place in places.items() if place < foremost)
         return found
@@ -221,10 +229,6 @@ class Family(_Record):
 
     def _ranks(self, world_size: int | None) -> set[int]:
         return self.present if world_size is None else set(range(world_size))
-
-    def _place(self, model: Model, rank: int) -> int:
-        start = -1 if self.entered_iteration is None else self.entered_iteration
-        return model.board.get(rank, start if rank in self.present else -1)
 
     def _next_life(self, now: float) -> Family:
         models = [

@@ -47,10 +47,11 @@ class Trials:
     def measure(
         self, job: Job, family: Family, position: int, rank: int, window: Window, ran: Configuration
     ) -> None:
-        """Take in a rank's window, unless it ran what no trial of the job has."""
+        """Take in a rank's window, if it ran the trial that the ranks were told to run then."""
         model = family.models[position]
-        index = self._trial_of(job, model.grant, window.iteration, ran)
-        if index is None:
+        grant = model.grant_before(window.iteration)
+        index = grant.trial
+        if index is None or ran != Configuration(grant.configuration):
             return
         step, now = model.steps_before + window.iteration, self._clock()
         is_new = ranks.put_value(self._store, job.id, index, step, rank, window.speed, now)
@@ -116,17 +117,3 @@ class Trials:
         if not found and len(windows) >= MOST_WINDOWS:
             return windows  # a rank that never reports must not stop the tuning
         return found
-
-    def _trial_of(self, job: Job, grant: Grant, iteration: int, ran: Configuration) -> int | None:
-        """The trial that a report measures: the current one, else an earlier one it came late for.
-
-        The windows of a trial are those that ended after it was granted; none while warming up.
-        """
-        if ran == Configuration(grant.configuration) and iteration > grant.from_iteration:
-            return grant.trial
-        earlier = [
-            trial.index
-            for trial in self._store.trials(job.id)
-            if trial.configuration == ran and not trial.is_open and trial.index != grant.trial
-        ]
-        return earlier[-1] if earlier else None

@@ -99,9 +99,10 @@ class BaguaTuning:
         after = self._update(
             key, lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size)
         )
-        if family.apart_count < APART_ITERATIONS <= after.apart_count:
+        before, model = family.models[position], after.models[position]
+        if before.apart_count < APART_ITERATIONS <= model.apart_count:
             self._warn_apart(job, after)
-        grant = after.models[position].grant_at(iteration)
+        grant = model.grant_at(iteration)
         known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
         return hyperparameters.to_wire(known, grant.configuration), grant.is_final
 
