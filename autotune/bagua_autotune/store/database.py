@@ -41,9 +41,7 @@ class Database:
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
         self.url = _parse(url)
         if must_exist and self._is_sqlite and not Path(str(self.url.database)).exists():
-            raise StoreError(
-                f"there is no database {self}; --database names another"
-            )
+            raise StoreError(f"there is no database {self}; --database names another")
         try:
             self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)
         except ImportError as error:
