@@ -126,6 +126,43 @@ def test_a_run_of_which_only_some_ranks_had_begun_leaves_no_trace(store, world_s
     assert all(len(store.trials(job.id)) > 2 for job in store.jobs())
 
 
+def test_a_process_that_outlives_its_run_stops_the_tuning_and_parts_nobody(store, caplog):
+    service = tuning(store)
+    (complete,), (first,), (second,) = (processes(service) for _ in range(3))
+    enter(complete)
+    for iteration in range(100, 1500, 100):
+        cycle(complete, iteration)
+    (job,) = store.jobs()
+    before = len(store.trials(job.id))
+    for workers in (first, second):
+        enter(workers)
+    first[0].report(100)
+    first[0].ask(100)
+    for iteration in range(100, 2000, 100):
+        cycle(second[::-1], iteration)
+        assert second[0].running["bucket_size"] == 10 * MIB
+    (warning,) = caplog.messages
+    assert "stand" in warning
+    assert len(store.trials(job.id)) == before > 2
+
+
+def test_two_that_outlive_theirs_do_so_even_where_no_model_lacks_a_rank(store):
+    service = tuning(store)
+    (old,) = processes(service)
+    twins = processes(service, models=2)
+    for workers in (old, *twins):
+        enter(workers)
+    ranks = [[old[0], twins[0][0], twins[1][0]], [twins[0][1], twins[1][1], old[1]]]
+    for workers in ranks:
+        for worker in workers:
+            worker.report(100)
+            worker.ask(100)
+    for iteration in range(200, 2000, 100):
+        for workers in twins:
+            cycle(workers, iteration)
+    assert all(trial.index == 0 for job in store.jobs() for trial in store.trials(job.id))
+
+
 def test_twins_are_two_jobs_whatever_their_pace(store):
     service = tuning(store, searcher="bayesian")
     often, seldom = processes(service, models=2)
@@ -264,7 +301,9 @@ def histories(longest_life: int) -> st.SearchStrategy[History]:
     )
 
 
-def requests_of(models: list[Worker], windows: int) -> list[Callable[[], None] | None]:
+def requests_of(
+    models: list[Worker], windows: int, chance: random.Random
+) -> list[Callable[[], None] | None]:
     """What a rank does, in order; at None it waits for the others, as training makes it."""
     found: list[Callable[[], None] | None] = []
     for worker in models:
@@ -273,7 +312,16 @@ def requests_of(models: list[Worker], windows: int) -> list[Callable[[], None] |
         found.append(None)
         for worker in models:
             found += [partial(worker.report, iteration), partial(worker.ask, iteration)]
+            if chance.random() < 0.2:
+                found.append(partial(ask_besides, worker, iteration + 37))
     return found
+
+
+def ask_besides(worker: Worker, iteration: int) -> None:
+    """A rank with unused parameters asks in the middle of a window: nothing may change."""
+    before = (worker.running, worker.is_completed)
+    worker.ask(iteration)
+    assert (worker.running, worker.is_completed) == before
 
 
 def live(
@@ -284,7 +332,7 @@ def live(
     Returns what they were told, by model and iteration.
     """
     told: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    plans = [requests_of(models, windows=1 + length) for models in ranks]
+    plans = [requests_of(models, 1 + length, chance) for models in ranks]
     for _ in range(length):
         ready = [rank for rank, plan in enumerate(plans) if plan[0] is not None]
         if not ready:

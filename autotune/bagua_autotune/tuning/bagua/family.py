@@ -111,10 +111,9 @@ class Model(_Record):
         """Whether all the ranks stand at one iteration."""
         return ranks <= self.board.keys() and len({self.board[rank] for rank in ranks}) == 1
 
-    def is_first(self, rank: int, iteration: int) -> bool:
-        """Whether the rank, having reported, is the first to ask at this iteration."""
-        is_new = iteration > max(self.board.values(), default=-1)
-        return is_new and self.reported.get(rank) == iteration
+    def is_first(self, iteration: int) -> bool:
+        """Whether no rank has asked at this iteration yet, nor at a later one."""
+        return iteration > max(self.board.values(), default=-1)
 
     def _warmed(self, window: Window) -> list[Window]:
         """The first rank's report of a window counts."""
@@ -143,6 +142,11 @@ class Family(_Record):
     def new(label: str, baseline: Mapping[str, Value], now: float) -> Family:
         models = [_new_model(label, baseline, now)]
         return Family(label=label, baseline=dict(baseline), models=models)
+
+    @property
+    def apart_count(self) -> int:
+        """The highest of the models'."""
+        return max(model.apart_count for model in self.models)
 
     def is_entering(self, rank: int, name: str, iteration: int) -> bool:
         """Whether a rank that asks this has just begun with the model."""
@@ -182,14 +186,14 @@ class Family(_Record):
         changes = {"names": {**self.names, rank: names}, "present": self.present | {rank}}
         return self.model_copy(update={**changes, "models": models})
 
-    def is_due(self, position: int, rank: int, iteration: int, world_size: int | None) -> bool:
+    def is_due(self, position: int, iteration: int, world_size: int | None) -> bool:
         """Whether this ask is the first of an iteration to which all ranks may switch: rule 3.
 
         Without a world size the ranks heard of in this life are all there are.
         """
         model, ranks = self.models[position], self._ranks(world_size)
         is_in_step = all(m.apart_count == 0 and ranks <= m.board.keys() for m in self._alive)
-        return model.is_first(rank, iteration) and model.stands_together(ranks) and is_in_step
+        return model.is_first(iteration) and model.stands_together(ranks) and is_in_step
 
     def asked(
         self, rank: int, name: str, iteration: int, next_grant: Grant | None, world_size: int | None
@@ -204,9 +208,9 @@ class Family(_Record):
             return self
         model, models = self.models[position], list(self.models)
         changes: dict[str, Any] = {"board": {**model.board, rank: iteration}}
-        if next_grant is not None and self.is_due(position, rank, iteration, world_size):
+        if next_grant is not None and self.is_due(position, iteration, world_size):
             changes["grants"] = [model.grant, next_grant]
-        if model.board and model.is_first(rank, iteration):
+        if model.board and model.is_first(iteration):
             is_together = model.stands_together(self._ranks(world_size))
             changes["apart_count"] = 0 if is_together else model.apart_count + 1
         models[position] = model.model_copy(update=changes)

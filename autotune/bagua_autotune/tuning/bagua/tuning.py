@@ -94,15 +94,14 @@ class BaguaTuning:
         position = family.position(rank, model_name) or 0
         job = self._heard_of(self._directory.job(model_name, key, family, position), family)
         next_grant: Grant | None = None
-        if family.is_due(position, rank, iteration, self._world_size):
+        if family.is_due(position, iteration, self._world_size):
             next_grant = self._trials.next_grant(job, family, position, iteration, len(order))
         after = self._update(
             key, lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size)
         )
-        before, model = family.models[position], after.models[position]
-        if before.apart_count < APART_ITERATIONS <= model.apart_count:
+        if family.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
-        grant = model.grant_at(iteration)
+        grant = after.models[position].grant_at(iteration)
         known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
         return hyperparameters.to_wire(known, grant.configuration), grant.is_final
 
