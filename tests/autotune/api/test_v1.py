@@ -174,6 +174,14 @@ def test_spans_of_tensors_that_nobody_registered_are_ignored(client):
     assert post(client, "register_tensors", REGISTER).status_code == 200
 
 
+def test_no_v2_job_can_take_the_id_that_a_model_gets(client):
+    ids = []
+    for each in (client, *client_of()):
+        post(each, "register_tensors", REGISTER)
+        ids.append(each.get("/api/v2/jobs").json["jobs"][0]["id"])
+    assert ids[0] != ids[1]
+
+
 def test_a_token_is_wanted_where_one_is_set():
     for client in client_of(token="secret"):
         assert_refused(post(client, "register_tensors", REGISTER), 401)

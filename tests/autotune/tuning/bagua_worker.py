@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from bagua_autotune.model.job import Limits
@@ -13,6 +14,7 @@ from bagua_autotune.tuning.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
 
 MIB = 1024**2
+addresses = count(140_234_234_230_000, 16)
 TENSORS = [tensor(f"layer{i}.weight", (i + 1) * MIB, "f32") for i in range(5)]
 QUICK = Limits(max_samples=40, trial_seconds=0.001, warmup_seconds=0)
 Wire = dict[str, Any]
@@ -123,3 +125,11 @@ def run(workers: list[Worker], windows: int = 200) -> int:
 
 # The best of peaked() for the five tensors of 4 to 20 MiB: [0, 1, 2], [3], [4].
 BEST = -8.0 * MIB
+
+
+def processes(service: BaguaTuning, ranks: int = 2, models: int = 1) -> list[list[Worker]]:
+    """By model the ranks' workers, under names that nobody had before."""
+    return [
+        [Worker(service, f"Net_{next(addresses)}", rank, peaked) for rank in range(ranks)]
+        for _ in range(models)
+    ]

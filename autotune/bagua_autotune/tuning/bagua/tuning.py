@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks that stay apart for so many iterations will hardly come together.
 APART_ITERATIONS = 3
+MOST_RANKS_TOLD = 4
 # How often a job's last contact is written, and how long after it spans still count for a job.
 CONTACT_SECONDS = 30.0
 SPAN_SECONDS = 86_400.0
@@ -163,16 +164,17 @@ class BaguaTuning:
 
     def _warn_apart(self, job: Job, family: Family) -> None:
         places = family.stragglers(self._world_size)
-        told = ", ".join(
-            f"rank {rank} {'was not heard of' if place < 0 else f'stands at iteration {place}'}"
-            for rank, place in sorted(places.items())
-        )
+        behind = [f"rank {rank} at iteration {at}" for rank, at in places.items() if at >= 0]
+        missing = [f"rank {rank} not heard of" for rank, at in places.items() if at < 0]
+        told = [*behind[:MOST_RANKS_TOLD], *missing[:MOST_RANKS_TOLD]]
+        if len(told) < len(places):
+            told.append(f"{len(places)} in all")
         logger.warning(
             "job %s: not tuned, since its ranks do not stand together (%s); all keep their "
             "hyperparameters. Restart all ranks, each run with a service of its own, and start "
             "the service with their number as --world-size",
             job.id,
-            told,
+            ", ".join(told),
         )
 
     def _update(self, key: str, change: Callable[[Family], Family]) -> Family:
