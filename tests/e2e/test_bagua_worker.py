@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import sys
+import time
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 MI = 1024**2
 WORLD_SIZE = 2
-MOST_WINDOWS = 150
+# The ranks do not wait for decisions: so many windows that these are over however slow they are.
+MOST_WINDOWS = 20_000
+WINDOW_SECONDS = 0.01
 WINDOWS_BEFORE_RESTART = 5
 
 
@@ -103,6 +106,7 @@ class Rank:
             hyperparameters.update(answer["recommended_hyperparameters"])
             if answer["is_autotune_completed"]:
                 break
+            time.sleep(WINDOW_SECONDS)  # a window is 100 iterations of training
             speed = self._score(hyperparameters) * noise.gauss(self.slowness, self.noise)
             iteration = 100 * window
             _checked(

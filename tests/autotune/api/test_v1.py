@@ -176,9 +176,10 @@ def test_spans_of_tensors_that_nobody_registered_are_ignored(client):
 
 def test_no_v2_job_can_take_the_id_that_a_model_gets(client):
     ids = []
-    for each in (client, *client_of()):
-        post(each, "register_tensors", REGISTER)
-        ids.append(each.get("/api/v2/jobs").json["jobs"][0]["id"])
+    for service in ([client], client_of()):
+        for each in service:
+            post(each, "register_tensors", REGISTER)
+            ids.append(each.get("/api/v2/jobs").json["jobs"][0]["id"])
     assert ids[0] != ids[1]
 
 
