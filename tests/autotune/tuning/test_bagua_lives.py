@@ -186,6 +186,12 @@ def test_the_same_name_with_other_tensors_is_a_new_job(store):
     assert len(store.jobs()) == 2
 
 
+def test_ranks_may_register_the_tensors_in_any_order(store):
+    first, second = tuning(store), tuning(store)
+    assert first.register("net", TENSORS) == second.register("net", TENSORS[::-1])
+    assert len(store.jobs()) == 1
+
+
 @pytest.mark.parametrize(
     "other", [{"world_size": 4}, {"world_size": None}, {"default_bucket_bytes": 7 * MIB}]
 )

@@ -36,11 +36,6 @@ class DaemonThreads:
         thread = threading.Thread(target=self._run, args=(key, work), name="decision", daemon=True)
         thread.start()
 
-    def is_busy(self, key: str) -> bool:
-        """Whether work of this key is under way."""
-        with self._guard:
-            return key in self._under_way
-
     def _run(self, key: str, work: Callable[[], object]) -> None:
         try:
             with self._turns:

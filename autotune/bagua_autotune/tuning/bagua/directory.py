@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, JobSpec, Limits
-from bagua_autotune.store import UnknownJob, families
+from bagua_autotune.store import JobConflict, UnknownJob, families
 from bagua_autotune.tuning.bagua import hyperparameters
 from bagua_autotune.tuning.bagua.family import Family
 from bagua_autotune.tuning.bagua.names import family_key, stem
@@ -122,7 +123,8 @@ class Directory:
             limits=self._limits,
             software={"protocol": "Bagua 0.9"},
         )
-        self._tuner.register(job_id, spec, "v1", {"family": key})
+        with suppress(JobConflict):  # made at the same moment, by a rank that orders otherwise
+            self._tuner.register(job_id, spec, "v1", {"family": key})
         return self._store.job(job_id)
 
     def _replace(self, key: str, successor: Job) -> None:

@@ -103,6 +103,8 @@ class BaguaTuning:
         if family.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
         grant = after.models[position].grant_at(iteration)
+        if grant.ordered > len(order):  # another rank's, granted since we looked
+            _, order = families.load(self._store, key)
         known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
         return hyperparameters.to_wire(known, grant.configuration), grant.is_final
 
