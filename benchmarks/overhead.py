@@ -104,14 +104,14 @@ def time_the_agent(spent: list[float]) -> None:
     """Time every call of the agent at the end of a step."""
     from bagua_client.agent.agent import Agent
 
-    step_done = Agent.step_done
+    reduction_done = Agent.reduction_done
 
     def timed(self: Agent) -> None:
         began = time.perf_counter()
-        step_done(self)
+        reduction_done(self)
         spent.append(time.perf_counter() - began)
 
-    Agent.step_done = timed  # type: ignore[method-assign]
+    Agent.reduction_done = timed  # type: ignore[method-assign]
 
 
 def work_seconds(model: nn.Module) -> float:

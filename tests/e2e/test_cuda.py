@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -32,8 +33,12 @@ def _compare(backend: str, mixed_devices: bool) -> None:
     group = dist.new_group(backend=backend)
     model = _model().cuda()
     if mixed_devices:
+        # Torch's wrapper takes one kind of device only, but a single rank needs no wrapper.
         model[0], model[1] = model[0].cpu(), _ToCuda()
-    stock, ours = pair(model, process_group=group)
+        stock = _Unwrapped(model)
+        ours = DistributedDataParallel(copy.deepcopy(model), process_group=group)
+    else:
+        stock, ours = pair(model, process_group=group)
     choose = random.Random(1)
     for step in range(50):
         if step % 5 == 4:
@@ -50,6 +55,16 @@ def _compare(backend: str, mixed_devices: bool) -> None:
                     assert parameter.grad is not None
                     parameter -= 0.1 * parameter.grad
         assert (wrong := difference(stock, ours, f"step {step}")) is None, wrong
+
+
+class _Unwrapped(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.module(x)
+        return result
 
 
 class _ToCuda(nn.Module):
