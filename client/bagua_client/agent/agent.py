@@ -135,19 +135,20 @@ class Agent:
         Whatever goes wrong on this rank alone, it takes part: a rank that stayed away would
         leave the others waiting. It asks all to stop instead.
         """
-        row = torch.zeros(HEADER + LARGEST_REPORT, dtype=torch.float64)
         command = None
+        report = [0.0] * (HEADER + LARGEST_REPORT)
         try:
             if self._rank == 0:
                 command = self._next_command()
-                row[COMMAND_BYTES] = len(command or b"")
-                row[NEXT_REPORT] = self._reductions + self._reductions_between_reports()
-            self._write_samples(row)
+                report[COMMAND_BYTES] = len(command or b"")
+                report[NEXT_REPORT] = self._reductions + self._reductions_between_reports()
+            self._write_samples(report)
         except Exception:
             logger.exception("autotune stops: an error on rank %d", self._rank)
-            row[STOP] = 1
-        rows = torch.empty(self._world_size, row.numel(), dtype=torch.float64)
-        work = dist.all_gather(list(rows.unbind()), row, group=self._group, async_op=True)
+            report[STOP] = 1
+        row = torch.tensor(report, dtype=torch.float64)
+        rows = [torch.empty_like(row) for _ in range(self._world_size)]
+        work = dist.all_gather(rows, row, group=self._group, async_op=True)
         return partial(self._read_report, work, rows, command)
 
     def _next_command(self) -> bytes | None:
@@ -160,32 +161,35 @@ class Agent:
         earlier = [agent for reference in self._earlier if (agent := reference()) is not None]
         return any(agent.is_active and not agent.is_idle for agent in earlier)
 
-    def _write_samples(self, row: torch.Tensor) -> None:
+    def _write_samples(self, report: list[float]) -> None:
         new = [sample for sample in self._clock.drain() if sample[0] >= self._measured_from]
         self._samples += new if self._trial is not None else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
         if sent:
-            row[FIRST_STEP], row[STEPS] = sent[0][0], len(sent)
-            row[HEADER : HEADER + len(sent)] = torch.tensor([seconds for _, seconds in sent])
+            report[FIRST_STEP], report[STEPS] = sent[0][0], len(sent)
+            report[HEADER : HEADER + len(sent)] = [seconds for _, seconds in sent]
 
     def _read_report(
-        self, work: dist.Work, rows: torch.Tensor, command: bytes | None
+        self, work: dist.Work, rows: list[torch.Tensor], command: bytes | None
     ) -> Next | None:
         work.wait()
-        if rows[:, STOP].any():
+        reports = [row.tolist() for row in rows]
+        if any(report[STOP] for report in reports):
             self._reducer.schedule(self._reducer.plan(self._reducer.default))
             self._end(self._reducer.default)
             return None
-        command_bytes = int(rows[0, COMMAND_BYTES])
-        self._next_report = int(rows[0, NEXT_REPORT])
+        command_bytes = int(reports[0][COMMAND_BYTES])
+        self._next_report = int(reports[0][NEXT_REPORT])
+        following = self._start_command(command, command_bytes) if command_bytes else None
+        # Last: from here on the reporter's thread competes for the interpreter.
         if self._reporter is not None and self._trial is not None:
             by_rank = [
-                (int(row[FIRST_STEP]), row[HEADER : HEADER + int(row[STEPS])])
-                for row in rows.tolist()
+                (int(report[FIRST_STEP]), report[HEADER : HEADER + int(report[STEPS])])
+                for report in reports
             ]
             if any(seconds for _, seconds in by_rank):
                 self._reporter.put(Samples(self._trial, by_rank))
-        return self._start_command(command, command_bytes) if command_bytes else None
+        return following
 
     def _start_command(self, command: bytes | None, length: int) -> Next:
         """Message 2: the command's bytes."""

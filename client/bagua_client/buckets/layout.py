@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -115,12 +116,14 @@ def plan(
     return Layout(
         configuration=configuration,
         partition=partition,
-        digest=digest_of(
-            [[spec.name, spec.shape, spec.group] for spec in tensors],
-            configuration.to_json(),
-            partition,
-        ),
+        digest=digest_of(_digest_of(tuple(tensors)), configuration.to_json(), partition),
     )
+
+
+@lru_cache(maxsize=8)
+def _digest_of(tensors: tuple[TensorSpec, ...]) -> int:
+    """Made once for a model: every change of configuration needs it on the training thread."""
+    return digest_of([[spec.name, spec.shape, spec.group] for spec in tensors])
 
 
 def digest_of(*values: object) -> int:
