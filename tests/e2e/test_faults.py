@@ -121,6 +121,7 @@ def test_a_service_that_comes_late_is_found(
     ("status", "body", "seconds"),
     [
         pytest.param(500, b"Traceback (most recent call last)", 0.0, id="server error"),
+        pytest.param(404, b"default backend", 0.0, id="another server"),
         pytest.param(200, b"\x00\xff not JSON", 0.0, id="garbage"),
         pytest.param(
             200, b'{"trial": {"index": "x"}, "result": [], "progress": 3}', 0.0, id="shape"

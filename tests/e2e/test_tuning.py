@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import Report, train
+from tests.e2e.training import Report, train, train_two
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -90,6 +90,20 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     assert job["name"] == "characters"
     assert service.get(f"jobs/{job['id']}")["ranks_per_node"] == [2, 2]
     assert not any(process.is_running() for process in processes)
+
+
+def test_two_models_of_one_process_are_tuned_one_after_the_other(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    first_rank, second_rank = tuned_ranks(service.url, (2,)).run(train_two, timeout_seconds=200)
+    assert first_rank == second_rank
+    assert first_rank[-1][:2] == (False, False)
+    while_first_is_tuned = [step for step in first_rank if step[0]]
+    assert all(tunes and is_default for _, tunes, is_default in while_first_is_tuned)
+    later, earlier = service.get("jobs")["jobs"]
+    assert later["name"] == f"{earlier['name']}#2"
+    assert (earlier["state"], later["state"]) == ("finished", "finished")
 
 
 def test_without_autotuning_no_service_hears_of_the_job(service: ServiceProcess) -> None:

@@ -114,6 +114,23 @@ def train(
     )
 
 
+def train_two() -> list[tuple[bool, bool, bool]]:
+    """Train two wrapped models in turns until both are tuned. For each step whether the first
+    and the second are being tuned, and whether the second is at its default configuration."""
+    models = [DistributedDataParallel(make_model()) for _ in range(2)]
+    seen = []
+    for step in range(4000):
+        inputs, targets = batch(step, dist.get_rank())
+        for model in models:
+            model.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+        first, second = (model.is_tuning for model in models)
+        seen.append((first, second, models[1].configuration == Configuration()))
+        if not first and not second:
+            break
+    return seen
+
+
 def _misread_the_third_command() -> None:
     read = Configuration.from_json.__func__  # type: ignore[attr-defined]
     seen = []

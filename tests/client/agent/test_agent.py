@@ -8,7 +8,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from bagua_client import DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent import agent
 from tests.ranks import RankPool
 
 
@@ -33,6 +34,36 @@ def _wrap_with_autotune_on(ranks: list[int]) -> tuple[bool, list[str]]:
     finally:
         logger.removeHandler(handler)
         del os.environ["BAGUA_AUTOTUNE"]
+
+
+def _tune_with_an_error_on_rank_0() -> tuple[bool, set[str], list[str]]:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    os.environ["BAGUA_AUTOTUNE"] = "1"
+    handler = _Lines()
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    describe_job = agent.describe_job
+    agent.describe_job = fail  # type: ignore[assignment]
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(3, 3))
+        seen = set()
+        for _ in range(20):
+            model(torch.ones(1, 3)).sum().backward()
+            seen.add(str(model.configuration))
+        return model.is_tuning, seen, handler.lines
+    finally:
+        agent.describe_job = describe_job
+        logger.removeHandler(handler)
+        del os.environ["BAGUA_AUTOTUNE"]
+
+
+def test_an_error_on_one_rank_ends_the_tuning_of_all_and_no_training(two_ranks: RankPool) -> None:
+    for rank, (tunes, seen, lines) in enumerate(two_ranks.run(_tune_with_an_error_on_rank_0)):
+        assert not tunes
+        assert seen == {str(Configuration())}
+        assert lines == (["autotune stops: an error on rank 0"] if rank == 0 else [])
 
 
 def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: RankPool) -> None:
