@@ -20,6 +20,17 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def blueprint(tuner: Tuner) -> Blueprint:
     """The routes, answered by this tuner."""
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
+    _take_from_ranks(api, tuner)
+    _show(api, tuner)
+    return api
+
+
+def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
+    """What a job's rank 0 sends; every answer is the job's state."""
+
+    def _refuse_other_protocols(job_id: str) -> None:
+        if tuner.store.job(job_id).protocol != "v2":
+            abort(409, "The job is one of /api/v1, whose workers alone report to it.")
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -54,6 +65,10 @@ def blueprint(tuner: Tuner) -> Blueprint:
             abort(422, f"trial: {error}.")
         return _answer(views.job_state(tuner, job_id))
 
+
+def _show(api: Blueprint, tuner: Tuner) -> None:
+    """What can be looked at; changes nothing."""
+
     @api.get("/jobs")
     def get_jobs() -> Response:
         limit = _number("limit", 1, messages.MOST_JOBS_LISTED)
@@ -78,12 +93,6 @@ def blueprint(tuner: Tuner) -> Blueprint:
     @api.get("/openapi.json")
     def get_openapi() -> dict[str, object]:
         return document()
-
-    def _refuse_other_protocols(job_id: str) -> None:
-        if tuner.store.job(job_id).protocol != "v2":
-            abort(409, "The job is one of /api/v1, whose workers alone report to it.")
-
-    return api
 
 
 def _answer(message: BaseModel, status: int = 200) -> Response:

@@ -176,6 +176,7 @@ class Agent:
         reports = [row.tolist() for row in rows]
         if any(report[STOP] for report in reports):
             self._reducer.schedule(self._reducer.plan(self._reducer.default))
+            self._tell("ended", None, "an error on a rank ended the tuning", None)
             self._end(self._reducer.default)
             return None
         command_bytes = int(reports[0][COMMAND_BYTES])

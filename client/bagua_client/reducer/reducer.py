@@ -103,8 +103,7 @@ class Reducer:
         if self._ready_count:
             raise RuntimeError(self._incomplete_message())
         if self._next_layout is not None:
-            layout, self._next_layout = self._next_layout, None
-            self.recut(layout)
+            self.recut(self._next_layout)
 
     def arm(self, synchronise: bool) -> None:
         """Whether the backward pass that follows communicates (it does not in ``no_sync``)."""
