@@ -43,7 +43,8 @@ def best_trial(job: JobDetail, trials: list[Trial]) -> Trial | None:
 
 def stock_ddp_line(configuration: dict[str, Value]) -> str:
     """The line to paste; what stock DDP cannot do is said in a comment."""
-    megabytes = int(configuration.get("bucket_bytes", 25 * 1024**2)) / 1024**2
+    size = configuration.get("bucket_bytes")
+    megabytes = (size if isinstance(size, int) else 25 * 1024**2) / 1024**2
     line = f"DistributedDataParallel(model, bucket_cap_mb={megabytes:.4g})"
     beyond = {
         knob: value

@@ -25,7 +25,7 @@ Protocol = Literal["v1", "v2"]
 JobPhase = Literal["tuning", "confirming", "finished", "ended"]
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
-EventKind = Literal["switched", "disagreement", "ended", "note"]
+EventKind = Literal["switched", "disagreement", "ended", "note", "drift"]
 
 
 # Every candidate is looked at in every decision.
@@ -38,13 +38,19 @@ KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
 
 class Limits(BaseModel):
-    """Bounds on the cost of tuning."""
+    """Bounds on the cost of tuning.
+
+    ``remaining_steps`` are those that the training is expected to run on: what a faster step is
+    worth. ``max_rounds`` counts the first tuning and those after lasting changes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     max_samples: int = Field(default=60, ge=1, le=10_000)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
+    remaining_steps: int = Field(default=10_000, ge=1, le=10**9)
+    max_rounds: int = Field(default=10, ge=1, le=1000)
 
 
 class JobSpec(BaseModel):
@@ -88,7 +94,11 @@ class JobSpec(BaseModel):
 
 @dataclass(frozen=True)
 class Result:
-    """What a job was left with. Speed-ups are over the baseline, with a 95 % interval."""
+    """What a job was left with. Speed-ups are over the baseline, with a 95 % interval.
+
+    ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
+    is after how many steps at the winner it is earned (None where the baseline was kept).
+    """
 
     configuration: Configuration
     kept: Literal["winner", "baseline"]
@@ -99,13 +109,38 @@ class Result:
     steps: int
     seconds: float
     summary: str
+    cost_steps: float = 0.0
+    cost_seconds: float = 0.0
+    payback_steps: int | None = None
+
+
+class Inherited(BaseModel):
+    """What a new job knows from earlier ones in the store.
+
+    Attributes:
+        configuration: the stored best of a job with the same fingerprint; None if only parts
+            are known.
+        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best.
+        ready_seconds: of the same model's tensors; None if unknown.
+        costs: of the same network's collectives, by kind: (latency seconds, seconds per byte).
+        source: the job that it comes from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    configuration: dict[str, Value] | None = None
+    gain: float = 0.0
+    ready_seconds: tuple[float, ...] | None = None
+    costs: dict[str, tuple[float, float]] = {}
+    source: str
 
 
 @dataclass(frozen=True)
 class Job:
     """A registered job without its tensors, which are many and rarely needed.
 
-    ``data`` is the protocol's own state.  Times are seconds since the epoch.
+    ``data`` is the protocol's own state.  ``round`` counts the tunings: 0 is the first, another
+    one follows each lasting change.  Times are seconds since the epoch.
     """
 
     id: str
@@ -125,6 +160,8 @@ class Job:
     finished_at: float | None = None
     result: Result | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    round: int = 0
+    inherited: Inherited | None = None
 
     @property
     def is_over(self) -> bool:
@@ -144,6 +181,7 @@ class Trial:
     failure: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    round: int = 0
 
     @property
     def is_open(self) -> bool:

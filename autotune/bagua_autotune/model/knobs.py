@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from bagua_autotune.model.text import printable
 
-Value = int | str
-Choice = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
+Value = int | str | tuple[int, ...]
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
+Number = Annotated[int, Field(ge=0, le=2**53)]
 BUCKET_KNOB = "bucket_bytes"
+MOST_BUCKETS = 100_000
 
 
 class LogInteger(BaseModel):
@@ -34,8 +36,9 @@ class LogInteger(BaseModel):
         return self
 
     def contains(self, value: Value) -> bool:
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        return is_integer and self.low <= int(value) <= self.high
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        return self.low <= value <= self.high
 
     @property
     def choices(self) -> int:
@@ -52,7 +55,7 @@ class Categorical(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Literal["categorical"] = "categorical"
-    values: tuple[Choice, ...] = Field(min_length=1, max_length=16)
+    values: tuple[Name | Number, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
     def _distinct(self) -> Categorical:
@@ -68,12 +71,35 @@ class Categorical(BaseModel):
         return len(self.values)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(self.values)
+        return "one of " + ", ".join(str(value) for value in self.values)
 
 
-Knob = Annotated[LogInteger | Categorical, Field(discriminator="type")]
-Space = Mapping[str, LogInteger | Categorical]
-SPACE: TypeAdapter[dict[str, LogInteger | Categorical]] = TypeAdapter(dict[str, Knob])
+class Partition(BaseModel):
+    """An explicit list of buckets: the number of tensors of each, in gradient-ready order.
+
+    The empty list leaves the cut to the sizes.  Which lists are worth trying is found by the
+    search; by itself the domain offers none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: Literal["partition"] = "partition"
+
+    def contains(self, value: Value) -> bool:
+        return isinstance(value, tuple) and len(value) <= MOST_BUCKETS and min(value, default=1) > 0
+
+    @property
+    def choices(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        return "a list of tensor counts"
+
+
+Domain = LogInteger | Categorical | Partition
+Knob = Annotated[Domain, Field(discriminator="type")]
+Space = Mapping[str, Domain]
+SPACE: TypeAdapter[dict[str, Domain]] = TypeAdapter(dict[str, Knob])
 
 
 class Configuration(Mapping[str, Value]):
@@ -86,10 +112,22 @@ class Configuration(Mapping[str, Value]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, Value] | None = None, /, **named: Value) -> None:
-        self._values: dict[str, Value] = {**(values or {}), **named}
+        given = {**(values or {}), **named}
+        # JSON knows lists only; a configuration is hashable.
+        self._values: dict[str, Value] = {
+            knob: tuple(value) if isinstance(value, list) else value
+            for knob, value in given.items()
+        }
 
     def __getitem__(self, knob: str) -> Value:
         return self._values[knob]
+
+    def number(self, knob: str) -> int:
+        """The value of a knob that is a number."""
+        value = self._values[knob]
+        if not isinstance(value, int):
+            raise TypeError(f"knob {knob!r} is {value!r} and not a number")
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -13,6 +13,16 @@ HIERARCHICAL_WORDS = {
     "leaders": "hierarchical",
     "shards": "hierarchical (sharded)",
 }
+# What these knobs say where they are not in use.
+UNUSED: dict[str, Value] = {
+    "channels": 1,
+    "first_bucket_bytes": 0,
+    "last_bucket_bytes": 0,
+    "buckets": (),
+    "wire_precision": "as_is",
+}
+# An explicit list of buckets makes these meaningless.
+SIZES = ("bucket_bytes", "first_bucket_bytes", "last_bucket_bytes")
 
 
 def without_nul(text: str) -> str:
@@ -51,12 +61,25 @@ def describe_knob(knob: str, value: Value) -> str:
         return f"bucket {describe_bytes(value)}"
     if knob == "hierarchical" and value in HIERARCHICAL_WORDS:
         return HIERARCHICAL_WORDS[str(value)]
+    if knob == "buckets" and isinstance(value, tuple):
+        return f"{len(value)} buckets of its own"
+    if knob in ("first_bucket_bytes", "last_bucket_bytes") and isinstance(value, int):
+        return f"{knob.split('_')[0]} bucket {describe_bytes(value)}"
+    if knob == "channels":
+        return f"{value} channels"
     return f"{knob} {value}"
 
 
 def describe(configuration: Mapping[str, Value]) -> str:
-    """For example ``bucket 4 MiB, hierarchical``."""
-    return ", ".join(describe_knob(knob, value) for knob, value in configuration.items())
+    """For example ``bucket 4 MiB, hierarchical``; refinements only where they are in use."""
+    hidden: set[tuple[str, Value | None]] = set(UNUSED.items())
+    if configuration.get("buckets"):
+        hidden |= {(knob, configuration.get(knob)) for knob in SIZES}
+    return ", ".join(
+        describe_knob(knob, value)
+        for knob, value in configuration.items()
+        if (knob, value) not in hidden
+    )
 
 
 def _short(number: float) -> str:

@@ -12,7 +12,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
+from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space
 from bagua_autotune.search.searcher import register
 
 SPREAD_TRIALS = 4
@@ -138,22 +138,20 @@ class _Model:
 
     def _point(self, configuration: Configuration) -> list[Any]:
         return [
-            math.log2(int(configuration[knob]))
+            math.log2(configuration.number(knob))
             if isinstance(domain, LogInteger)
             else configuration[knob]
             for knob, domain in self._knobs.items()
         ]
 
 
-def _dimension(
-    knob: str, domain: LogInteger | Categorical, configurations: Sequence[Configuration]
-) -> Any:
+def _dimension(knob: str, domain: Domain, configurations: Sequence[Configuration]) -> Any:
     from skopt.space import Categorical as Choice
     from skopt.space import Real
 
     if isinstance(domain, Categorical):
         return Choice(list(domain.values))
-    exponents = [math.log2(int(configuration[knob])) for configuration in configurations]
+    exponents = [math.log2(configuration.number(knob)) for configuration in configurations]
     return Real(min(exponents), max(exponents))
 
 
@@ -205,6 +203,6 @@ def _initial_design(candidates: Sequence[Configuration], knobs: Space) -> list[C
             if c not in design and all(c[knob] == value for knob, value in level.items())
         ]
         if members:
-            members.sort(key=lambda c: [int(c[knob]) for knob in sizes])
+            members.sort(key=lambda c: [c.number(knob) for knob in sizes])
             design.append(members[int((turn + 0.5) / count * len(members))])
     return design

@@ -11,22 +11,27 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from bagua_autotune.model.buckets import Tensor, cut
-from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, LogInteger, Space, Value
+from bagua_autotune.model.knobs import (
+    BUCKET_KNOB,
+    Categorical,
+    Configuration,
+    Domain,
+    LogInteger,
+    Space,
+    Value,
+)
 
 
 def enumerate_candidates(
     space: Space, baseline: Configuration, tensors: Sequence[Tensor]
 ) -> list[Configuration]:
     """All candidates, the baseline first; of equal layouts one stands for all."""
-    choices = {
-        knob: _half_powers(domain, baseline[knob])
-        if isinstance(domain, LogInteger)
-        else list(domain.values)
-        for knob, domain in space.items()
+    choices: dict[str, Sequence[Value]] = {
+        knob: _values(domain, baseline, knob) for knob, domain in space.items()
     }
     if BUCKET_KNOB in choices:
-        sizes = [int(size) for size in choices[BUCKET_KNOB]]
-        choices[BUCKET_KNOB] = _distinct(sizes, int(baseline[BUCKET_KNOB]), tensors)
+        sizes = [size for size in choices[BUCKET_KNOB] if isinstance(size, int)]
+        choices[BUCKET_KNOB] = _distinct(sizes, baseline.number(BUCKET_KNOB), tensors)
     grid = [
         Configuration(dict(zip(choices, values, strict=True)))
         for values in product(*choices.values())
@@ -34,12 +39,18 @@ def enumerate_candidates(
     return [baseline, *(configuration for configuration in grid if configuration != baseline)]
 
 
-def _half_powers(domain: LogInteger, baseline: Value) -> list[Value]:
+def _values(domain: Domain, baseline: Configuration, knob: str) -> Sequence[Value]:
+    if isinstance(domain, LogInteger):
+        return _half_powers(domain, baseline.number(knob))
+    return domain.values if isinstance(domain, Categorical) else [baseline[knob]]
+
+
+def _half_powers(domain: LogInteger, baseline: int) -> list[int]:
     """Half-powers of two inside the domain, and the baseline's value, ascending."""
     first = math.ceil(2 * math.log2(domain.low) - 1e-9)
     last = math.floor(2 * math.log2(domain.high) + 1e-9)
     values = {_round(2 ** (half / 2)) for half in range(first, last + 1)}
-    return sorted({value for value in values if domain.contains(value)} | {int(baseline)})
+    return sorted({value for value in values if domain.contains(value)} | {baseline})
 
 
 def _round(size: float) -> int:
@@ -47,9 +58,9 @@ def _round(size: float) -> int:
     return round(size / 1024) * 1024 if size >= 64 * 1024 else round(size)
 
 
-def _distinct(sizes: Sequence[int], baseline: int, tensors: Sequence[Tensor]) -> list[Value]:
+def _distinct(sizes: Sequence[int], baseline: int, tensors: Sequence[Tensor]) -> list[int]:
     """One size for each layout: the baseline where it makes that layout, else the smallest."""
-    by_layout: dict[tuple[int, ...], Value] = {}
+    by_layout: dict[tuple[int, ...], int] = {}
     for size in _baseline_first(sizes, baseline):
         layout = tuple(len(bucket) for bucket in cut(tensors, size))
         by_layout.setdefault(layout, size)

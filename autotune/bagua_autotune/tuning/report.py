@@ -75,5 +75,5 @@ def _name_default(baseline: Configuration) -> str:
     """``the 25 MiB default``, with its other knobs where they are not the usual ones."""
     usual = {"bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
     if "bucket_bytes" in baseline and all(usual.get(k) == v for k, v in baseline.items()):
-        return f"the {describe_bytes(int(baseline['bucket_bytes']))} default"
+        return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
     return f"the default ({describe(baseline)})"

@@ -91,7 +91,7 @@ class Directory:
             tensors = self._store.tensors(first.id)
         except UnknownJob:
             raise NotRegistered(model_name) from None
-        default_bucket_bytes = int(first.baseline["bucket_bytes"])
+        default_bucket_bytes = first.baseline.number("bucket_bytes")
         return self._create(job_id, first.name, key, tensors, default_bucket_bytes)
 
     def _first_job(

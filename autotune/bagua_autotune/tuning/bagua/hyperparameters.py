@@ -61,7 +61,7 @@ def in_execution_order(tensors: Iterable[Tensor], order: Sequence[str]) -> list[
 
 def to_wire(tensors: Iterable[Tensor], configuration: Mapping[str, Value]) -> dict[str, Any]:
     """``recommended_hyperparameters`` for tensors in execution order."""
-    bucket_bytes = int(configuration["bucket_bytes"])
+    bucket_bytes = Configuration(configuration).number("bucket_bytes")
     return {
         "buckets": [
             [
