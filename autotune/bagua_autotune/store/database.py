@@ -1,22 +1,19 @@
-"""Opening a database: engine, transactions, schema and its version."""
+"""Opening a database: engine and transactions."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url, select
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.store import migrations
 from bagua_autotune.store.errors import StoreError
-from bagua_autotune.store.tables import SCHEMA_VERSION, Base, SchemaRow
-
-logger = logging.getLogger(__name__)
 
 SQLITE_BUSY_SECONDS = 30.0
 
@@ -28,14 +25,15 @@ def default_url() -> str:
 
 
 class Database:
-    """Transactions on one database, whose schema is created when it is empty.
+    """Transactions on one database, whose schema is created or brought up as it is opened.
 
     Args:
         url: of SQLAlchemy.
         must_exist: whether to refuse a SQLite file that is not there, not make one.
 
     Raises:
-        StoreError: bad URL, missing driver, unreachable or unwritable, newer schema.
+        StoreError: bad URL, missing driver, unreachable or unwritable, newer schema,
+            an older one that cannot be brought up.
     """
 
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
@@ -50,7 +48,7 @@ class Database:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
         self._reader = self._engine.execution_options(read_only=True)
         try:
-            self._create_schema()
+            migrations.prepare(self._engine)
         except SQLAlchemyError as error:
             reason = error.args[0] if error.args else error
             raise StoreError(f"the database {self} cannot be used: {reason}") from error
@@ -76,26 +74,6 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
-
-    def _create_schema(self) -> None:
-        try:
-            Base.metadata.create_all(self._engine)
-        except SQLAlchemyError:
-            # Another replica created a table between our look and our statement.
-            Base.metadata.create_all(self._engine)
-        try:
-            with self.writing() as session:
-                version = session.scalar(select(SchemaRow.version))
-                if version is None:
-                    session.add(SchemaRow(version=SCHEMA_VERSION))
-        except IntegrityError:  # another replica was faster
-            return
-        if version is not None and version != SCHEMA_VERSION:
-            age = "newer" if version > SCHEMA_VERSION else "older"
-            raise StoreError(
-                f"the database {self} has the {age} schema version {version}, this release "
-                f"needs {SCHEMA_VERSION}: use a matching release or another --database"
-            )
 
 
 def _parse(url: str) -> URL:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from bagua_autotune.store.store import Store, locked_row, trial_row
+from bagua_autotune.store.rows import locked_row, start, trial_row
+from bagua_autotune.store.store import Store
 from bagua_autotune.store.tables import ObservationRow
 
 
@@ -31,8 +32,7 @@ def put_value(
             return False
         values[rank] = value
         row.values = values  # a new list: SQLAlchemy does not see changes inside JSON
-        if trial.state == "proposed":
-            trial.state, trial.started_at = "running", at
+        start(trial, at)
         return True
 
 

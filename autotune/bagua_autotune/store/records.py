@@ -7,8 +7,9 @@ import math
 from dataclasses import asdict
 from typing import Any, cast
 
-from bagua_autotune.model.job import Event, Job, JobSpec, Limits, Result, Trial
+from bagua_autotune.model.job import Event, Inherited, Job, JobSpec, Limits, Result, Trial
 from bagua_autotune.model.knobs import SPACE, Configuration
+from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.tables import EventRow, JobRow, TrialRow
 
@@ -18,6 +19,11 @@ def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
     content = spec.model_dump(mode="json")
     tensors = content.pop("tensors")
     return content, tensors
+
+
+def job_spec(row: JobRow) -> JobSpec:
+    """The registration; what it left open, or could not know yet, has today's defaults."""
+    return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
 
 def job_record(row: JobRow) -> Job:
@@ -40,6 +46,8 @@ def job_record(row: JobRow) -> Job:
         finished_at=row.finished_at,
         result=result_record(row.result) if row.result else None,
         data=dict(row.data),
+        round=row.round,
+        inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
     )
 
 
@@ -65,6 +73,7 @@ def trial_record(row: TrialRow) -> Trial:
         failure=row.failure,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        round=row.round,
     )
 
 
@@ -74,6 +83,14 @@ def write_estimate(row: TrialRow, measured: Estimate) -> None:
     row.standard_error = error if math.isfinite(error) else None
     row.steps = measured.count
     row.outliers = measured.outliers
+
+
+def profile_column(profile: Profile) -> dict[str, Any]:
+    return profile.model_dump(mode="json")
+
+
+def profile_record(column: dict[str, Any]) -> Profile:
+    return Profile.model_validate(column, strict=False)
 
 
 def event_record(row: EventRow) -> Event:

@@ -1,26 +1,19 @@
-"""The store's operations, each one transaction.
-
-Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
-take turns anyway), so that threads and replicas may write to the same job.
-"""
+"""The store's operations on jobs and trials, each one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, null, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, undefer
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
-    Event,
+    Inherited,
     Job,
     JobPhase,
     JobSpec,
-    Observation,
     Protocol,
     Result,
     Trial,
@@ -28,15 +21,14 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
+from bagua_autotune.store.errors import JobConflict
 from bagua_autotune.store.isolation import read_each
-from bagua_autotune.store.tables import (
-    EventRow,
-    JobRow,
-    ObservationRow,
-    SchemaRow,
-    TrialRow,
-)
+from bagua_autotune.store.reports import Reports
+from bagua_autotune.store.rows import job_row, last_trial_row, locked_row, start, trial_row
+from bagua_autotune.store.tables import JobRow, ProfileRow, SchemaRow, TrialRow
+
+# So many jobs in a row that cannot be read do not hide the one before.
+MOST_UNREADABLE = 9
 
 
 @dataclass(frozen=True)
@@ -64,14 +56,14 @@ class PrunedJob(NamedTuple):
     last_contact_at: float
 
 
-class Store:
-    """Jobs, trials, observations and events in one database.
+class Store(Reports):
+    """Jobs, their trials, and what the ranks told of them, in one database.
 
     Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
     """
 
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
-        self.database = Database(url, must_exist=must_exist)
+        super().__init__(Database(url, must_exist=must_exist))
 
     def close(self) -> None:
         self.database.close()
@@ -84,9 +76,23 @@ class Store:
     # Jobs
 
     def create_job(
-        self, job_id: str, spec: JobSpec, *, at: float, protocol: Protocol = "v2", data: Any = None
+        self,
+        job_id: str,
+        spec: JobSpec,
+        *,
+        at: float,
+        protocol: Protocol = "v2",
+        data: Any = None,
+        inherited: Inherited | None = None,
+        model_key: str = "",
+        network_key: str = "",
     ) -> bool:
-        """Register a job. False if it exists already with this content.
+        """Register a job. False, with nothing changed, if it exists already with this content.
+
+        Args:
+            inherited: what it knows from earlier jobs.
+            model_key: by which later jobs of the same model find it; empty: by none.
+            network_key: the same for jobs on the same network.
 
         Raises:
             JobConflict: it exists with other content.
@@ -102,18 +108,22 @@ class Store:
             data=data or {},
             created_at=at,
             last_contact_at=at,
+            fingerprint=spec.fingerprint,
+            model_key=model_key,
+            network_key=network_key,
+            inherited=inherited.model_dump(mode="json") if inherited else None,
         )
         try:
             with self.database.writing() as session:
-                known = session.get(JobRow, job_id, options=[undefer(JobRow.tensors)])
-                if known is None:
+                if session.get(JobRow, job_id) is None:
                     session.add(row)
                     return True
-                same = (known.protocol, known.spec, known.tensors) == (protocol, content, tensors)
-        except IntegrityError:  # another replica registered it at the same moment
-            return self.create_job(job_id, spec, at=at, protocol=protocol, data=data)
-        if not same:
-            raise JobConflict(f"job {job_id!r} is registered with other content")
+        except IntegrityError:
+            pass  # another replica registered it at the same moment
+        with self.database.reading() as session:
+            known = job_row(session, job_id)
+            if (known.protocol, records.job_spec(known)) != (protocol, spec):
+                raise JobConflict(f"job {job_id!r} is registered with other content")
         return False
 
     def job(self, job_id: str) -> Job:
@@ -127,6 +137,33 @@ class Store:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:
             return list(read_each(session.scalars(query), records.job_record))
+
+    def latest_job(
+        self,
+        *,
+        fingerprint: str | None = None,
+        model_key: str | None = None,
+        network_key: str | None = None,
+        finished: bool = False,
+        profiled: bool = False,
+    ) -> Job | None:
+        """The newest job of /api/v2 that has all the keys given.
+
+        Args:
+            finished: whether only a job with a result will do.
+            profiled: whether only a job with a profiled step will do.
+        """
+        keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
+        given = {name: key for name, key in keys.items() if key is not None}
+        query = select(JobRow).filter_by(protocol="v2", **given)
+        if finished:
+            query = query.where(JobRow.result.is_not(null()))
+        if profiled:
+            profiles = select(ProfileRow.id).join(TrialRow).where(TrialRow.job_id == JobRow.id)
+            query = query.where(profiles.exists())
+        newest = query.order_by(JobRow.created_at.desc(), JobRow.id).limit(MOST_UNREADABLE + 1)
+        with self.database.reading() as session:
+            return next(read_each(session.scalars(newest), records.job_record), None)
 
     def active_jobs(self, since: float) -> list[Job]:
         """Jobs that have not ended and were heard of since then, newest first."""
@@ -147,7 +184,7 @@ class Store:
             locked_row(session, job_id).last_contact_at = at
 
     def end_job(self, job_id: str, at: float) -> None:
-        """Training ended; a job that was still tuning stays without a result."""
+        """Training ended; a job that was still tuning stays without another result."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             row.ended_at = at
@@ -160,8 +197,23 @@ class Store:
             row = locked_row(session, job_id)
             row.ended_at, row.last_contact_at = None, at
             if row.phase == "ended":
-                last = _last_trial(session, job_id)
-                row.phase = "confirming" if last and last.purpose == "confirm" else "tuning"
+                last = last_trial_row(session, job_id)
+                is_confirming = last and (last.round, last.purpose) == (row.round, "confirm")
+                row.phase = "confirming" if is_confirming else "tuning"
+
+    def open_round(self, job_id: str, at: float) -> bool:
+        """Tune a finished job again; its last result stays until there is another.
+
+        Returns:
+            False, with nothing changed, unless it is finished and its training goes on.
+        """
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            if row.phase != "finished" or row.ended_at is not None:
+                return False
+            row.phase, row.round = "tuning", row.round + 1
+            row.finished_at, row.last_contact_at = None, at
+            return True
 
     def replace_result(self, job_id: str, result: Result) -> None:
         """Let a finished job have another result. Nothing happens unless it is finished."""
@@ -196,7 +248,7 @@ class Store:
         """The ranks run this trial now. Nothing happens unless it is proposed."""
         with self.database.writing() as session:
             locked_row(session, job_id)
-            _start(trial_row(session, job_id, index), at)
+            start(trial_row(session, job_id, index), at)
 
     def advance(self, job_id: str, step: Step) -> bool:
         """Take a step that was decided on an earlier view of the job.
@@ -206,7 +258,7 @@ class Store:
         """
         with self.database.writing() as session:
             row = locked_row(session, job_id)
-            last = _last_trial(session, job_id)
+            last = last_trial_row(session, job_id)
             open_index = last.index if last and last.state in ("proposed", "running") else None
             if row.phase in ("finished", "ended") or open_index != step.closes:
                 return False
@@ -231,102 +283,6 @@ class Store:
             if row.state == "measured":
                 records.write_estimate(row, measured)
 
-    # Observations and events
-
-    def add_observations(
-        self, job_id: str, index: int, observations: Sequence[Observation], at: float
-    ) -> int:
-        """Store the steps that are new to the trial; returns how many were.
-
-        The trial is running from its first observation on.
-
-        Raises:
-            UnknownTrial: the job has no such trial.
-        """
-        with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = at
-            trial = trial_row(session, job_id, index)
-            if not observations:
-                return 0
-            steps = [observation.step for observation in observations]
-            query = select(ObservationRow.step).where(
-                ObservationRow.trial_id == trial.id,
-                ObservationRow.step.between(min(steps), max(steps)),
-            )
-            known = set(session.scalars(query))
-            new = [o for o in observations if o.step not in known]
-            session.add_all(
-                ObservationRow(trial_id=trial.id, step=o.step, values=list(o.values)) for o in new
-            )
-            _start(trial, at)
-            return len(new)
-
-    def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
-        """Pairs of trial index and observation, of one trial or of all, in step order."""
-        query = (
-            select(TrialRow.index, ObservationRow.step, ObservationRow.values)
-            .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
-            .where(TrialRow.job_id == job_id)
-            .order_by(TrialRow.index, ObservationRow.step)
-        )
-        with self.database.reading() as session:
-            job_row(session, job_id)
-            if index is not None:
-                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [
-                (trial, Observation(step, tuple(values)))
-                for trial, step, values in session.execute(query)
-            ]
-
-    def count_observations(self, job_id: str) -> int:
-        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
-        with self.database.reading() as session:
-            return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
-
-    def add_event(self, job_id: str, event: Event) -> None:
-        with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = event.at
-            session.add(EventRow(job_id=job_id, **vars(event)))
-
-    def events(self, job_id: str) -> list[Event]:
-        """Oldest first."""
-        with self.database.reading() as session:
-            job_row(session, job_id)
-            query = select(EventRow).where(EventRow.job_id == job_id).order_by(EventRow.id)
-            return [records.event_record(row) for row in session.scalars(query)]
-
-
-def job_row(session: Session, job_id: str) -> JobRow:
-    row = session.get(JobRow, job_id)
-    if row is None:
-        raise UnknownJob(job_id)
-    return row
-
-
-def locked_row(session: Session, job_id: str) -> JobRow:
-    row = session.get(JobRow, job_id, with_for_update=True)
-    if row is None:
-        raise UnknownJob(job_id)
-    return row
-
-
-def trial_row(session: Session, job_id: str, index: int) -> TrialRow:
-    query = select(TrialRow).where(TrialRow.job_id == job_id, TrialRow.index == index)
-    row = session.scalar(query)
-    if row is None:
-        raise UnknownTrial(index)
-    return row
-
-
-def _last_trial(session: Session, job_id: str) -> TrialRow | None:
-    query = select(TrialRow).where(TrialRow.job_id == job_id)
-    return session.scalar(query.order_by(TrialRow.index.desc()).limit(1))
-
-
-def _start(trial: TrialRow, at: float) -> None:
-    if trial.state == "proposed":
-        trial.state, trial.started_at = "running", at
-
 
 def _close(row: TrialRow, step: Step) -> None:
     row.ended_at = step.at
@@ -345,6 +301,7 @@ def _new_trial(job_id: str, trial: Trial) -> TrialRow:
         configuration=dict(trial.configuration),
         steps=0,
         outliers=0,
+        round=trial.round,
     )
 
 

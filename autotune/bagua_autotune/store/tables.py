@@ -1,6 +1,7 @@
 """The tables, as SQLAlchemy maps them.
 
-Times are seconds since the epoch.  A change of a table raises ``SCHEMA_VERSION``.
+Times are seconds since the epoch.  A change of a table raises ``SCHEMA_VERSION`` and brings a
+function in ``migrations``, which is why columns that came later have a default on the server.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -49,6 +50,12 @@ class JobRow(Base):
     last_contact_at: Mapped[float]
     ended_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+    round: Mapped[int] = mapped_column(default=0, server_default="0")
+    # What jobs are alike by; the empty text is like nothing.
+    fingerprint: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    model_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    network_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    inherited: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class TrialRow(Base):
@@ -70,6 +77,7 @@ class TrialRow(Base):
     failure: Mapped[str | None]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    round: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class ObservationRow(Base):
@@ -80,6 +88,17 @@ class ObservationRow(Base):
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
     step: Mapped[int]
     values: Mapped[list[float | None]] = mapped_column(JSON)
+
+
+class ProfileRow(Base):
+    __tablename__ = "profiles"
+    __table_args__ = (Unique("trial_id", "step"),)
+
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
+    step: Mapped[int]
+    # A model.profile.Profile.
+    content: Mapped[dict[str, Any]]
 
 
 class EventRow(Base):

@@ -1,0 +1,108 @@
+"""The schema: made in an empty database, brought up where an older release made it.
+
+All of it is one transaction, which SQLite and PostgreSQL keep for changes of tables too, so that
+replicas that start at once take turns, and what fails leaves the database as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Engine,
+    Text,
+    column,
+    insert,
+    inspect,
+    select,
+    table,
+    text,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from bagua_autotune.store.errors import StoreError
+from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ProfileRow, SchemaRow
+
+logger = logging.getLogger(__name__)
+
+# Any number that other users of the same PostgreSQL database are unlikely to lock.
+POSTGRESQL_LOCK = 0x6261677561
+
+
+def prepare(engine: Engine) -> None:
+    """Leave the database with the schema of this release.
+
+    Raises:
+        StoreError: its schema is newer, or too old, or could not be brought up.
+    """
+    with engine.begin() as connection:
+        _take_turns(connection)
+        version = _version(connection)
+        if version is None:
+            Base.metadata.create_all(connection)
+            connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
+        elif version != SCHEMA_VERSION:
+            _migrate(connection, version, engine.url.render_as_string(hide_password=True))
+
+
+def _take_turns(connection: Connection) -> None:
+    # On SQLite the transaction itself has begun by taking the only right to write.
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
+
+
+def _version(connection: Connection) -> int | None:
+    if not inspect(connection).has_table(SchemaRow.__tablename__):
+        return None
+    return connection.scalar(select(SchemaRow.version))
+
+
+def _migrate(connection: Connection, version: int, database: str) -> None:
+    missing = [older for older in range(version, SCHEMA_VERSION) if older not in MIGRATIONS]
+    if version > SCHEMA_VERSION or missing:
+        age = "newer" if version > SCHEMA_VERSION else "older"
+        raise StoreError(
+            f"the database {database} has the {age} schema version {version}, this "
+            f"release needs {SCHEMA_VERSION}: use a matching release or another --database"
+        )
+    try:
+        for older in range(version, SCHEMA_VERSION):
+            MIGRATIONS[older](connection)
+        connection.execute(update(SchemaRow).values(version=SCHEMA_VERSION))
+    except SQLAlchemyError as error:
+        reason = error.args[0] if error.args else error
+        raise StoreError(
+            f"the database {database} stays at schema version {version}; it could "
+            f"not be brought to {SCHEMA_VERSION}: {reason}"
+        ) from error
+    logger.info(
+        "the database %s goes from schema version %d to %d", database, version, SCHEMA_VERSION
+    )
+
+
+def _from_2(connection: Connection) -> None:
+    """Profiles, rounds, and what jobs are alike by."""
+    for statement in (
+        "ALTER TABLE jobs ADD COLUMN round BIGINT DEFAULT '0' NOT NULL",
+        "ALTER TABLE jobs ADD COLUMN fingerprint TEXT DEFAULT '' NOT NULL",
+        "ALTER TABLE jobs ADD COLUMN model_key TEXT DEFAULT '' NOT NULL",
+        "ALTER TABLE jobs ADD COLUMN network_key TEXT DEFAULT '' NOT NULL",
+        "ALTER TABLE jobs ADD COLUMN inherited JSON",
+        "ALTER TABLE trials ADD COLUMN round BIGINT DEFAULT '0' NOT NULL",
+        "CREATE INDEX ix_jobs_fingerprint ON jobs (fingerprint)",
+        "CREATE INDEX ix_jobs_model_key ON jobs (model_key)",
+        "CREATE INDEX ix_jobs_network_key ON jobs (network_key)",
+    ):
+        connection.execute(text(statement))
+    jobs = table("jobs", column("spec", JSON), column("fingerprint", Text))
+    connection.execute(update(jobs).values(fingerprint=jobs.c.spec["fingerprint"].as_string()))
+    # As it is today: whoever changes this table writes out its older form here.
+    Base.metadata.tables[ProfileRow.__tablename__].create(connection)
+
+
+# From a version to the next.
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2}

@@ -1,0 +1,121 @@
+"""What the ranks tell of a job: the steps of its trials, profiles of some, events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+
+from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.store import records
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.rows import job_row, locked_row, start, trial_row
+from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
+
+MOST_PROFILES = 5
+
+
+class Reports:
+    """The part of the store that keeps them.
+
+    Every method raises UnknownJob if there is no such job; those that take an ``index`` raise
+    UnknownTrial if the job has no such trial.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def add_observations(
+        self, job_id: str, index: int, observations: Sequence[Observation], at: float
+    ) -> int:
+        """Store the steps that are new to the trial; returns how many were.
+
+        The trial is running from its first observation on.
+        """
+        with self.database.writing() as session:
+            locked_row(session, job_id).last_contact_at = at
+            trial = trial_row(session, job_id, index)
+            if not observations:
+                return 0
+            steps = [observation.step for observation in observations]
+            query = select(ObservationRow.step).where(
+                ObservationRow.trial_id == trial.id,
+                ObservationRow.step.between(min(steps), max(steps)),
+            )
+            known = set(session.scalars(query))
+            new = [o for o in observations if o.step not in known]
+            session.add_all(
+                ObservationRow(trial_id=trial.id, step=o.step, values=list(o.values)) for o in new
+            )
+            start(trial, at)
+            return len(new)
+
+    def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
+        """Pairs of trial index and observation, of one trial or of all, in step order."""
+        query = (
+            select(TrialRow.index, ObservationRow.step, ObservationRow.values)
+            .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
+            .where(TrialRow.job_id == job_id)
+            .order_by(TrialRow.index, ObservationRow.step)
+        )
+        with self.database.reading() as session:
+            job_row(session, job_id)
+            if index is not None:
+                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
+            return [
+                (trial, Observation(step, tuple(values)))
+                for trial, step, values in session.execute(query)
+            ]
+
+    def count_observations(self, job_id: str) -> int:
+        """Of all its trials; 0 if there is no such job."""
+        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
+        with self.database.reading() as session:
+            return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
+
+    def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
+        """Store a profiled step of a trial.
+
+        Returns:
+            False if that step is there already, or enough of the trial's (``MOST_PROFILES``).
+        """
+        with self.database.writing() as session:
+            locked_row(session, job_id).last_contact_at = at
+            trial = trial_row(session, job_id, index)
+            query = select(ProfileRow.step).where(ProfileRow.trial_id == trial.id)
+            known = set(session.scalars(query))
+            if profile.step in known or len(known) >= MOST_PROFILES:
+                return False
+            content = records.profile_column(profile)
+            session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
+            return True
+
+    def profiles(self, job_id: str, index: int | None = None) -> list[tuple[int, Profile]]:
+        """Pairs of trial index and profile, of one trial or of all, in step order."""
+        query = (
+            select(TrialRow.index, ProfileRow.content)
+            .join(ProfileRow, ProfileRow.trial_id == TrialRow.id)
+            .where(TrialRow.job_id == job_id)
+            .order_by(TrialRow.index, ProfileRow.step)
+        )
+        with self.database.reading() as session:
+            job_row(session, job_id)
+            if index is not None:
+                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
+            return [
+                (trial, records.profile_record(content))
+                for trial, content in session.execute(query)
+            ]
+
+    def add_event(self, job_id: str, event: Event) -> None:
+        with self.database.writing() as session:
+            locked_row(session, job_id).last_contact_at = event.at
+            session.add(EventRow(job_id=job_id, **vars(event)))
+
+    def events(self, job_id: str) -> list[Event]:
+        """Oldest first."""
+        with self.database.reading() as session:
+            job_row(session, job_id)
+            query = select(EventRow).where(EventRow.job_id == job_id).order_by(EventRow.id)
+            return [records.event_record(row) for row in session.scalars(query)]
