@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation
 
@@ -29,8 +30,17 @@ class Completion(Protocol):
 class Pipeline(Protocol):
     """Starts chains; buckets must be started in the same order on all ranks."""
 
-    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
-        """Start ``operations`` on ``flat``, one after the other."""
+    def start(
+        self,
+        flat: torch.Tensor,
+        operations: Sequence[Operation],
+        on_end: Callable[[], None] | None = None,
+    ) -> Completion:
+        """Start ``operations`` on ``flat``, one after the other.
+
+        ``on_end`` is called once the last one is done, from any thread. On CUDA it is called
+        ahead of the device, with a current stream that waits for the end.
+        """
 
     def close(self) -> None:
         """Let go of threads; nothing may be in flight."""
@@ -48,12 +58,39 @@ class Done:
         return
 
 
+def _start_single(
+    flat: torch.Tensor, operation: Operation, on_end: Callable[[], None] | None
+) -> Completion:
+    work = operation.start(flat)
+    if on_end is not None:
+        _call_at_end(work, on_end)
+    return work or Done()
+
+
+def _call_at_end(work: dist.Work | None, on_end: Callable[[], None]) -> None:
+    if work is None:
+        on_end()
+        return
+    try:
+        future = work.get_future()
+    except Exception:
+        return  # A backend without futures: its ends are not known.
+    # On CUDA torch calls back at once, with current streams that wait for the future's events.
+    future.add_done_callback(lambda _: on_end())
+
+
 class _Chain:
     """A chain on its way through the threads."""
 
-    def __init__(self, flat: torch.Tensor, operations: Sequence[Operation]) -> None:
+    def __init__(
+        self,
+        flat: torch.Tensor,
+        operations: Sequence[Operation],
+        on_end: Callable[[], None] | None,
+    ) -> None:
         self.flat = flat
         self.operations = operations
+        self.on_end = on_end
         self.work = operations[0].start(flat)
         self.error: BaseException | None = None
         self._ended = threading.Event()
@@ -66,6 +103,8 @@ class _Chain:
             if place < len(self.operations):
                 self.work = self.operations[place].start(self.flat)
                 return True
+            if self.on_end is not None:
+                self.on_end()
         except BaseException as error:
             self.error = error
         self._ended.set()
@@ -83,10 +122,15 @@ class ThreadPipeline:
     def __init__(self) -> None:
         self._queues: list[queue.SimpleQueue[_Chain | None]] = []
 
-    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
+    def start(
+        self,
+        flat: torch.Tensor,
+        operations: Sequence[Operation],
+        on_end: Callable[[], None] | None = None,
+    ) -> Completion:
         if len(operations) == 1:
-            return operations[0].start(flat) or Done()
-        chain = _Chain(flat, operations)
+            return _start_single(flat, operations[0], on_end)
+        chain = _Chain(flat, operations, on_end)
         self._queue(1).put(chain)
         return chain
 
@@ -138,9 +182,14 @@ class StreamPipeline:
         self._streams: list[torch.cuda.Stream] = []
         self._started = 0
 
-    def start(self, flat: torch.Tensor, operations: Sequence[Operation]) -> Completion:
+    def start(
+        self,
+        flat: torch.Tensor,
+        operations: Sequence[Operation],
+        on_end: Callable[[], None] | None = None,
+    ) -> Completion:
         if len(operations) == 1:
-            return operations[0].start(flat) or Done()
+            return _start_single(flat, operations[0], on_end)
         if not self._streams:
             self._streams = [_stream(self._device) for _ in range(self.STREAMS)]
         stream = self._streams[self._started % self.STREAMS]
@@ -151,6 +200,8 @@ class StreamPipeline:
                 work = operation.start(flat)
                 if work is not None:
                     work.wait()
+            if on_end is not None:
+                on_end()
             return _StreamCompletion(stream.record_event(), self._device)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Completion, pipeline_for
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.reducer.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Reducer:
         recut_seconds: how long the latest re-cut took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
+        timeline: where the step under way is recorded; None: it is not.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Reducer:
         self.communicator = communicator
         self.recut_seconds = 0.0
         self.after_reduction: Callable[[], None] | None = None
+        self.timeline: Timeline | None = None
         self._parameters = [parameter for _, parameter in named_parameters]
         self._algorithm = algorithm
         self._scale = algorithm.scale(communicator.world_size)
@@ -156,6 +159,8 @@ class Reducer:
             self._mark(index)
 
     def _mark(self, index: int) -> None:
+        if self.timeline is not None:
+            self.timeline.tensor_ready(index)
         self._is_ready[index] = True
         self._ready_count += 1
         self._collect(index)
@@ -191,7 +196,8 @@ class Reducer:
             if bucket.missing:
                 return
             pipeline = self._pipelines[bucket.flat.device]
-            self._started.append(pipeline.start(bucket.flat, bucket.operations))
+            on_end = None if self.timeline is None else self.timeline.bucket_starts()
+            self._started.append(pipeline.start(bucket.flat, bucket.operations, on_end))
         self._finish()
 
     def _finish(self) -> None:

@@ -102,3 +102,33 @@ def test_closing_ends_the_threads() -> None:
     for relay in relays:
         relay.join(timeout=60)
         assert not relay.is_alive()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_end_of_a_chain_is_told_once_when_its_last_operation_is_done(length: int) -> None:
+    pipeline = ThreadPipeline()
+    gate = threading.Event()
+    log: list[tuple[int, int]] = []
+    ends: list[int] = []
+    operations = [Note(log, 0, place) for place in range(length)]
+    if length > 1:
+        operations[-2] = Note(log, 0, length - 2, Work(gate))
+    completion = pipeline.start(torch.zeros(1), operations, lambda: ends.append(len(log)))
+    if length > 1:
+        assert ends == []
+    gate.set()
+    completion.wait()
+    assert ends == [length]
+    pipeline.close()
+
+
+def test_work_that_cannot_tell_its_end_is_still_waited_for() -> None:
+    """The futures of works are not there for every backend."""
+    gate = threading.Event()
+    gate.set()
+    ends: list[int] = []
+    completion = ThreadPipeline().start(
+        torch.zeros(1), [Note([], 0, 0, Work(gate))], lambda: ends.append(1)
+    )
+    completion.wait()
+    assert ends == []
