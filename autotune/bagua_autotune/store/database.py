@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,10 @@ def _sqlite(url: URL) -> Engine:
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
-            connection.execute("PRAGMA journal_mode = WAL")
+            # The file keeps it. SQLite does not wait here for another process that sets it too,
+            # or uses the file in its older mode, which serves as well.
+            with suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
 
     @event.listens_for(engine, "begin")

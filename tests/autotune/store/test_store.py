@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 
 from bagua_autotune.model.job import Event, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -25,21 +25,11 @@ from bagua_autotune.store import (
     ranks,
 )
 from bagua_autotune.store.tables import Base, EventRow, JobRow, ObservationRow, TrialRow
-from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
 FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
 RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
-
-
-@pytest.fixture(scope="module")
-def postgresql_url() -> Iterator[str]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed")
-    with running_cluster(binaries) as url:
-        yield url
 
 
 @pytest.fixture(params=["file", "memory", "postgresql"])
@@ -334,13 +324,3 @@ def test_something_that_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"notes\.txt"):
         Store(f"sqlite:///{path}")
     assert path.read_text().startswith("not a database")
-
-
-def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'autotune.db'}"
-    store = Store(url)
-    with store.database.writing() as session:
-        session.execute(text("UPDATE schema_version SET version = 99"))
-    store.close()
-    with pytest.raises(StoreError, match="newer schema version 99"):
-        Store(url)

@@ -1,0 +1,168 @@
+"""Databases that an older release made; ``version_2`` is what one of schema version 2 wrote."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, create_engine, inspect
+
+from bagua_autotune.model.job import Observation, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Step, Store, StoreError, families
+from tests.autotune.support import make_spec
+
+VERSION_2 = Path(__file__).parent / "version_2"
+
+
+def execute(url: str, *statements: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+@pytest.fixture
+def old_url(empty_url: str) -> str:
+    """A database of schema version 2, with a job that is tuned and one half way."""
+    dialect = "sqlite" if empty_url.startswith("sqlite") else "postgresql"
+    scripts = [(VERSION_2 / name).read_text() for name in (f"{dialect}.sql", "rows.sql")]
+    execute(empty_url, *(part for script in scripts for part in script.split(";\n") if part))
+    return empty_url
+
+
+def schema(url: str) -> dict[str, Any]:
+    """Columns, indices and constraints of every table."""
+    engine = create_engine(url)
+    found = inspect(engine)
+    tables = {
+        table: {
+            "columns": {c["name"]: (str(c["type"]), c["nullable"], c["default"])
+                        for c in found.get_columns(table)},
+            "indices": {i["name"]: (i["column_names"], i["unique"])
+                        for i in found.get_indexes(table)},
+            "unique": [u["column_names"] for u in found.get_unique_constraints(table)],
+            "keys": [(k["constrained_columns"], k["referred_table"], k["options"])
+                     for k in found.get_foreign_keys(table)],
+        }
+        for table in found.get_table_names()
+    }  # fmt: skip
+    engine.dispose()
+    return tables
+
+
+def contents(url: str) -> dict[str, list[Any]]:
+    engine = create_engine(url)
+    metadata = MetaData()
+    metadata.reflect(engine)
+    with engine.connect() as connection:
+        rows = {
+            name: [tuple(row) for row in connection.execute(table.select())]
+            for name, table in metadata.tables.items()
+        }
+    engine.dispose()
+    return rows
+
+
+def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
+    store = Store(old_url)
+    done, half = store.job("done"), store.job("half")
+    assert (done.phase, done.round, done.inherited) == ("finished", 0, None)
+    assert done.result is not None
+    assert (done.result.kept, done.result.steps, done.result.payback_steps) == (
+        "baseline",
+        30,
+        None,
+    )
+    assert [(trial.index, trial.round) for trial in store.trials("done")] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    assert store.tensors("half")[0].name == "head.weight"
+    assert (half.phase, half.limits.max_rounds) == ("tuning", 10)
+    first = Observation(31, (0.2255, 0.2269, 0.2273, 0.2262))
+    assert store.observations("half")[0] == (0, first)
+    assert [event.message for event in store.events("done")] == ["grüße"]
+    assert families.resolve(store, "DDP_140") == "family"
+    store.close()
+
+
+def test_its_jobs_go_on(old_url: str) -> None:
+    store = Store(old_url)
+    tensors = [tensor.model_dump(mode="json") for tensor in store.tensors("half")]
+    assert not store.create_job("half", make_spec(name="half way", tensors=tensors), at=2e3)
+    assert store.add_observations("half", 0, [Observation(34, (0.2,) * 4)], 2e3) == 1
+    following = Trial(1, "search", Configuration(bucket_bytes=1 << 20, hierarchical="off"))
+    assert store.advance("half", Step(2e3, 0, failure="no", next_trial=following))
+    newest, tuned = (store.latest_job(fingerprint="f" * 64, finished=f) for f in (False, True))
+    assert newest is not None
+    assert tuned is not None
+    assert (newest.id, tuned.id) == ("half", "done")
+    assert store.open_round("done", 2e3)
+    store.close()
+
+
+def test_it_ends_with_the_schema_of_a_new_database(old_url: str, tmp_path: Path) -> None:
+    Store(old_url).close()
+    migrated = schema(old_url)
+    if old_url.startswith("sqlite"):
+        new_url = f"sqlite:///{tmp_path / 'new.db'}"
+    else:
+        new_url = old_url
+        execute(old_url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    Store(new_url).close()
+    assert migrated == schema(new_url)
+
+
+def test_what_fails_leaves_it_as_it_was(old_url: str) -> None:
+    execute(old_url, "CREATE TABLE profiles (somebody_elses BIGINT)")
+    before = schema(old_url), contents(old_url)
+    with pytest.raises(StoreError, match=r"stays at schema version 2.*profiles"):
+        Store(old_url)
+    assert (schema(old_url), contents(old_url)) == before
+    execute(old_url, "DROP TABLE profiles")
+    Store(old_url).close()
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_replicas_that_start_at_once_find_one_database(
+    request: pytest.FixtureRequest, empty_url: str, is_old: bool
+) -> None:
+    if is_old:
+        request.getfixturevalue("old_url")
+    barrier = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def start(number: int) -> None:
+        barrier.wait()
+        try:
+            store = Store(empty_url)
+            store.create_job(f"of-{number}", make_spec(), at=2e3)
+            store.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    found = contents(empty_url)
+    assert [tuple(row) for row in found["schema_version"]] == [(3,)]
+    assert len(found["jobs"]) == (6 if is_old else 4)
+
+
+@pytest.mark.parametrize(("version", "age"), [(99, "newer"), (1, "older")])
+def test_a_schema_that_this_release_does_not_know_is_left_alone(
+    old_url: str, version: int, age: str
+) -> None:
+    execute(old_url, f"UPDATE schema_version SET version = {version}")
+    before = schema(old_url), contents(old_url)
+    with pytest.raises(StoreError, match=f"{age} schema version {version}"):
+        Store(old_url)
+    assert (schema(old_url), contents(old_url)) == before
