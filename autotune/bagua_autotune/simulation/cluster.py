@@ -1,0 +1,57 @@
+"""The machines and the links between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal numbers of ranks, each with one full-duplex link to the others.
+
+    The figures inside a node are by default those of 8 GPUs on NVLink as nccl-tests reports them
+    for a DGX-1 (bus bandwidth of the order of 100 GB/s); a node with PCIe only has about 10 GB/s.
+
+    Attributes:
+        bandwidth_bytes_per_second: of a node's link, each way.
+        latency_seconds: of one message between two nodes.
+        flow_share: the most of a link that one collective alone fills.
+        flow_bytes_per_second: the most that one collective alone sends; infinite with RDMA, a few
+            gigabytes over TCP, where a processor core copies.
+        half_bytes: a message of this size reaches half of ``flow_share``.
+        start_seconds: until all ranks have begun a collective, whatever its size.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    bandwidth_bytes_per_second: float
+    latency_seconds: float
+    inside_bandwidth_bytes_per_second: float = 100e9
+    inside_latency_seconds: float = 4e-6
+    flow_share: float = 0.9
+    flow_bytes_per_second: float = math.inf
+    half_bytes: float = 128 * 1024
+    start_seconds: float = 15e-6
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.ranks_per_node < 1:
+            raise ValueError(
+                f"a cluster of {self.nodes} nodes of {self.ranks_per_node} ranks has no rank"
+            )
+        for name in ("bandwidth_bytes_per_second", "inside_bandwidth_bytes_per_second"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
+        if not 0 <= self.latency_seconds < math.inf:
+            raise ValueError(f"latency_seconds is {self.latency_seconds}; it must not be negative")
+        if not 0 < self.flow_share <= 1:
+            raise ValueError(f"flow_share is {self.flow_share}; it must be above 0 and at most 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether there is something to reduce inside a node before it leaves the node."""
+        return self.nodes > 1 and self.ranks_per_node > 1
