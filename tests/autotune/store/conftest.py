@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from bagua_autotune.store import Store
+from bagua_autotune.store.tables import Base
 from tests.autotune.store.postgresql import find_binaries, running_cluster
+from tests.autotune.support import make_spec
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +35,25 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield make_url(server.url).set(database="empty").render_as_string(hide_password=False)
         connection.execute(text("DROP DATABASE empty WITH (FORCE)"))
     server.dispose()
+
+
+@pytest.fixture(params=["file", "memory", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+    else:
+        urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
+        url = urls[request.param]
+    opened = Store(url)
+    with opened.database.writing() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            if table.name != "schema_version":
+                session.execute(table.delete())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def job(store: Store) -> str:
+    assert store.create_job("job", make_spec(), at=1.0)
+    return "job"

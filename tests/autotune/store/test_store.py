@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
-from bagua_autotune.model.job import Event, Observation, Result, Trial
+from bagua_autotune.model.job import Event, Inherited, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import (
@@ -24,34 +24,15 @@ from bagua_autotune.store import (
     families,
     ranks,
 )
-from bagua_autotune.store.tables import Base, EventRow, JobRow, ObservationRow, TrialRow
+from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
+from tests.autotune.store.samples import (
+    BASELINE,
+    FIRST,
+    PROFILE,
+    RESULT,
+    with_buckets_of_its_own,
+)
 from tests.autotune.support import make_spec
-
-BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
-FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
-RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
-
-
-@pytest.fixture(params=["file", "memory", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgresql_url")
-    else:
-        urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
-        url = urls[request.param]
-    opened = Store(url)
-    with opened.database.writing() as session:
-        for table in reversed(Base.metadata.sorted_tables):
-            if table.name != "schema_version":
-                session.execute(table.delete())
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def job(store: Store) -> str:
-    assert store.create_job("job", make_spec(), at=1.0)
-    return "job"
 
 
 def test_a_job_comes_back_as_it_was_registered(store: Store) -> None:
@@ -102,6 +83,7 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
 def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, job: str) -> None:
     store.advance(job, FIRST)
     store.add_observations(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
+    store.add_profile(job, 0, PROFILE, 50.0)
     store.add_event(job, Event("ended", at=60.0))
     store.create_job("late", make_spec(), at=100.0)
     assert store.prune(60.0) == []
@@ -109,7 +91,7 @@ def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, jo
     with pytest.raises(UnknownJob):
         store.trials(job)
     with store.database.reading() as session:
-        for table in (TrialRow, ObservationRow, EventRow):
+        for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
             assert session.scalars(select(table)).all() == []
     assert [found.id for found in store.jobs()] == ["late"]
 
@@ -124,13 +106,16 @@ def test_reading_makes_no_database(tmp_path: Path) -> None:
 
 
 def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
-    for read in (store.job, store.trials, store.tensors, store.events, store.observations):
+    reads = (store.job, store.trials, store.tensors, store.events, store.observations)
+    for read in (*reads, store.profiles):
         with pytest.raises(UnknownJob):
             read("nobody")
     with pytest.raises(UnknownJob):
         store.add_event("nobody", Event("note"))
     with pytest.raises(UnknownTrial):
         store.add_observations(job, 0, [], 1.0)
+    with pytest.raises(UnknownTrial):
+        store.add_profile(job, 0, PROFILE, 1.0)
     with pytest.raises(UnknownTrial):
         store.trial(job, 0)
 
@@ -181,24 +166,6 @@ def test_a_step_decided_on_an_old_view_changes_nothing(store: Store, job: str) -
     )
 
 
-def test_observations_are_stored_once(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    first = [Observation(step, (0.1, None)) for step in (1, 2)]
-    assert store.add_observations(job, 0, first, 2.0) == 2
-    again = [Observation(step, (0.9, 0.9)) for step in (2, 3)]
-    assert store.add_observations(job, 0, again, 3.0) == 1
-    stored = store.observations(job, 0)
-    assert [(index, found.step, found.values[0]) for index, found in stored] == [
-        (0, 1, 0.1),
-        (0, 2, 0.1),
-        (0, 3, 0.9),
-    ]
-    assert store.observations(job) == stored
-    assert store.count_observations(job) == 3
-    assert store.trial(job, 0).state == "running"
-    assert store.job(job).last_contact_at == 3.0
-
-
 def test_an_ended_job_can_be_resumed_where_it_was(store: Store, job: str) -> None:
     store.advance(job, FIRST)
     store.end_job(job, 5.0)
@@ -211,11 +178,95 @@ def test_an_ended_job_can_be_resumed_where_it_was(store: Store, job: str) -> Non
     assert store.job(job).phase == "finished"
 
 
-def test_events_come_back_in_order(store: Store, job: str) -> None:
-    events = [Event("switched", 0, 10, "", 0.5, 2.0), Event("note", message="grüße", at=3.0)]
-    for event in events:
-        store.add_event(job, event)
-    assert store.events(job) == events
+def test_what_a_job_inherits_comes_back(store: Store, job: str) -> None:
+    inherited = Inherited(
+        configuration={"bucket_bytes": 4 << 20, "buckets": (2, 1)},
+        gain=0.2,
+        ready_seconds=(0.1, 0.2),
+        costs={"flat": (1e-4, 1e-9)},
+        source="job",
+    )
+    store.create_job("heir", make_spec(), at=2.0, inherited=inherited)
+    assert store.job("heir").inherited == inherited
+    assert store.job(job).inherited is None
+
+
+def test_an_explicit_list_of_buckets_survives_storing(store: Store) -> None:
+    spec = make_spec(**with_buckets_of_its_own())
+    assert store.create_job("job", spec, at=1.0)
+    assert not store.create_job("job", spec, at=2.0)
+    chosen = Configuration(spec.default_configuration, buckets=(100, 150))
+    store.advance("job", Step(1.0, next_trial=Trial(0, "search", chosen)))
+    assert store.trial("job", 0).configuration == chosen
+    result = replace(RESULT, configuration=chosen, payback_steps=12, cost_steps=1.5)
+    store.advance("job", Step(2.0, 0, Estimate(1.0, 0.1, 5), result=result))
+    assert (store.job("job").result, store.job("job").space) == (result, spec.knobs)
+
+
+def test_the_latest_alike_job_is_found(store: Store, job: str) -> None:
+    assert store.latest_job(fingerprint="other") is None
+    for number, (fingerprint, model, network) in enumerate(("amn", "bmo", "cno")):
+        spec = make_spec(fingerprint=fingerprint)
+        keys = {"model_key": model, "network_key": network}
+        store.create_job(fingerprint, spec, at=10.0 + number, **keys)
+    bagua = make_spec(fingerprint="a")
+    store.create_job("bagua", bagua, at=99.0, protocol="v1", model_key="m", network_key="o")
+
+    def latest(**wanted: Any) -> str | None:
+        found = store.latest_job(**wanted)
+        return found.id if found else None
+
+    assert latest() == "c"
+    assert latest(fingerprint="a") == "a"
+    assert latest(model_key="m") == "b"
+    assert latest(network_key="o", model_key="m") == "b"
+    assert latest(fingerprint="a", network_key="o") is None
+    assert (latest(finished=True), latest(profiled=True)) == (None, None)
+    for job_id in ("a", "b"):
+        store.advance(job_id, FIRST)
+    store.add_profile("a", 0, PROFILE, 20.0)
+    store.advance("b", Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    assert (latest(finished=True), latest(profiled=True)) == ("b", "a")
+    assert latest(model_key="m", finished=True, profiled=True) is None
+
+
+def test_an_alike_job_that_cannot_be_read_is_passed_over(store: Store, job: str) -> None:
+    store.create_job("broken", make_spec(), at=2.0)
+    with store.database.writing() as session:
+        session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
+    found = store.latest_job(fingerprint="f" * 64)
+    assert found is not None
+    assert found.id == job
+
+
+def test_a_finished_job_can_be_tuned_in_another_round(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    assert not store.open_round(job, 1.5)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    assert store.open_round(job, 3.0)
+    assert not store.open_round(job, 3.0)
+    found = store.job(job)
+    assert (found.phase, found.round, found.result) == ("tuning", 1, RESULT)
+    assert (found.finished_at, found.last_contact_at) == (None, 3.0)
+    again = Trial(1, "search", BASELINE, round=1)
+    assert store.advance(job, Step(4.0, next_trial=again))
+    assert store.trials(job)[1] == again
+    other = replace(RESULT, summary="kept again")
+    assert store.advance(job, Step(5.0, 1, Estimate(1.0, 0.1, 5), result=other))
+    assert (store.job(job).phase, store.job(job).result) == ("finished", other)
+    store.end_job(job, 6.0)
+    assert not store.open_round(job, 7.0)
+
+
+def test_a_job_that_ended_as_a_round_began_is_resumed_in_its_search(store: Store, job: str) -> None:
+    confirming = Step(1.0, next_trial=Trial(0, "confirm", BASELINE))
+    store.advance(job, confirming)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    store.open_round(job, 3.0)
+    store.end_job(job, 4.0)
+    assert (store.job(job).phase, store.job(job).result) == ("ended", RESULT)
+    store.resume_job(job, 5.0)
+    assert (store.job(job).phase, store.job(job).round) == ("tuning", 1)
 
 
 def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
