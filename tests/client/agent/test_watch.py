@@ -1,0 +1,83 @@
+"""When step times count as changed: simulated ones, with 5 % noise and stragglers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_client.agent.watch import Drift, Watch
+
+LEARNED = 64
+
+
+def _noisy(generator: random.Random, seconds: float, noise: float = 0.05) -> float:
+    straggles = 1.0 + 2.0 * (generator.random() < 0.03)
+    return seconds * straggles * generator.lognormvariate(0.0, noise)
+
+
+def _drifts(watch: Watch, times: list[float], first_step: int = 0) -> list[tuple[int, Drift]]:
+    found = []
+    for step, seconds in enumerate(times, first_step):
+        drift = watch.add(step, seconds)
+        if drift is not None:
+            found.append((step, drift))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_thousand_quiet_steps_are_no_change(seed: int) -> None:
+    generator = random.Random(seed)
+    assert _drifts(Watch(), [_noisy(generator, 0.1) for _ in range(10_000)]) == []
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    begins=st.integers(LEARNED + 32, 500),
+    factor=st.sampled_from([0.2, 0.7, 1.5, 4.0]),
+)
+def test_a_lasting_change_is_told_once_within_100_steps(
+    seed: int, begins: int, factor: float
+) -> None:
+    generator = random.Random(seed)
+    times = [_noisy(generator, 0.1 * (factor if at >= begins else 1)) for at in range(begins + 300)]
+    ((step, drift),) = _drifts(Watch(), times)
+    assert begins < step < begins + 100
+    assert drift.before_seconds == pytest.approx(0.1, rel=0.1)
+    assert drift.now_seconds == pytest.approx(0.1 * factor, rel=0.1)
+
+
+@given(seed=st.integers(0, 10**6), begins=st.integers(LEARNED, 400), factor=st.floats(0.01, 100.0))
+def test_a_disturbance_of_20_steps_is_none(seed: int, begins: int, factor: float) -> None:
+    generator = random.Random(seed)
+    times = [_noisy(generator, 0.1) for _ in range(600)]
+    times[begins : begins + 20] = [seconds * factor for seconds in times[begins : begins + 20]]
+    assert _drifts(Watch(), times) == []
+
+
+def test_a_small_change_counts_where_there_is_no_noise_and_a_smaller_one_does_not() -> None:
+    for factor, changes in ((1.04, 0), (1.06, 1), (0.94, 1)):
+        times = [0.1] * 200 + [0.1 * factor] * 200
+        assert len(_drifts(Watch(), times)) == changes
+
+
+def test_noise_that_is_large_hides_a_change_that_is_not() -> None:
+    generator = random.Random(3)
+    times = [_noisy(generator, 0.1 if at < 2000 else 0.106, noise=0.3) for at in range(4000)]
+    assert _drifts(Watch(), times) == []
+
+
+def test_a_change_while_it_learns_does_not_blind_it() -> None:
+    times = [0.1] * 30 + [0.3] * 200 + [0.1] * 200
+    ((step, drift),) = _drifts(Watch(), times)
+    assert 230 < step < 330
+    assert drift.before_seconds == pytest.approx(0.3)
+
+
+def test_after_missing_steps_what_is_normal_is_learnt_anew() -> None:
+    watch = Watch()
+    assert _drifts(watch, [0.1] * 200) == []
+    assert _drifts(watch, [0.2] * 200, first_step=300) == []
+    assert len(_drifts(watch, [0.1] * 200, first_step=500)) == 1
