@@ -36,11 +36,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """``configuration`` is the open trial's, or the final choice, or else the baseline."""
+    """``configuration`` is the open trial's, or the final choice, or else the baseline.
+
+    ``deciding``: the open trial is measured, and the next is being chosen.
+    """
 
     id: str
     name: str
     state: JobPhase
+    round: int
+    deciding: bool
     trial: OpenTrial | None
     configuration: Configuration
     progress: Progress
@@ -52,6 +57,7 @@ class TrialStatus:
     """A trial in the units of its objective; ``seconds`` are per step, with 95 % bounds."""
 
     index: int
+    round: int
     purpose: Purpose
     state: TrialState
     configuration: Configuration
@@ -66,7 +72,9 @@ class TrialStatus:
     failure: str | None
 
 
-def job_status(job: Job, trials: Sequence[Trial], objective: Objective, now: float) -> JobStatus:
+def job_status(
+    job: Job, trials: Sequence[Trial], objective: Objective, now: float, deciding: bool
+) -> JobStatus:
     last = trials[-1] if trials else None
     configuration = job.result.configuration if job.result else job.baseline
     running: OpenTrial | None = None
@@ -77,6 +85,8 @@ def job_status(job: Job, trials: Sequence[Trial], objective: Objective, now: flo
         id=job.id,
         name=job.name,
         state=job.phase,
+        round=job.round,
+        deciding=deciding,
         trial=running,
         configuration=configuration,
         progress=_progress(job, trials, objective, now),
@@ -103,6 +113,7 @@ def _trial_status(
     is_bounded = found is not None and found.count > 1
     return TrialStatus(
         index=trial.index,
+        round=trial.round,
         purpose=trial.purpose,
         state=trial.state,
         configuration=trial.configuration,

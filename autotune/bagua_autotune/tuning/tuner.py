@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from bagua_autotune.model import job as model
 from bagua_autotune.model.job import Event, Job, JobSpec, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe
 from bagua_autotune.search import Searcher, make_searcher
@@ -49,7 +50,7 @@ class TunerListener:
 
 
 class WrongStep(Exception):
-    """A step does not have exactly one value of each rank."""
+    """A step does not have exactly one value of each rank, or a profile of each tensor."""
 
 
 class TrialNotNamed(Exception):
@@ -130,6 +131,24 @@ class Tuner:
         self._advance(job_id)
         return new
 
+    def take_profile(self, job_id: str, index: int, profile: Profile) -> None:
+        """Take in a profiled step of a trial; one more than enough is not kept.
+
+        Raises:
+            WrongStep: not exactly one ready time of each tensor, or more buckets than tensors.
+        """
+        tensors = len(self.store.tensors(job_id))
+        if len(profile.ready_seconds) != tensors:
+            raise WrongStep(
+                f"ready_seconds has {len(profile.ready_seconds)} values, "
+                f"the job has {tensors} tensors"
+            )
+        if len(profile.buckets) > tensors:
+            raise WrongStep(
+                f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
+            )
+        self.store.add_profile(job_id, index, profile, self._clock())
+
     def close_trial(
         self, job_id: str, index: int, values: Sequence[Observation] | None = None
     ) -> bool:
@@ -194,7 +213,14 @@ class Tuner:
     def status(self, job_id: str) -> JobStatus:
         job = self.store.job(job_id)
         objective = OBJECTIVES[job.protocol]
-        return job_status(job, self.store.trials(job_id), objective, self._clock())
+        trials = self.store.trials(job_id)
+        return job_status(job, trials, objective, self._clock(), self.is_deciding(job_id))
+
+    def is_deciding(self, job_id: str) -> bool:
+        """Whether what follows in the job is being decided at this moment."""
+        with self._locks_guard:
+            lock = self._locks.get(job_id)
+        return lock is not None and lock.locked()
 
     def trials(self, job_id: str) -> list[TrialStatus]:
         job = self.store.job(job_id)
