@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+Link = Literal["network", "inside"]
+# What a link loses to congestion for each further flow that it carries.
+SHARING_LOSS = 0.01
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Cluster:
         latency_seconds: of one message between two nodes.
         flow_share: the most of a link that one collective alone fills.
         flow_bytes_per_second: the most that one collective alone sends; infinite with RDMA, a few
-            gigabytes over TCP, where a processor core copies.
+            gigabytes over TCP, where processor cores copy.
         half_bytes: a message of this size reaches half of ``flow_share``.
         start_seconds: until all ranks have begun a collective, whatever its size.
     """
@@ -29,7 +34,7 @@ class Cluster:
     latency_seconds: float
     inside_bandwidth_bytes_per_second: float = 100e9
     inside_latency_seconds: float = 4e-6
-    flow_share: float = 0.9
+    flow_share: float = 0.93
     flow_bytes_per_second: float = math.inf
     half_bytes: float = 128 * 1024
     start_seconds: float = 15e-6
@@ -50,6 +55,14 @@ class Cluster:
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    def capacity(self, link: Link, flows: int) -> float:
+        """Bytes per second, each way, that so many flows together get through a node's link."""
+        full = {
+            "network": self.bandwidth_bytes_per_second,
+            "inside": self.inside_bandwidth_bytes_per_second,
+        }
+        return full[link] / (1 + SHARING_LOSS * (flows - 1))
 
     @property
     def is_hierarchical(self) -> bool:

@@ -10,12 +10,10 @@ a link: what it reaches rises with its size, slower than latency alone would mak
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from bagua_autotune.simulation.cluster import Cluster
+from bagua_autotune.simulation.cluster import Cluster, Link
 
-Link = Literal["network", "inside"]
 TREE_BANDWIDTH = 0.92
 # How steeply the reached bandwidth rises with the size of the message.
 RISE = 0.6
@@ -32,12 +30,15 @@ class Phase:
         seconds: from its start until the bytes flow.
         bytes: over the link in each direction.
         most: bytes per second that it reaches alone.
+        flows: connections that the link sees; one between each pair of neighbours for a
+            collective.
     """
 
     link: Link
     seconds: float
     bytes: float
     most: float
+    flows: int = 1
 
     @property
     def alone_seconds(self) -> float:
@@ -93,8 +94,8 @@ def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
     """All-reduces between the nodes side by side, of one part of the bucket each."""
     volume = 2 * (cluster.nodes - 1) / cluster.nodes * size_bytes
     together = flows * _reached(cluster, size_bytes / flows)
-    most = min(cluster.bandwidth_bytes_per_second, together)
-    return _ring_or_tree(cluster, volume, most, 0.0, 0.0)
+    most = min(cluster.capacity("network", flows), together)
+    return replace(_ring_or_tree(cluster, volume, most, 0.0, 0.0), flows=flows)
 
 
 def _ring_or_tree(

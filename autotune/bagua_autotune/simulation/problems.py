@@ -11,7 +11,7 @@ from bagua_autotune.simulation.workloads import CATALOG, load
 
 RANKS_PER_NODE = 8
 # Ethernet with TCP: half-way latencies of its sockets, and what a few cores can copy.
-TCP_LATENCY_SECONDS, TCP_FLOW_BYTES_PER_SECOND = 50e-6, 4e9
+TCP_LATENCY_SECONDS, TCP_FLOW_BYTES_PER_SECOND = 100e-6, 8e9
 # Latency of InfiniBand or RoCE between two nodes of one cluster.
 RDMA_LATENCY_SECONDS = 5e-6
 # GPUs behind a PCIe switch, without NVLink.
@@ -27,13 +27,14 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Every model of the catalog on 5 clusters of 8 GPUs a node: 10 to 100 Gbit/s, 4 and 16 nodes,
-    with NVLink inside the nodes and without."""
+    """Every model of the catalog on 6 clusters of 8 GPUs a node: 10 to 100 Gbit/s, 4 and 16 nodes, TCP
+    and RDMA, with NVLink inside the nodes and without."""
     clusters = {
         "10Gbit-4": _cluster(4, "10Gbit"),
         "25Gbit-16": _cluster(16, "25Gbit"),
         "40Gbit-4-pcie": _cluster(4, "40Gbit", has_nvlink=False),
         "100Gbit-16": _cluster(16, "100Gbit"),
+        "100Gbit-16-rdma": _cluster(16, "100Gbit", is_rdma=True),
         "100Gbit-4-rdma-pcie": _cluster(4, "100Gbit", has_nvlink=False, is_rdma=True),
     }
     return [

@@ -23,7 +23,7 @@ from bagua_autotune.model.knobs import (
 )
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import Link, Phase, converted_seconds, reduction
+from bagua_autotune.simulation.collectives import Phase, converted_seconds, reduction
 from bagua_autotune.simulation.layout import Bucket, Layouts
 from bagua_autotune.simulation.step import Message, Step, Trace
 from bagua_autotune.simulation.workload import Workload
@@ -180,14 +180,10 @@ class Simulator:
                 phases = disturbance.of(phases)
             launch_seconds = self._launch_seconds * len(phases)
             messages.append(Message(times[bucket.last], launch_seconds, phases))
-        capacities: dict[Link, float] = {
-            "network": self.cluster.bandwidth_bytes_per_second,
-            "inside": self.cluster.inside_bandwidth_bytes_per_second,
-        }
         channels = configuration.get("channels", 1)
         if not isinstance(channels, int) or channels < 1:
             raise ValueError(f"channels is {channels!r} and not a positive number")
-        return Step(messages, times[-1], channels, capacities, self._contention).run()
+        return Step(messages, times[-1], channels, self.cluster, self._contention).run()
 
     def _phases(self, bucket: Bucket, configuration: Mapping[str, Value]) -> tuple[Phase, ...]:
         precision = str(configuration.get("wire_precision", "as_is"))

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bagua_autotune.simulation.collectives import Link, Phase
+from bagua_autotune.simulation.cluster import Cluster, Link
+from bagua_autotune.simulation.collectives import Phase
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,13 @@ class Trace:
 class _Flow:
     """A phase under way."""
 
-    __slots__ = ("channel", "left_bytes", "left_seconds", "message", "most", "place", "rate")
+    __slots__ = ("flows", "left_bytes", "left_seconds", "link", "message", "most", "place", "rate")
 
-    def __init__(self, message: int, place: int, channel: int, phase: Phase) -> None:
+    def __init__(self, message: int, place: int, phase: Phase) -> None:
         self.message = message
         self.place = place
-        self.channel = channel
+        self.link = phase.link
+        self.flows = phase.flows
         self.left_seconds = phase.seconds
         self.left_bytes = phase.bytes
         self.most = phase.most
@@ -65,7 +67,7 @@ class Step:
         messages: in the order in which they become full.
         compute_seconds: of the whole backward pass.
         channels: process groups that are used in turn.
-        capacities: bytes per second of each link.
+        cluster: whose links they share.
         contention: computing takes ``1 + contention * sqrt(n)`` times as long while ``n`` phases
             are under way.
     """
@@ -75,18 +77,18 @@ class Step:
         messages: Sequence[Message],
         compute_seconds: float,
         channels: int,
-        capacities: dict[Link, float],
+        cluster: Cluster,
         contention: float,
     ) -> None:
         self._messages = messages
         self._compute_seconds = compute_seconds
         self._channels = channels
-        self._capacities = capacities
+        self._cluster = cluster
         self._contention = contention
         # By channel and place in the chain: what is under way, and what waits for it.
         self._flows: dict[tuple[int, int], _Flow] = {}
         self._waiting: dict[tuple[int, int], deque[int]] = {}
-        self._by_link: dict[Link, list[_Flow]] = {link: [] for link in capacities}
+        self._by_link: dict[Link, list[_Flow]] = {"network": [], "inside": []}
         self._trace = Trace([0.0] * len(messages), [0.0] * len(messages))
         self._now = 0.0
 
@@ -167,16 +169,16 @@ class Step:
             self._begin(key, message)
 
     def _begin(self, key: tuple[int, int], message: int) -> None:
-        flow = _Flow(message, key[1], key[0], self._messages[message].phases[key[1]])
+        place = key[1]
+        flow = _Flow(message, place, self._messages[message].phases[place])
         self._flows[key] = flow
         if not flow.left_seconds:
             self._send(flow)
 
     def _leave(self, key: tuple[int, int], flow: _Flow) -> None:
-        link = self._link(flow)
-        if flow in self._by_link[link]:
-            self._by_link[link].remove(flow)
-            self._share(link)
+        if flow in self._by_link[flow.link]:
+            self._by_link[flow.link].remove(flow)
+            self._share(flow.link)
         del self._flows[key]
         waiting = self._waiting.get(key)
         if waiting:
@@ -184,16 +186,13 @@ class Step:
         self._enter(flow.message, flow.place + 1)
 
     def _send(self, flow: _Flow) -> None:
-        link = self._link(flow)
-        self._by_link[link].append(flow)
-        self._share(link)
-
-    def _link(self, flow: _Flow) -> Link:
-        return self._messages[flow.message].phases[flow.place].link
+        self._by_link[flow.link].append(flow)
+        self._share(flow.link)
 
     def _share(self, link: Link) -> None:
         """Divide the link: equal shares, and what one cannot use goes to the others."""
-        left, flows = self._capacities[link], self._by_link[link]
+        flows = self._by_link[link]
+        left = self._cluster.capacity(link, sum(flow.flows for flow in flows))
         for count, flow in enumerate(sorted(flows, key=lambda flow: flow.most)):
             flow.rate = min(flow.most, left / (len(flows) - count))
             left -= flow.rate
