@@ -45,6 +45,11 @@ class Metrics(TunerListener):
             buckets=REQUEST_BUCKETS,
             registry=self._registry,
         )
+        self._rounds = Counter(
+            "bagua_autotune_rounds",
+            "Finished jobs that are tuned again, after a lasting change of their step times.",
+            registry=self._registry,
+        )
         self._decision_seconds = Histogram(
             "bagua_autotune_decision_seconds",
             "Time to decide what follows a trial.",
@@ -54,6 +59,9 @@ class Metrics(TunerListener):
 
     def on_decided(self, seconds: float) -> None:
         self._decision_seconds.observe(seconds)
+
+    def on_round(self, job: Job) -> None:
+        self._rounds.inc()
 
     def exposition(self) -> bytes:
         """Prometheus's text format."""
@@ -125,7 +133,9 @@ class JobCollector(Collector):
     def _read(self, job: Job) -> tuple[Job, list[Trial], dict[str, float], float | None]:
         """All that may fail, so that a family never holds half a job."""
         trials = self._store.trials(job.id)
-        return job, trials, _step_seconds(job, trials), _speedup(job, trials)
+        # After a lasting change the step times of before say nothing.
+        latest = [trial for trial in trials if trial.round == job.round]
+        return job, trials, _step_seconds(job, latest), _speedup(job, latest)
 
     def _jobs(self) -> list[Job]:
         newest: dict[str, Job] = {}

@@ -19,6 +19,7 @@ from bagua_autotune.model.job import (
     TrialState,
 )
 from bagua_autotune.model.knobs import Knob, Value
+from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import without_nul
 
 Registration = JobSpec
@@ -59,6 +60,16 @@ class Observations(_Input):
         return self
 
 
+class TrialProfile(Profile):
+    """A step run under a trial, as rank 0 saw it. Safe to send twice."""
+
+    trial: Index
+
+    @property
+    def profile(self) -> Profile:
+        return Profile.model_construct(**{name: value for name, value in self if name != "trial"})
+
+
 class NewEvent(_Input):
     """Something that happened to a job."""
 
@@ -86,7 +97,11 @@ class Progress(_Output):
 
 
 class Result(_Output):
-    """Speed-ups are over the baseline; ``low`` and ``high`` bound the 95 % interval."""
+    """Speed-ups are over the baseline; ``low`` and ``high`` bound the 95 % interval.
+
+    ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
+    is after how many steps at this configuration it is earned, null where the baseline was kept.
+    """
 
     configuration: dict[str, Value]
     kept: Literal["winner", "baseline"]
@@ -97,14 +112,23 @@ class Result(_Output):
     steps: int
     seconds: float
     summary: str
+    cost_steps: float
+    cost_seconds: float
+    payback_steps: int | None
 
 
 class JobState(_Output):
-    """What all ranks shall run now, and how far tuning is."""
+    """What all ranks shall run now, and how far tuning is.
+
+    ``deciding``: the open trial is measured and the next is being chosen; ask again shortly.
+    ``round`` counts the tunings: 0 is the first, another one follows each lasting change.
+    """
 
     id: str
     name: str
     state: JobPhase
+    round: int
+    deciding: bool
     trial: OpenTrial | None
     configuration: dict[str, Value]
     progress: Progress
@@ -136,6 +160,7 @@ class Trial(_Output):
     """``seconds`` per step with its 95 % interval; null where there is none (yet)."""
 
     index: int
+    round: int
     purpose: Purpose
     state: TrialState
     configuration: dict[str, Value]
@@ -164,6 +189,10 @@ class Observation(_Output):
 
 class ObservationList(_Output):
     observations: list[Observation]
+
+
+class ProfileList(_Output):
+    profiles: list[TrialProfile]
 
 
 class Event(_Output):

@@ -80,6 +80,22 @@ OPERATIONS = (
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
+        "get",
+        "/jobs/{job_id}/profiles",
+        "Its profiled steps",
+        messages.ProfileList,
+        query=(("trial", "integer"),),
+        statuses=(200, 404, 409, 422),
+    ),
+    Operation(
+        "post",
+        "/jobs/{job_id}/profiles",
+        "Report a profiled step",
+        messages.JobState,
+        messages.TrialProfile,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation(
         "get", "/jobs/{job_id}/events", "Its events", messages.EventList, statuses=(200, 404)
     ),
     Operation(

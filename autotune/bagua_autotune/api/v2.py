@@ -1,4 +1,4 @@
-"""``/api/v2``: jobs, trials, observations and events of this project's own client."""
+"""``/api/v2``: jobs, trials, observations, profiles and events of this project's own client."""
 
 from __future__ import annotations
 
@@ -54,6 +54,16 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             abort(422, f"steps: {error}.")
         return _answer(views.job_state(tuner, job_id))
 
+    @api.post("/jobs/<job_id>/profiles")
+    def post_profile(job_id: str) -> Response:
+        _refuse_other_protocols(job_id)
+        found = parse(messages.TrialProfile)
+        try:
+            tuner.take_profile(job_id, found.trial, found.profile)
+        except WrongStep as error:
+            abort(422, f"{error}.")
+        return _answer(views.job_state(tuner, job_id))
+
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
         _refuse_other_protocols(job_id)
@@ -85,6 +95,10 @@ def _show(api: Blueprint, tuner: Tuner) -> None:
     @api.get("/jobs/<job_id>/observations")
     def get_observations(job_id: str) -> Response:
         return _answer(views.observation_list(tuner, job_id, _number("trial", 0, 2**31 - 1)))
+
+    @api.get("/jobs/<job_id>/profiles")
+    def get_profiles(job_id: str) -> Response:
+        return _answer(views.profile_list(tuner, job_id, _number("trial", 0, 2**31 - 1)))
 
     @api.get("/jobs/<job_id>/events")
     def get_events(job_id: str) -> Response:

@@ -55,6 +55,15 @@ def observation_list(
     )
 
 
+def profile_list(tuner: Tuner, job_id: str, trial: int | None = None) -> messages.ProfileList:
+    return messages.ProfileList(
+        profiles=[
+            messages.TrialProfile(trial=index, **dict(found))
+            for index, found in tuner.store.profiles(job_id, trial)
+        ]
+    )
+
+
 def event_list(tuner: Tuner, job_id: str) -> messages.EventList:
     events = tuner.store.events(job_id)
     return messages.EventList(events=[messages.Event.model_validate(event) for event in events])

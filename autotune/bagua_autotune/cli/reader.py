@@ -35,6 +35,8 @@ class Reader(Protocol):
 
     def observations(self, job_id: str) -> list[messages.Observation]: ...
 
+    def profiles(self, job_id: str) -> list[messages.TrialProfile]: ...
+
     def events(self, job_id: str) -> list[messages.Event]: ...
 
 
@@ -55,6 +57,9 @@ class DatabaseReader:
 
     def observations(self, job_id: str) -> list[messages.Observation]:
         return views.observation_list(self._tuner, job_id).observations
+
+    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
+        return views.profile_list(self._tuner, job_id).profiles
 
     def events(self, job_id: str) -> list[messages.Event]:
         return views.event_list(self._tuner, job_id).events
@@ -80,6 +85,9 @@ class ServiceReader:
     def observations(self, job_id: str) -> list[messages.Observation]:
         path = self._path(job_id) + "/observations"
         return self._get(messages.ObservationList, path).observations
+
+    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
+        return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
 
     def events(self, job_id: str) -> list[messages.Event]:
         return self._get(messages.EventList, self._path(job_id) + "/events").events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.messages import JobDetail, Trial
+from bagua_autotune.api.messages import JobDetail, Result, Trial
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.knobs import Value
@@ -26,19 +26,20 @@ def show(job: str, database: str | None, url: str | None) -> None:
     trials = reader.trials(found.id)
     best = best_trial(found, trials)
     say(f"job {found.name} ({found.id}): {found.state}")
-    print_table(COLUMNS, [_row(trial, trial is best) for trial in trials])
+    _print_trials(trials, best)
     if found.result:
-        say(f"result: {found.result.summary}")
+        _say_result(found.result)
     elif best:
-        say(f"incumbent: {describe(best.configuration)}: {_speedup(best, trials)}")
+        say(f"incumbent: {describe(best.configuration)}: {_speedup(best, found, trials)}")
     chosen = best.configuration if best and not found.result else found.configuration
     say(f"stock DDP: {stock_ddp_line(chosen)}")
 
 
 def best_trial(job: JobDetail, trials: list[Trial]) -> Trial | None:
-    """The first trial of the final choice, or else of the incumbent."""
+    """The first trial of the final choice, or else of the incumbent, in the last round of its."""
     wanted = job.result.configuration if job.result else job.progress.incumbent
-    return next((trial for trial in trials if trial.configuration == wanted), None)
+    found = [trial for trial in trials if trial.configuration == wanted]
+    return min(found, key=lambda trial: (-trial.round, trial.index), default=None)
 
 
 def stock_ddp_line(configuration: dict[str, Value]) -> str:
@@ -46,12 +47,32 @@ def stock_ddp_line(configuration: dict[str, Value]) -> str:
     size = configuration.get("bucket_bytes")
     megabytes = (size if isinstance(size, int) else 25 * 1024**2) / 1024**2
     line = f"DistributedDataParallel(model, bucket_cap_mb={megabytes:.4g})"
-    beyond = {
-        knob: value
-        for knob, value in configuration.items()
-        if knob != "bucket_bytes" and value != "off"
-    }
-    return f"{line}  # without: {describe(beyond)}" if beyond else line
+    beyond = describe(
+        {
+            knob: value
+            for knob, value in configuration.items()
+            if knob != "bucket_bytes" and value != "off"
+        }
+    )
+    return f"{line}  # without: {beyond}" if beyond else line
+
+
+def _print_trials(trials: list[Trial], best: Trial | None) -> None:
+    rows = [_row(trial, trial is best) for trial in trials]
+    if not any(trial.round for trial in trials):
+        print_table(COLUMNS, rows)
+        return
+    numbered = [(str(trial.round), *row) for trial, row in zip(trials, rows, strict=True)]
+    print_table(("round", *COLUMNS), numbered)
+
+
+def _say_result(result: Result) -> None:
+    say(f"result: {result.summary}")
+    if result.cost_seconds:  # what an older release tuned does not say
+        cost = f"{result.cost_steps:.3g} steps at the default ({result.cost_seconds:.3g} s)"
+        say(f"cost: the search took the time of {cost}")
+    if result.payback_steps is not None:
+        say(f"payback: after {result.payback_steps} steps")
 
 
 def _row(trial: Trial, is_best: bool) -> tuple[str, ...]:
@@ -74,9 +95,13 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.4g}"
 
 
-def _speedup(trial: Trial, trials: list[Trial]) -> str:
-    """With the widest interval that both trials' own intervals allow."""
-    baseline = next((other for other in trials if other.state == "measured"), None)
+def _speedup(trial: Trial, job: JobDetail, trials: list[Trial]) -> str:
+    """With the widest interval that its own and the baseline's in the same round allow."""
+    default = job.default_configuration
+    baseline = next(
+        (t for t in trials if (t.round, t.configuration) == (trial.round, default) and t.seconds),
+        None,
+    )
     if not (baseline and baseline.low and baseline.high and trial.low and trial.high):
         return times(trial.speedup)
     return times(trial.speedup, baseline.low / trial.high, baseline.high / trial.low)

@@ -17,7 +17,7 @@ from tests.autotune.support import registration
 
 ROUTES = st.sampled_from(
     [("PUT", "/api/v2/jobs/new"), ("PUT", "/api/v2/jobs/job")]
-    + [("POST", f"/api/v2/jobs/job/{kind}") for kind in ("observations", "events")]
+    + [("POST", f"/api/v2/jobs/job/{kind}") for kind in ("observations", "profiles", "events")]
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -33,8 +33,25 @@ STEP = st.fixed_dictionaries(
 OBSERVATIONS = st.fixed_dictionaries(
     {"trial": st.integers(-1, 3) | JSON, "steps": st.lists(STEP, max_size=4)}
 )
+SECONDS = st.floats(-1, 2) | st.floats() | JSON
+BUCKET = st.fixed_dictionaries(
+    {
+        "bytes": st.integers(-1, 2**54) | JSON,
+        "started_seconds": SECONDS,
+        "ended_seconds": SECONDS,
+    }
+)
+PROFILE = st.fixed_dictionaries(
+    {
+        "trial": st.integers(-1, 3) | JSON,
+        "step": st.integers(-1, 2**54) | JSON,
+        "step_seconds": SECONDS,
+        "ready_seconds": SECONDS.map(lambda seconds: [seconds] * 250) | JSON,
+        "buckets": st.lists(BUCKET, max_size=4) | JSON,
+    }
+)
 EVENT = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["switched", "note", "party"]) | JSON},
+    {"kind": st.sampled_from(["switched", "note", "drift", "party"]) | JSON},
     optional={
         "trial": st.integers(-1, 3) | JSON,
         "step": st.integers() | JSON,
@@ -46,17 +63,22 @@ EVENT = st.fixed_dictionaries(
 
 def odd(draw: Any) -> dict[str, Any]:
     """Knobs that may be valid, of kinds that nobody uses."""
-    names = st.sampled_from(["bucket_bytes", "hierarchical", "channels", "n"])
+    names = st.sampled_from(["bucket_bytes", "hierarchical", "channels", "buckets", "n"])
     sizes = st.integers(1, 2**53)
+    choices = st.text(max_size=5) | st.integers(0, 9)
     knobs: dict[str, Any] = {}
     default: dict[str, Any] = {}
     for name in draw(st.lists(names, unique=True, min_size=1)):
-        if draw(st.booleans()):
+        kind = draw(st.sampled_from(["log_integer", "categorical", "partition"]))
+        if kind == "partition":
+            knobs[name] = {"type": "partition"}
+            default[name] = draw(st.just([]) | st.just([250]) | st.lists(st.integers(-1, 250)))
+        elif kind == "log_integer":
             low, high = sorted((draw(sizes), draw(sizes)))
             knobs[name] = {"type": "log_integer", "low": low, "high": high}
             default[name] = draw(st.integers(low, high))
         else:
-            values = draw(st.lists(st.text(max_size=5), min_size=1, max_size=4, unique=True))
+            values = draw(st.lists(choices, min_size=1, max_size=4, unique=True))
             knobs[name] = {"type": "categorical", "values": values}
             default[name] = draw(st.sampled_from(values))
     return registration(knobs=knobs, default_configuration=default)
@@ -71,7 +93,7 @@ def damaged(draw: Any) -> dict[str, Any]:
 
 BODIES = st.one_of(
     st.binary(),
-    st.one_of(JSON, OBSERVATIONS, EVENT, st.composite(damaged)()).map(
+    st.one_of(JSON, OBSERVATIONS, PROFILE, EVENT, st.composite(damaged)()).map(
         lambda body: json.dumps(body).encode()
     ),
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,14 @@ from tests.autotune.support import MIB, Ranks, registration
 
 JOB = "/api/v2/jobs/job"
 BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
+BUCKET = {"bytes": 40_000_000, "started_seconds": 0.1, "ended_seconds": 0.25}
+PROFILE = {
+    "trial": 0,
+    "step": 7,
+    "step_seconds": 0.3,
+    "ready_seconds": [0.1, 0.2] * 125,
+    "buckets": [BUCKET, {"bytes": 60_000_000, "started_seconds": 0.2, "ended_seconds": 0.3}],
+}
 STEPS = [{"step": step, "seconds": [0.1] * 4} for step in range(1, 5)]
 
 
@@ -53,6 +62,7 @@ def test_a_registered_job_is_told_to_run_the_baseline(client: FlaskClient) -> No
     }
     assert (state["id"], state["name"], state["state"]) == ("job", "digits", "tuning")
     assert (state["configuration"], state["result"]) == (BASELINE, None)
+    assert (state["round"], state["deciding"]) == (0, False)
     assert client.put(JOB, json=registration()).status_code == 200
     assert_problem(client.put(JOB, json=registration(name="other")), 409, "other content")
 
@@ -66,6 +76,8 @@ def test_a_whole_tuning_over_http(registered: FlaskClient) -> None:
     assert 1 < result["low"] <= result["speedup"] <= result["high"]
     trials = registered.get(f"{JOB}/trials").get_json()["trials"]
     assert trials[0]["configuration"] == BASELINE
+    assert {trial["round"] for trial in trials} == {0}
+    assert {"cost_steps", "cost_seconds", "payback_steps"} <= set(result)
     assert {trial["purpose"] for trial in trials} == {"search", "confirm"}
     assert all(t["low"] <= t["seconds"] <= t["high"] for t in trials)
     stored = registered.get(f"{JOB}/observations").get_json()["observations"]
@@ -81,7 +93,13 @@ def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
     detail = client.get(JOB).get_json()
     for key in ("tensors", "knobs", "default_configuration", "fingerprint", "software"):
         assert detail[key] == body[key]
-    assert detail["limits"] == {"max_samples": 9, "trial_seconds": 5.0, "warmup_seconds": 30.0}
+    assert detail["limits"] == {
+        "max_samples": 9,
+        "trial_seconds": 5.0,
+        "warmup_seconds": 30.0,
+        "remaining_steps": 10_000,
+        "max_rounds": 10,
+    }
     assert (detail["protocol"], detail["ended_at"]) == ("v2", None)
 
 
@@ -106,6 +124,37 @@ def test_a_batch_may_be_sent_twice_and_an_empty_one_polls(registered: FlaskClien
     assert len(registered.get(f"{JOB}/observations").get_json()["observations"]) == 4
 
 
+def test_profiles_are_kept_once_and_few_of_a_trial(registered: FlaskClient) -> None:
+    profiles = f"{JOB}/profiles"
+    for step in (7, 7, *range(10, 20)):
+        response = registered.post(profiles, json={**PROFILE, "step": step})
+        assert response.status_code == 200
+        assert response.get_json()["trial"]["index"] == 0
+    stored = registered.get(profiles).get_json()["profiles"]
+    assert stored[0] == PROFILE
+    assert [profile["step"] for profile in stored] == [7, 10, 11, 12, 13]
+    assert registered.get(f"{profiles}?trial=0").get_json()["profiles"] == stored
+    assert_problem(registered.get(f"{profiles}?trial=1"), 409, "no trial 1")
+    assert_problem(registered.get(f"{profiles}?trial=x"), 422, "trial")
+
+
+def test_knobs_may_be_numbers_and_lists_of_buckets(client: FlaskClient) -> None:
+    body = registration()
+    body["knobs"] |= {
+        "channels": {"type": "categorical", "values": [1, 2, 4]},
+        "buckets": {"type": "partition"},
+    }
+    body["default_configuration"] |= {"channels": 2, "buckets": [100, 150]}
+    state = client.put(JOB, json=body).get_json()
+    assert state["configuration"] == body["default_configuration"]
+    detail = client.get(JOB).get_json()
+    assert detail["knobs"] == body["knobs"]
+    assert detail["default_configuration"] == body["default_configuration"]
+    (trial,) = client.get(f"{JOB}/trials").get_json()["trials"]
+    assert trial["configuration"] == body["default_configuration"]
+    assert client.put(JOB, json=body).status_code == 200
+
+
 def test_events_are_kept_and_acted_on(registered: FlaskClient) -> None:
     events = f"{JOB}/events"
     switched = {"kind": "switched", "trial": 0, "step": 7, "seconds": 0.02}
@@ -127,7 +176,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         target: Any = body
         for part in parents:
             target = target[int(part) if part.isdigit() else part]
-        target[last] = value
+        target[int(last) if last.isdigit() else last] = value
 
     return apply
 
@@ -159,13 +208,22 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ),
         ("knobs.hierarchical.type", "fuzzy", "knobs.hierarchical"),
         ("knobs.hierarchical.values", ["off", "\x1b[31m"], "cannot be printed"),
+        ("knobs.hierarchical.values", ["off", 1.5], "knobs.hierarchical"),
+        ("knobs.hierarchical.values", [1, 2, 1], "twice"),
+        ("knobs.hierarchical.values", [True, "off"], "knobs.hierarchical"),
+        ("knobs.hierarchical.values", ["off", -1], "knobs.hierarchical"),
+        ("knobs.hierarchical", {"type": "partition", "low": 1}, "knobs.hierarchical"),
         ("knobs", {"bucket_bytes": {"type": "categorical", "values": ["a"]}}, "log_integer"),
         ("knobs", {"n": {"type": "log_integer", "low": 1, "high": 9}}, "bucket_bytes is needed"),
         ("default_configuration.bucket_bytes", 1, "bucket_bytes"),
         ("default_configuration.channels", 1, "channels"),
+        ("default_configuration.hierarchical", 1, "hierarchical"),
+        ("default_configuration.hierarchical", [1], "hierarchical"),
         ("fingerprint", "x" * 129, "fingerprint"),
         ("limits", {"max_samples": 0}, "max_samples"),
         ("limits", {"trial_seconds": 1e999}, "trial_seconds"),
+        ("limits", {"remaining_steps": 0}, "remaining_steps"),
+        ("limits", {"max_rounds": 1001}, "max_rounds"),
         ("surprise", 1, "surprise"),
     ],
 )
@@ -200,6 +258,37 @@ def test_bad_observations_are_refused_and_nothing_of_them_is_stored(
     assert registered.get(f"{JOB}/observations").get_json()["observations"] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "status", "word"),
+    [
+        ("trial", 5, 409, "no trial 5"),
+        ("trial", "0", 422, "trial"),
+        ("trial", -1, 422, "trial"),
+        ("step", 2**60, 422, "step"),
+        ("step_seconds", -0.1, 422, "step_seconds"),
+        ("step_seconds", 1e10, 422, "step_seconds"),
+        ("ready_seconds", [0.1] * 249, 422, "249 values, the job has 250 tensors"),
+        ("ready_seconds", [0.1] * 251, 422, "251 values"),
+        ("ready_seconds.3", 1e999, 422, "ready_seconds.3"),
+        ("ready_seconds.3", None, 422, "ready_seconds.3"),
+        ("buckets", [], 422, "buckets"),
+        ("buckets", [BUCKET] * 251, 422, "251 are more than the job's 250 tensors"),
+        ("buckets.0.bytes", -1, 422, "buckets.0.bytes"),
+        ("buckets.0.bytes", 1.5, 422, "buckets.0.bytes"),
+        ("buckets.1.ended_seconds", -1.0, 422, "buckets.1.ended_seconds"),
+        ("buckets.1.colour", "red", 422, "buckets.1.colour"),
+        ("surprise", 1, 422, "surprise"),
+    ],
+)
+def test_a_bad_profile_is_refused_by_the_field_and_not_stored(
+    registered: FlaskClient, path: str, value: Any, status: int, word: str
+) -> None:
+    body = copy.deepcopy(PROFILE)
+    change(path, value)(body)
+    assert_problem(registered.post(f"{JOB}/profiles", json=body), status, word)
+    assert registered.get(f"{JOB}/profiles").get_json()["profiles"] == []
+
+
 def test_bad_events_are_refused(registered: FlaskClient) -> None:
     for body, status, word in (
         ({"kind": "party"}, 422, "kind"),
@@ -225,6 +314,7 @@ def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: Flas
     assert_problem(client.post(f"{path}/events", json={"kind": "ended"}), 409, "/api/v1")
     steps = {"trial": 0, "steps": [{"step": 1, "seconds": [0.1]}]}
     assert_problem(client.post(f"{path}/observations", json=steps), 409, "/api/v1")
+    assert_problem(client.post(f"{path}/profiles", json=PROFILE), 409, "/api/v1")
     known = set(registration()) | {"limits", "software"}
     same = {key: value for key, value in detail.items() if key in known}
     assert_problem(client.put(path, json=same), 409, "other content")
@@ -232,7 +322,7 @@ def test_jobs_of_the_other_protocol_can_be_read_but_not_reported_to(client: Flas
 
 def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:
     assert_problem(client.get(JOB), 404, "register it first")
-    for kind in ("trials", "observations", "events"):
+    for kind in ("trials", "observations", "profiles", "events"):
         assert_problem(client.get(f"{JOB}/{kind}"), 404, "'job'")
     empty = {"trial": 0, "steps": []}
     assert_problem(client.post(f"{JOB}/observations", json=empty), 404, "'job'")
