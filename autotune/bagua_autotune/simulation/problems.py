@@ -27,8 +27,10 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Every model of the catalog on 6 clusters of 8 GPUs a node: 10 to 100 Gbit/s, 4 and 16 nodes, TCP
-    and RDMA, with NVLink inside the nodes and without."""
+    """Every model of the catalog on 6 clusters of 8 GPUs a node.
+
+    10 to 100 Gbit/s, 4 and 16 nodes, TCP and RDMA, with NVLink inside the nodes and without.
+    """
     clusters = {
         "10Gbit-4": _cluster(4, "10Gbit"),
         "25Gbit-16": _cluster(16, "25Gbit"),

@@ -42,6 +42,9 @@ PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
 # Ranks of one step differ by so much although the slowest decides: their clocks read at other
 # moments.
 SPREAD = 0.01
+# How much one running collective slows computing down, as a share, and what launching an operation
+# costs the thread that computes.
+CONTENTION, LAUNCH_SECONDS = 0.1, 20e-6
 # A late rank holds up a step by so much of its length.
 LATE_SHARES = (0.2, 1.0)
 
@@ -58,8 +61,8 @@ class Simulator:
         self,
         workload: Workload,
         cluster: Cluster,
-        contention: float = 0.1,
-        launch_seconds: float = 20e-6,
+        contention: float = CONTENTION,
+        launch_seconds: float = LAUNCH_SECONDS,
     ) -> None:
         self.workload = workload
         self.cluster = cluster

@@ -1,0 +1,74 @@
+"""Step times over the bucket size, and the best configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
+from bagua_autotune.simulation.simulator import Simulator
+
+# So many of the configurations without a first or last bucket of its own are tried with one.
+REFINED = 10
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration and its step time."""
+
+    configuration: Configuration
+    step_seconds: float
+
+
+def sweep(simulator: Simulator) -> dict[str, list[Point]]:
+    """For each way of reducing, half-powers of two of the bucket size on one channel."""
+    return {
+        hierarchical: [
+            _point(simulator, bucket_bytes=size, hierarchical=hierarchical)
+            for size in _sizes(simulator)
+        ]
+        for hierarchical in map(str, _levels(simulator, "hierarchical"))
+    }
+
+
+def find_best(simulator: Simulator) -> Point:
+    """The fastest configuration.
+
+    All combinations of size, way of reducing and channels are tried, the fastest of them with every
+    size of the first and last bucket too. Explicit bucket lists are not.
+    """
+    default = _point(simulator)
+    names = ("hierarchical", "channels")
+    levels = [_levels(simulator, name) for name in names]
+    coarse = [
+        _point(simulator, bucket_bytes=size, **dict(zip(names, values, strict=True)))
+        for size in _sizes(simulator)
+        for values in product(*levels)
+    ]
+    coarse = sorted([default, *coarse], key=lambda point: point.step_seconds)[:REFINED]
+    ends = [_levels(simulator, name) for name in ("first_bucket_bytes", "last_bucket_bytes")]
+    fine = [
+        _point(simulator, **{**point.configuration, "first_bucket_bytes": first,
+                             "last_bucket_bytes": last})
+        for point in coarse
+        for first, last in product(*ends)
+    ]  # fmt: skip
+    return min([*coarse, *fine], key=lambda point: point.step_seconds)
+
+
+def _point(simulator: Simulator, **knobs: int | str | tuple[int, ...]) -> Point:
+    configuration = Configuration(simulator.default, **knobs)
+    return Point(configuration, simulator.step_seconds(configuration))
+
+
+def _levels(simulator: Simulator, knob: str) -> tuple[int | str, ...]:
+    domain = simulator.space[knob]
+    return domain.values if isinstance(domain, Categorical) else ()
+
+
+def _sizes(simulator: Simulator) -> list[int]:
+    domain = simulator.space["bucket_bytes"]
+    assert isinstance(domain, LogInteger)
+    halves = range(2 * (domain.low.bit_length() - 1), 2 * (domain.high.bit_length() - 1) + 1)
+    sizes = {round(2 ** (half / 2) / 1024) * 1024 for half in halves}
+    return sorted(size for size in sizes if domain.contains(size))
