@@ -18,7 +18,9 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import main, output
 from bagua_autotune.cli.show import stock_ddp_line
 from bagua_autotune.model.job import Observation, Trial
+from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.server import ServeProcess
@@ -86,6 +88,33 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
     assert "over the 25 MiB default; " in text
     assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=4)  # without: hier" in text
     assert text.count("\tbest\n") == 1
+
+
+def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    store = Store(url)
+    store.create_job("job", make_spec(), at=1.0)
+    default = Configuration(make_spec().default_configuration)
+    chosen = Configuration(default, bucket_bytes=4 * MIB)
+    outcome = TuningResult(chosen, "winner", 1.25, 1.2, 1.3, 2, 20, 4.0, "faster")
+    outcome = replace(outcome, cost_steps=12.345, cost_seconds=3.7, payback_steps=61)
+    for round, first in ((0, 0), (1, 2)):
+        if round:
+            assert store.open_round("job", 5.0)
+        baseline = Trial(first, "search", default, round=round)
+        tried = Trial(first + 1, "search", chosen, round=round)
+        measured = Estimate(-1.0, 0.01, 10)
+        store.advance("job", Step(2.0, next_trial=baseline))
+        store.advance("job", Step(3.0, first, measured, next_trial=tried))
+        store.advance("job", Step(4.0, first + 1, replace(measured, center=-1.2), result=outcome))
+    store.close()
+    result = run("show", "job", "--database", url)
+    _, header, *rows = lines(result)
+    assert header[:2] == ["round", "trial"]
+    assert [row[:2] for row in rows[:4]] == [["0", "0"], ["0", "1"], ["1", "2"], ["1", "3"]]
+    assert [row[-1] for row in rows[:4]] == ["", "", "", "best"]
+    assert "cost: the search took the time of 12.3 steps at the default (3.7 s)" in result.output
+    assert "payback: after 61 steps" in result.output
 
 
 def test_show_takes_a_name_and_means_its_newest(source: list[str]) -> None:
@@ -199,6 +228,12 @@ def test_a_terminal_gets_a_table(
 def test_the_ddp_line() -> None:
     line = stock_ddp_line({"bucket_bytes": 4 * MIB, "hierarchical": "off"})
     assert line == "DistributedDataParallel(model, bucket_cap_mb=4)"
+    unused = {"channels": 1, "first_bucket_bytes": 0, "last_bucket_bytes": 0, "buckets": ()}
+    assert stock_ddp_line({"bucket_bytes": 4 * MIB, "hierarchical": "off", **unused}) == line
+    channels = stock_ddp_line({"bucket_bytes": 4 * MIB, **unused, "channels": 2})
+    assert channels == f"{line}  # without: 2 channels"
+    own = stock_ddp_line({"bucket_bytes": 4 * MIB, **unused, "buckets": (3, 2)})
+    assert own == f"{line}  # without: 2 buckets of its own"
     sharded = stock_ddp_line({"bucket_bytes": MIB // 2, "hierarchical": "shards"})
     assert sharded.endswith("bucket_cap_mb=0.5)  # without: hierarchical (sharded)")
 
