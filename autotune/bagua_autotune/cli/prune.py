@@ -26,7 +26,7 @@ DAY_SECONDS = 86_400
 )
 @click.option("--database", metavar="URL", help="Delete from this one.  [default: serve's]")
 def prune(days: int, database: str | None) -> None:
-    """Delete jobs with their trials, observations and events, and say which.
+    """Delete jobs with all that is stored of them, and say which.
 
     A job that is tuned is heard of every few seconds, so none of these is.
     """
