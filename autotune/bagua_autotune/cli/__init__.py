@@ -10,6 +10,7 @@ from bagua_autotune.cli.jobs import jobs
 from bagua_autotune.cli.prune import prune
 from bagua_autotune.cli.serve import serve
 from bagua_autotune.cli.show import show
+from bagua_autotune.cli.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,5 +19,5 @@ def main() -> None:
     """Finds the fastest communication settings of a running training job."""
 
 
-for command in (serve, jobs, show, export, prune):
+for command in (serve, jobs, show, export, simulate, prune):
     main.add_command(command)

@@ -7,6 +7,7 @@ from itertools import product
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_autotune.simulation.simulator import Simulator
+from bagua_autotune.simulation.units import describe_bandwidth, describe_duration
 
 # So many of the configurations without a first or last bucket of its own are tried with one.
 REFINED = 10
@@ -20,15 +21,48 @@ class Point:
     step_seconds: float
 
 
-def sweep(simulator: Simulator) -> dict[str, list[Point]]:
-    """For each way of reducing, half-powers of two of the bucket size on one channel."""
-    return {
+@dataclass(frozen=True)
+class Sweep:
+    """What was found of one simulated job.
+
+    Attributes:
+        lines: for each way of reducing its points over the bucket size, on one channel.
+        best: over all knobs; see :func:`find_best`.
+    """
+
+    simulator: Simulator
+    lines: dict[str, list[Point]]
+    default: Point
+    best: Point
+
+    @property
+    def speedup(self) -> float:
+        """Of the best over the default."""
+        return self.default.step_seconds / self.best.step_seconds
+
+    @property
+    def title(self) -> str:
+        """For example ``vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us``."""
+        cluster = self.simulator.cluster
+        title = (
+            f"{self.simulator.workload.name} on {cluster.nodes} x {cluster.ranks_per_node} ranks"
+        )
+        if cluster.nodes == 1:
+            return title
+        bandwidth = describe_bandwidth(cluster.bandwidth_bytes_per_second)
+        return f"{title}, {bandwidth}, {describe_duration(cluster.latency_seconds)}"
+
+
+def sweep(simulator: Simulator) -> Sweep:
+    """Simulate half-powers of two of the bucket size, and find the best configuration."""
+    lines = {
         hierarchical: [
             _point(simulator, bucket_bytes=size, hierarchical=hierarchical)
             for size in _sizes(simulator)
         ]
         for hierarchical in map(str, _levels(simulator, "hierarchical"))
     }
+    return Sweep(simulator, lines, _point(simulator), find_best(simulator))
 
 
 def find_best(simulator: Simulator) -> Point:

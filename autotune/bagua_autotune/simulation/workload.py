@@ -42,8 +42,9 @@ class Workload:
             raise ValueError(f"workload {self.name}: ready_seconds must ascend")
 
     @property
-    def bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self.tensors)
+    def compute_seconds(self) -> float:
+        """Of a step without communication."""
+        return self.forward_seconds + self.ready_seconds[-1]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""``bagua-autotune simulate``: step times on a network that need not exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bagua_autotune.cli.output import print_table, say, times
+from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
+from bagua_autotune.simulation import Cluster, Simulator
+from bagua_autotune.simulation.fitting import fit_cluster
+from bagua_autotune.simulation.plot import PlotError, plot
+from bagua_autotune.simulation.recorded import Record, RecordError, load_record
+from bagua_autotune.simulation.sweep import Point, Sweep, sweep
+from bagua_autotune.simulation.units import parse_bandwidth, parse_duration
+from bagua_autotune.simulation.workloads import CATALOG, load
+
+
+class Quantity(click.ParamType):
+    """A number with a unit, read by one of the parsers of ``simulation.units``."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+@click.command()
+@click.option(
+    "--model", required=True, metavar="NAME|FILE",
+    help=f"{', '.join(CATALOG)}, or what 'export JOB --profile' wrote.",
+)  # fmt: skip
+@click.option("--nodes", type=click.IntRange(1, 100_000), help="Machines.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each.")
+@click.option(
+    "--bandwidth", type=Quantity("bandwidth", parse_bandwidth), metavar="25Gbit",
+    help="Of a node's link, each way.",
+)  # fmt: skip
+@click.option(
+    "--latency", type=Quantity("latency", parse_duration), metavar="100us",
+    help="Of one message between two nodes.",
+)  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for a program.")
+def simulate(
+    model: str,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    bandwidth: float | None,
+    latency: float | None,
+    plot_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate steps on a cluster: which bucket size, which way of reducing, how much faster.
+
+    With a FILE the job's own number of nodes and ranks is taken, and its network as it was
+    measured, unless options say otherwise.
+    """
+    try:
+        record = None if model in CATALOG else load_record(_file(model))
+        workload = record.workload if record else load(model)
+        cluster = _cluster(record, nodes, ranks_per_node, bandwidth, latency)
+    except (RecordError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    found = sweep(Simulator(workload, cluster))
+    if plot_path:
+        try:
+            plot(plot_path, found)
+        except PlotError as error:
+            raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(_document(found), indent=2))
+    else:
+        _print(found)
+
+
+def _file(model: str) -> Path:
+    path = Path(model)
+    if not path.exists():
+        raise RecordError(
+            f"there is no file {model!r}, nor is it one of the models {', '.join(CATALOG)}"
+        )
+    return path
+
+
+def _cluster(
+    record: Record | None,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    bandwidth: float | None,
+    latency: float | None,
+) -> Cluster:
+    """The cluster that the options name; what they leave out is the record's."""
+    options = {
+        "--nodes": nodes,
+        "--ranks-per-node": ranks_per_node,
+        "--bandwidth": bandwidth,
+        "--latency": latency,
+    }
+    if record is None:
+        missing = [option for option, value in options.items() if value is None]
+        if missing:
+            raise click.UsageError(f"a model of the catalog needs {', '.join(missing)} too")
+        return Cluster(nodes or 1, ranks_per_node or 1, bandwidth or 1.0, latency or 0.0)
+    own_nodes, own_ranks = len(record.ranks_per_node), max(record.ranks_per_node)
+    wanted = {
+        "nodes": nodes or own_nodes,
+        "ranks_per_node": ranks_per_node or own_ranks,
+        "bandwidth_bytes_per_second": bandwidth,
+        "latency_seconds": latency,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if bandwidth is not None and latency is not None:
+        return Cluster(**given)
+    if own_nodes == 1 and (nodes or 1) > 1:
+        raise click.UsageError("the job ran on one node; say --bandwidth and --latency for more")
+    try:
+        measured = fit_cluster(own_nodes, own_ranks, record.collectives)
+    except ValueError as error:
+        raise click.UsageError(f"{error}; say --bandwidth and --latency") from error
+    return replace(measured, **given)
+
+
+def _print(found: Sweep) -> None:
+    say(found.title)
+    columns = ["bucket", *(f"{HIERARCHICAL_WORDS[name]} ms" for name in found.lines)]
+    rows = [
+        [describe_bytes(points[0].configuration.number("bucket_bytes")), *map(_ms, points)]
+        for points in zip(*found.lines.values(), strict=True)
+    ]
+    print_table(columns, rows)
+    say(f"computing alone: {found.simulator.workload.compute_seconds * 1e3:.4g} ms")
+    say(f"default: {describe(found.default.configuration)}: {_ms(found.default)} ms")
+    best = f"{describe(found.best.configuration)}: {_ms(found.best)} ms"
+    say(f"best: {best}, {times(found.speedup)} over the default")
+
+
+def _document(found: Sweep) -> dict[str, Any]:
+    cluster = found.simulator.cluster
+    return {
+        "model": found.simulator.workload.name,
+        "nodes": cluster.nodes,
+        "ranks_per_node": cluster.ranks_per_node,
+        "bandwidth_bytes_per_second": cluster.bandwidth_bytes_per_second,
+        "latency_seconds": cluster.latency_seconds,
+        "compute_seconds": found.simulator.workload.compute_seconds,
+        "default": _entry(found.default),
+        "best": _entry(found.best),
+        "speedup": found.speedup,
+        "sweep": [_entry(point) for points in found.lines.values() for point in points],
+    }
+
+
+def _entry(point: Point) -> dict[str, Any]:
+    return {"configuration": dict(point.configuration), "step_seconds": point.step_seconds}
+
+
+def _ms(point: Point) -> str:
+    return f"{point.step_seconds * 1e3:.4g}"
