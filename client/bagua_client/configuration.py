@@ -9,6 +9,7 @@ from typing import Any
 MIB = 1024 * 1024
 DEFAULT_BUCKET_BYTES = 25 * MIB
 HIERARCHICAL_VALUES = ("off", "leaders", "shards")
+CHANNELS_VALUES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class Configuration:
             rank of each node, all-reduce between those, broadcast inside the node.
             ``shards``: reduce-scatter inside the node, all-reduce each shard across the
             nodes, all-gather inside the node (needs as many ranks on every node).
+        channels: process groups that the buckets use in turn, so that they overlap.
+        first_bucket_bytes: the first bucket (of each dtype and device) is closed as soon as
+            it holds this many bytes, if that is less than ``bucket_bytes``; 0: like the others.
+        last_bucket_bytes: the last bucket holds as few tensors as amount to this many
+            bytes, if that is less than ``bucket_bytes``; 0: what is left over.
+        buckets: the number of tensors of each bucket, in the order in which gradients become
+            ready; nothing is cut by bytes then. Empty: cut by bytes.
 
     Raises:
         ValueError: a value outside its domain.
@@ -28,21 +36,27 @@ class Configuration:
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     hierarchical: str = "off"
+    channels: int = 1
+    first_bucket_bytes: int = 0
+    last_bucket_bytes: int = 0
+    buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.bucket_bytes, bool) or not isinstance(self.bucket_bytes, int):
-            raise ValueError(f"bucket_bytes must be a whole number, not {self.bucket_bytes!r}")
-        if self.bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes must be at least 1, not {self.bucket_bytes}")
-        if self.hierarchical not in HIERARCHICAL_VALUES:
-            raise ValueError(
-                f"hierarchical must be one of {', '.join(HIERARCHICAL_VALUES)}, "
-                f"not {self.hierarchical!r}"
-            )
+        _check_number("bucket_bytes", self.bucket_bytes, at_least=1)
+        _check_choice("hierarchical", self.hierarchical, HIERARCHICAL_VALUES)
+        _check_choice("channels", self.channels, CHANNELS_VALUES)
+        _check_number("first_bucket_bytes", self.first_bucket_bytes, at_least=0)
+        _check_number("last_bucket_bytes", self.last_bucket_bytes, at_least=0)
+        if not isinstance(self.buckets, list | tuple):
+            raise ValueError(f"buckets must be a list of tensor counts, not {self.buckets!r}")
+        for count in self.buckets:
+            _check_number("a bucket's number of tensors", count, at_least=1)
+        # JSON knows lists only; a configuration is hashable.
+        object.__setattr__(self, "buckets", tuple(self.buckets))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Configuration:
-        """Read a configuration that the service sent.
+        """Read a configuration that the service sent; a knob it leaves out is at its default.
 
         Raises:
             ValueError: a knob this client does not know, or a value outside its domain. A knob
@@ -57,13 +71,41 @@ class Configuration:
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as the service reads it."""
-        return asdict(self)
+        return {**asdict(self), "buckets": list(self.buckets)}
 
     def __str__(self) -> str:
-        unit, name = next(
-            (unit, name) for unit, name in _UNITS if self.bucket_bytes >= unit or unit == 1
-        )
-        return f"bucket {self.bucket_bytes / unit:.4g} {name}, hierarchical {self.hierarchical}"
+        """In words: how the buckets are cut, then what is not at its default."""
+        if self.buckets:
+            words = [f"{len(self.buckets)} explicit bucket{'s' * (len(self.buckets) > 1)}"]
+        else:
+            words = [f"bucket {_in_words(self.bucket_bytes)}"]
+            if self.first_bucket_bytes:
+                words.append(f"first bucket {_in_words(self.first_bucket_bytes)}")
+            if self.last_bucket_bytes:
+                words.append(f"last bucket {_in_words(self.last_bucket_bytes)}")
+        if self.hierarchical != "off":
+            words.append(f"hierarchical {self.hierarchical}")
+        if self.channels != 1:
+            words.append(f"{self.channels} channels")
+        return ", ".join(words)
+
+
+def _check_number(name: str, value: object, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, not {value}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[int | str, ...]) -> None:
+    # The type too: True equals 1.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
 
 
 _UNITS = ((1024**3, "GiB"), (MIB, "MiB"), (1024, "KiB"), (1, "B"))
+
+
+def _in_words(size_bytes: int) -> str:
+    unit, name = next((unit, name) for unit, name in _UNITS if size_bytes >= unit)
+    return f"{size_bytes / unit:.4g} {name}"

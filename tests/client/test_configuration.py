@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.configuration import HIERARCHICAL_VALUES, Configuration
+from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES, Configuration
 
 configurations = st.builds(
-    Configuration, st.integers(1, 2**40), st.sampled_from(HIERARCHICAL_VALUES)
+    Configuration,
+    bucket_bytes=st.integers(1, 2**40),
+    hierarchical=st.sampled_from(HIERARCHICAL_VALUES),
+    channels=st.sampled_from(CHANNELS_VALUES),
+    first_bucket_bytes=st.integers(0, 2**40),
+    last_bucket_bytes=st.integers(0, 2**40),
+    buckets=st.lists(st.integers(1, 1000)).map(tuple),
 )
 
 
 def test_the_default_is_torchs() -> None:
-    assert Configuration() == Configuration(bucket_bytes=25 * 1024 * 1024, hierarchical="off")
+    assert Configuration() == Configuration(
+        bucket_bytes=25 * 1024 * 1024,
+        hierarchical="off",
+        channels=1,
+        first_bucket_bytes=0,
+        last_bucket_bytes=0,
+        buckets=(),
+    )
 
 
 @given(configuration=configurations)
 def test_a_configuration_survives_the_way_to_the_service_and_back(
     configuration: Configuration,
 ) -> None:
-    assert Configuration.from_json(configuration.to_json()) == configuration
+    text = json.dumps(configuration.to_json())
+    back = Configuration.from_json(json.loads(text))
+    assert back == configuration
+    assert hash(back) == hash(configuration)
+
+
+def test_a_message_without_the_newer_knobs_means_their_defaults() -> None:
+    older = {"bucket_bytes": 4096, "hierarchical": "leaders"}
+    assert Configuration.from_json(older) == Configuration(4096, "leaders")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +59,24 @@ def test_a_configuration_survives_the_way_to_the_service_and_back(
         ({"bucket_bytes": None}, "whole number"),
         ({"hierarchical": True}, "one of off, leaders, shards"),
         ({"hierarchical": "tree"}, "one of off, leaders, shards"),
-        ({"channels": 4}, "does not know the knob channels"),
+        ({"hierarchical": ["off"]}, "one of off, leaders, shards"),
+        ({"channels": 3}, "one of 1, 2, 4, not 3"),
+        ({"channels": 0}, "one of 1, 2, 4"),
+        ({"channels": True}, "one of 1, 2, 4"),
+        ({"channels": 2.0}, "one of 1, 2, 4"),
+        ({"channels": "2"}, "one of 1, 2, 4"),
+        ({"first_bucket_bytes": -1}, "first_bucket_bytes must be at least 0"),
+        ({"first_bucket_bytes": None}, "first_bucket_bytes must be a whole number"),
+        ({"last_bucket_bytes": -1}, "last_bucket_bytes must be at least 0"),
+        ({"last_bucket_bytes": 0.5}, "last_bucket_bytes must be a whole number"),
+        ({"buckets": 3}, "list of tensor counts"),
+        ({"buckets": "3"}, "list of tensor counts"),
+        ({"buckets": None}, "list of tensor counts"),
+        ({"buckets": {"0": 3}}, "list of tensor counts"),
+        ({"buckets": [3, 0]}, "number of tensors must be at least 1"),
+        ({"buckets": [3, "1"]}, "number of tensors must be a whole number"),
+        ({"buckets": [[1], 2]}, "number of tensors must be a whole number"),
+        ({"wire_precision": "bf16"}, "does not know the knob wire_precision"),
     ],
 )
 def test_what_is_outside_the_domain_is_refused_in_words(
@@ -58,4 +97,26 @@ def test_what_is_outside_the_domain_is_refused_in_words(
     ],
 )
 def test_a_log_line_has_the_size_in_its_unit(bucket_bytes: int, text: str) -> None:
-    assert str(Configuration(bucket_bytes)) == f"bucket {text}, hierarchical off"
+    assert str(Configuration(bucket_bytes)) == f"bucket {text}"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "text"),
+    [
+        (Configuration(4096, "leaders"), "bucket 4 KiB, hierarchical leaders"),
+        (Configuration(4096, channels=2), "bucket 4 KiB, 2 channels"),
+        (
+            Configuration(4096, first_bucket_bytes=1024, last_bucket_bytes=2048),
+            "bucket 4 KiB, first bucket 1 KiB, last bucket 2 KiB",
+        ),
+        (
+            Configuration(4096, "shards", 4, first_bucket_bytes=1024, buckets=(3, 5, 1)),
+            "3 explicit buckets, hierarchical shards, 4 channels",
+        ),
+        (Configuration(buckets=(3,)), "1 explicit bucket"),
+    ],
+)
+def test_a_log_line_leaves_out_what_is_at_its_default(
+    configuration: Configuration, text: str
+) -> None:
+    assert str(configuration) == text

@@ -84,7 +84,7 @@ class Agent:
         self._world_size = communicator.world_size
         self._group = communicator.new_group([range(self._world_size)], backend="gloo")
         # Groups are made now, while all ranks are here, and not in the middle of the training.
-        communicator.prepare("leaders")
+        communicator.prepare(Configuration(hierarchical="leaders"))
         self._clock = clock_for(communicator.device)
         self._boundary = StepBoundary(parameters)
         self._reporter: Reporter | None = None
@@ -242,7 +242,7 @@ class Agent:
             return  # No forward pass yet; the old buckets' groups are still in use.
         self._detach()
         dist.destroy_process_group(self._group)
-        self._reducer.communicator.release(configuration.hierarchical)
+        self._reducer.communicator.release(configuration)
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""

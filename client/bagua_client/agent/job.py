@@ -12,11 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.configuration import CHANNELS_VALUES, MIB
 from bagua_client.environment import Environment
 from bagua_client.reducer.reducer import Reducer
 
 SMALLEST_BUCKET_BYTES = 64 * 1024
 LARGEST_BUCKET_BYTES = 1024**3
+EDGE_BUCKET_BYTES = [0, MIB, 4 * MIB]
+"""Sizes tried for the first and the last bucket; 0: like the others."""
 
 
 def name_of(environment: Environment, model: str, position: int) -> str:
@@ -79,6 +82,10 @@ def _knobs(reducer: Reducer) -> dict[str, Any]:
             "high": max(LARGEST_BUCKET_BYTES, default),
         },
         "hierarchical": {"type": "categorical", "values": hierarchical},
+        "channels": {"type": "categorical", "values": list(CHANNELS_VALUES)},
+        "first_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
+        "last_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
+        "buckets": {"type": "partition"},
     }
 
 

@@ -38,7 +38,7 @@ class Algorithm:
             when = When.OPTIMIZER_STEPPED
 
             def operations(self, bucket, communicator, configuration):
-                return communicator.sum_operations(configuration.hierarchical)
+                return communicator.sum_operations(configuration, bucket.channel)
     """
 
     communicates: Communicates = Communicates.GRADIENT

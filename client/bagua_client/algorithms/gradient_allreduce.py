@@ -18,4 +18,4 @@ class GradientAllReduce(Algorithm):
     def operations(
         self, bucket: Bucket, communicator: Communicator, configuration: Configuration
     ) -> Sequence[Operation]:
-        return communicator.sum_operations(configuration.hierarchical)
+        return communicator.sum_operations(configuration, bucket.channel)

@@ -19,18 +19,24 @@ class Bucket:
         flat: one dimension, contiguous; holds all the tensors, and zeros up to a multiple of
             ``multiple_of`` elements.
         views: one per tensor, in the shape and, where memory allows, the strides of it.
+        channel: which of the configuration's channels it travels on.
         operations: the chain of communication operations, run in this order.
         missing: tensors that are not ready yet in this step.
     """
 
     def __init__(
-        self, indices: Sequence[int], tensors: Sequence[torch.Tensor], multiple_of: int = 1
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        multiple_of: int = 1,
+        channel: int = 0,
     ) -> None:
         self.indices = tuple(indices)
         elements = sum(tensor.numel() for tensor in tensors)
         padded = -(-elements // multiple_of) * multiple_of
         self.flat = torch.zeros(padded, dtype=tensors[0].dtype, device=tensors[0].device)
         self.views = tuple(_views(self.flat, tensors))
+        self.channel = channel
         self.operations: tuple[Operation, ...] = ()
         self.missing = len(self.indices)
 

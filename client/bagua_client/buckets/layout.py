@@ -65,6 +65,9 @@ def describe(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[TensorS
     return tuple(specs)
 
 
+Partition = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class Layout:
     """A tensor list cut under a configuration.
@@ -78,41 +81,94 @@ class Layout:
     """
 
     configuration: Configuration
-    partition: tuple[tuple[int, ...], ...]
+    partition: Partition
     digest: int
 
 
 def cut(
-    tensors: Sequence[TensorSpec], order: Sequence[int], bucket_bytes: int
-) -> tuple[tuple[int, ...], ...]:
-    """Cut ``order`` (indices of ``tensors``) into buckets.
+    tensors: Sequence[TensorSpec], order: Sequence[int], configuration: Configuration
+) -> Partition:
+    """Cut ``order`` (indices of ``tensors``) by bytes.
 
-    Each group has one open bucket; it is closed as soon as it holds ``bucket_bytes``, which
-    is DistributedDataParallel's rule too. Buckets stand in the order in which their last
+    Each group is cut by itself. A bucket is closed as soon as it holds ``bucket_bytes``, which
+    is DistributedDataParallel's rule too, the first one earlier if it is to be smaller. A small
+    last bucket is taken off the end before that. Buckets stand in the order in which their last
     tensor becomes ready, which is the order in which they can start.
     """
-    opened: dict[str, list[int]] = {}
-    held_bytes: dict[str, int] = {}
-    position = {index: place for place, index in enumerate(order)}
-    buckets: list[list[int]] = []
+    groups: dict[str, list[int]] = {}
     for index in order:
-        tensor = tensors[index]
-        bucket = opened.setdefault(tensor.group, [])
-        bucket.append(index)
-        held_bytes[tensor.group] = held_bytes.get(tensor.group, 0) + tensor.bytes
-        if held_bytes[tensor.group] >= bucket_bytes:
-            buckets.append(opened.pop(tensor.group))
-            held_bytes[tensor.group] = 0
-    buckets.extend(opened.values())
-    buckets.sort(key=lambda bucket: position[bucket[-1]])
-    return tuple(tuple(bucket) for bucket in buckets)
+        groups.setdefault(tensors[index].group, []).append(index)
+    buckets = [
+        bucket
+        for members in groups.values()
+        for bucket in _cut_group(members, [tensors[i].bytes for i in members], configuration)
+    ]
+    position = {index: place for place, index in enumerate(order)}
+    return tuple(sorted(buckets, key=lambda bucket: position[bucket[-1]]))
+
+
+def _cut_group(
+    members: Sequence[int], sizes_bytes: Sequence[int], configuration: Configuration
+) -> list[tuple[int, ...]]:
+    full_bytes = configuration.bucket_bytes
+    end = _start_of_last(sizes_bytes, min(configuration.last_bucket_bytes, full_bytes))
+    buckets = []
+    start, held_bytes = 0, 0
+    limit_bytes = min(configuration.first_bucket_bytes or full_bytes, full_bytes)
+    for place in range(end):
+        held_bytes += sizes_bytes[place]
+        if held_bytes >= limit_bytes:
+            buckets.append(tuple(members[start : place + 1]))
+            start, held_bytes, limit_bytes = place + 1, 0, full_bytes
+    return buckets + [tuple(part) for part in (members[start:end], members[end:]) if part]
+
+
+def _start_of_last(sizes_bytes: Sequence[int], least_bytes: int) -> int:
+    """Where the fewest tensors at the end begin that amount to ``least_bytes``."""
+    place, held_bytes = len(sizes_bytes), 0
+    while place and held_bytes < least_bytes:
+        place -= 1
+        held_bytes += sizes_bytes[place]
+    return place
+
+
+def split(tensors: Sequence[TensorSpec], order: Sequence[int], counts: Sequence[int]) -> Partition:
+    """Split ``order`` (indices of ``tensors``) into buckets of so many tensors each.
+
+    Raises:
+        ValueError: the counts do not fit the tensors.
+    """
+    if sum(counts) != len(order):
+        raise ValueError(
+            f"the explicit buckets hold {sum(counts)} tensors, but the model has {len(order)}"
+        )
+    buckets = []
+    start = 0
+    for place, count in enumerate(counts):
+        bucket = tuple(order[start : start + count])
+        groups = sorted({tensors[index].group for index in bucket})
+        if len(groups) > 1:
+            raise ValueError(
+                f"explicit bucket {place} mixes tensors of {' and '.join(groups)}, which cannot "
+                "travel in one message"
+            )
+        buckets.append(bucket)
+        start += count
+    return tuple(buckets)
 
 
 def plan(
     tensors: Sequence[TensorSpec], order: Sequence[int], configuration: Configuration
 ) -> Layout:
-    """The layout of ``tensors`` under ``configuration``."""
-    partition = cut(tensors, order, configuration.bucket_bytes)
+    """The layout of ``tensors`` under ``configuration``.
+
+    Raises:
+        ValueError: its explicit buckets do not fit the tensors.
+    """
+    if configuration.buckets:
+        partition = split(tensors, order, configuration.buckets)
+    else:
+        partition = cut(tensors, order, configuration)
     return Layout(
         configuration=configuration,
         partition=partition,

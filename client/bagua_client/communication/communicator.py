@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +22,12 @@ from bagua_client.communication.operations import (
     ReduceScatter,
 )
 from bagua_client.communication.topology import Topology, discover
+from bagua_client.configuration import Configuration
 
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """The groups of a hierarchical reduction, from one rank's point of view.
+    """The groups of a hierarchical reduction on one channel, from one rank's point of view.
 
     The first and the last operation of a chain run inside the node, on different buckets at the
     same time; each has a group of its own, so that all ranks issue the same order on each.
@@ -37,8 +40,21 @@ class NodeGroups:
     is_leader: bool
 
 
+_group_names_taken = 0
+"""Names made of a smaller number may be those of groups that are gone."""
+
+
 class Communicator:
     """The ranks that train one model together.
+
+    Buckets travel on channels, used in turn: each has process groups of its own, so that a
+    bucket need not wait for the one before it. The first channel's flat group is the user's.
+
+    Several NCCL communicators on one device can only wait for one another for ever when the
+    ranks issue in different orders. They do not: all chains are issued whole, in the order of
+    the layout, whatever their channel; so the earliest operation that is not done waits for
+    nothing but its peers. (What is left is that the kernels in flight, at most one for each
+    group, must fit on the device side by side; NCCL's take a few multiprocessors each.)
 
     Attributes:
         group: the process group over all of them.
@@ -50,49 +66,57 @@ class Communicator:
         self.device = device
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
+        self._flat_groups = [group]
+        self._node_groups: list[NodeGroups] = []
 
     @cached_property
     def topology(self) -> Topology:
         """Discovered at first use; all ranks must come to that together."""
         return discover(self.group, self.device)
 
-    @cached_property
-    def node_groups(self) -> NodeGroups:
-        """Made at first use; all ranks must come to that together."""
-        nodes, across = self.topology.nodes, self.topology.across
-        node = next(ranks for ranks in nodes if self.rank in ranks)
-        return NodeGroups(
-            inside_first=self.new_group(nodes),
-            across=self.new_group(across),
-            inside_last=self.new_group(nodes),
-            leader=dist.get_global_rank(self.group, node[0]),
-            is_leader=self.rank == node[0],
-        )
+    def prepare(self, configuration: Configuration) -> None:
+        """Make the groups that ``configuration`` needs and that are not there.
 
-    def prepare(self, hierarchical: str) -> None:
-        """Make what a configuration needs. All ranks must call it with the same value."""
-        if hierarchical != "off" and self.topology.is_hierarchical:
-            _ = self.node_groups
+        All ranks must call it together, with the same configuration.
+        """
+        if self._reduces_by_node(configuration):
+            while len(self._node_groups) < configuration.channels:
+                self._node_groups.append(self._make_node_groups())
+        else:
+            while len(self._flat_groups) < configuration.channels:
+                self._flat_groups.append(self.new_group([range(self.world_size)]))
 
-    def release(self, hierarchical: str) -> None:
-        """Let go of what a configuration does not need; nothing may be in flight."""
-        if hierarchical == "off" and "node_groups" in self.__dict__:
-            groups = self.node_groups
-            for group in (groups.inside_first, groups.across, groups.inside_last):
-                dist.destroy_process_group(group)
-            del self.node_groups
+    def release(self, configuration: Configuration) -> None:
+        """Let go of the groups that ``configuration`` does not need; nothing may be in flight.
 
-    def sum_operations(self, hierarchical: str) -> tuple[Operation, ...]:
-        """The chain that leaves the sum over all ranks on all ranks.
+        All ranks must call it together. :meth:`prepare` can make them again.
+        """
+        by_node = self._reduces_by_node(configuration)
+        flat_channels = 1 if by_node else configuration.channels
+        node_channels = configuration.channels if by_node else 0
+        unneeded = self._flat_groups[flat_channels:]
+        for groups in self._node_groups[node_channels:]:
+            unneeded += [groups.inside_first, groups.across, groups.inside_last]
+        del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
+        if unneeded and self.device.type == "cuda":
+            # What the host is done with may still run on the device.
+            torch.cuda.synchronize(self.device)
+        for group in unneeded:
+            dist.destroy_process_group(group)
+
+    def sum_operations(
+        self, configuration: Configuration, channel: int = 0
+    ) -> tuple[Operation, ...]:
+        """The chain that leaves the sum over all ranks on all ranks, for a bucket of ``channel``.
 
         Call :meth:`prepare` first. Sums stay sums on the way, so that nodes with different
         numbers of ranks count by their ranks. On one node, or with one rank on each, every
-        value is the flat all-reduce; ``shards`` on unequal nodes is ``leaders``.
+        way is the flat all-reduce; ``shards`` on unequal nodes is ``leaders``.
         """
-        if hierarchical == "off" or not self.topology.is_hierarchical:
-            return (AllReduce(self.group),)
-        groups = self.node_groups
-        if hierarchical == "shards" and self.topology.is_uniform:
+        if not self._reduces_by_node(configuration):
+            return (AllReduce(self._flat_groups[channel]),)
+        groups = self._node_groups[channel]
+        if configuration.hierarchical == "shards" and self.topology.is_uniform:
             return (
                 ReduceScatter(groups.inside_first),
                 AllReduceShard(groups.inside_first, groups.across),
@@ -104,11 +128,24 @@ class Communicator:
             return (reduce, AllReduce(groups.across), broadcast)
         return (reduce, broadcast)
 
-    def padding_multiple(self, hierarchical: str) -> int:
+    def padding_multiple(self, configuration: Configuration) -> int:
         """The number that a bucket's elements must divide by."""
-        if hierarchical == "shards" and self.topology.is_hierarchical and self.topology.is_uniform:
-            return self.topology.ranks_per_node[0]
-        return 1
+        shards = configuration.hierarchical == "shards" and self._reduces_by_node(configuration)
+        return self.topology.ranks_per_node[0] if shards and self.topology.is_uniform else 1
+
+    def _reduces_by_node(self, configuration: Configuration) -> bool:
+        return configuration.hierarchical != "off" and self.topology.is_hierarchical
+
+    def _make_node_groups(self) -> NodeGroups:
+        nodes, across = self.topology.nodes, self.topology.across
+        node = next(ranks for ranks in nodes if self.rank in ranks)
+        return NodeGroups(
+            inside_first=self.new_group(nodes),
+            across=self.new_group(across),
+            inside_last=self.new_group(nodes),
+            leader=dist.get_global_rank(self.group, node[0]),
+            is_leader=self.rank == node[0],
+        )
 
     def new_group(
         self, partition: Sequence[Sequence[int]], backend: str | None = None
@@ -118,35 +155,46 @@ class Communicator:
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
         timeout = timeout_of(self.group, self.device)
-        if self.world_size != dist.get_world_size():
-            self._level_group_names()
+        # By default c10d takes the backend of all ranks' group, not of the one given to us.
+        backend = backend or dist.get_backend(self.group)
         own: dist.ProcessGroup | None = None
         for part, ranks in zip(parts, partition, strict=True):
             if self.world_size == dist.get_world_size():
                 group = dist.new_group(part, backend=backend, timeout=timeout)
             elif self.rank in ranks:
                 # The ranks outside the sub group do not come here.
-                group = dist.new_group(
-                    part, backend=backend, timeout=timeout, use_local_synchronization=True
-                )
+                with self._new_group_name():
+                    group = dist.new_group(
+                        part, backend=backend, timeout=timeout, use_local_synchronization=True
+                    )
             if self.rank in ranks:
                 own = group
         if own is None:
             raise ValueError(f"rank {self.rank} is in no part of {partition}")
         return own
 
-    def _level_group_names(self) -> None:
-        """Bring all ranks to the same number of groups.
+    @contextmanager
+    def _new_group_name(self) -> Iterator[None]:
+        """A group made inside has a name that is new, and the same on all its ranks.
 
-        c10d names a group that only its members make after the number of groups the rank is in
-        already; ranks in different numbers of the user's groups would wait for one another under
-        different names. It has no public way to see that number or to set the name.
+        c10d names a group that only its members make after its ranks and the number of groups
+        that the rank is in. Ranks in different numbers of the user's groups would wait for one
+        another under different names, and a group made after another was destroyed would find
+        the dead one's addresses under its name. c10d has no public way to set the name, so we
+        let it count up to a number that none of the ranks has had yet.
         """
-        own = torch.tensor([len(dist.distributed_c10d._world.pg_names)], device=self.device)
-        most = own.clone()
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
-        for _ in range(int(most - own)):
-            dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        global _group_names_taken
+        names: dict[Any, Any] = dist.distributed_c10d._world.pg_names
+        level = torch.tensor([max(len(names), _group_names_taken)], device=self.device)
+        dist.all_reduce(level, op=dist.ReduceOp.MAX, group=self.group)
+        _group_names_taken = int(level) + 1
+        uncounted = [object() for _ in range(int(level) - len(names))]
+        names.update(dict.fromkeys(uncounted, ""))
+        try:
+            yield
+        finally:
+            for name in uncounted:
+                del names[name]
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:

@@ -119,7 +119,8 @@ class DistributedDataParallel(torch.nn.Module):
         """Re-cut the buckets now, between two steps. All ranks must call it together.
 
         Returns:
-            Whether all ranks agreed; if not, all are back at the default configuration.
+            Whether all ranks agreed; if not, all are back at the default configuration. They
+            do not where the configuration does not fit the model, which is logged.
 
         Raises:
             RuntimeError: called in the middle of a step.
@@ -129,7 +130,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._reducer, configuration, communicator.group, communicator.device
         )
         layout = change.conclude()
-        communicator.prepare(layout.configuration.hierarchical)
+        communicator.prepare(layout.configuration)
         self._reducer.recut(layout)
         return change.agreed
 

@@ -37,7 +37,7 @@ class Reconfiguration:
     ) -> None:
         self._reducer = reducer
         self._configuration = configuration
-        self._layout = None if configuration is None else reducer.plan(configuration)
+        self._layout = None if configuration is None else _planned(reducer, configuration)
         self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
         self.dissenters: list[int] = []
         self.agreed = False
@@ -64,3 +64,13 @@ class Reconfiguration:
         ranks = ", ".join(str(rank) for rank in self.dissenters)
         plural = "ranks" if len(self.dissenters) > 1 else "rank"
         return f"{plural} {ranks} disagreed with the others on the buckets to cut"
+
+
+def _planned(reducer: Reducer, configuration: Configuration) -> Layout | None:
+    """None if the configuration does not fit the model: others may have been told another."""
+    try:
+        return reducer.plan(configuration)
+    except ValueError as error:
+        rank = reducer.communicator.rank
+        logger.warning("rank %d cannot carry out %s: %s", rank, configuration, error)
+        return None

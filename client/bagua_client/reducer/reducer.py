@@ -22,8 +22,8 @@ from bagua_client.buckets.bucket import Bucket
 from bagua_client.buckets.layout import Layout, describe, plan
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Completion, pipeline_for
-from bagua_client.configuration import Configuration
-from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.configuration import CHANNELS_VALUES, Configuration
+from bagua_client.reducer.ready_order import RECORDED_STEPS, ReadyOrder
 from bagua_client.reducer.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,9 @@ class Reducer:
         self._as_view = gradient_as_bucket_view
         self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
         self._pipelines = {
-            device: pipeline_for(device) for device in {p.device for p in self._parameters}
+            (device, channel): pipeline_for(device)
+            for device in {p.device for p in self._parameters}
+            for channel in range(max(CHANNELS_VALUES))
         }
         for pipeline in self._pipelines.values():
             weakref.finalize(self, pipeline.close)
@@ -79,7 +81,7 @@ class Reducer:
         self._bucket_of: dict[int, Bucket] = {}
         self._started: list[Completion] = []
         self._unused: list[int] = []
-        communicator.prepare(configuration.hierarchical)
+        communicator.prepare(configuration)
         self._cut(self.plan(configuration))
         self._start_step()
 
@@ -88,13 +90,22 @@ class Reducer:
         return self._recorder is None
 
     def plan(self, configuration: Configuration) -> Layout:
-        """The buckets this model would have under ``configuration``; changes nothing."""
+        """The buckets this model would have under ``configuration``; changes nothing.
+
+        Raises:
+            ValueError: explicit buckets that do not fit the model.
+        """
+        if configuration.buckets and not self.order_is_agreed:
+            raise ValueError(
+                "explicit buckets count tensors in the order in which gradients become ready, "
+                f"which is known after the first {RECORDED_STEPS} steps"
+            )
         return plan(self.tensors, self.order, configuration)
 
     def schedule(self, layout: Layout) -> None:
         """Cut anew before the next forward pass. All ranks must have agreed on ``layout``, and
         call this in the same step."""
-        self.communicator.prepare(layout.configuration.hierarchical)
+        self.communicator.prepare(layout.configuration)
         self._next_layout = layout
 
     def before_forward(self) -> None:
@@ -195,7 +206,7 @@ class Reducer:
             bucket = self._buckets[len(self._started)]
             if bucket.missing:
                 return
-            pipeline = self._pipelines[bucket.flat.device]
+            pipeline = self._pipelines[bucket.flat.device, bucket.channel]
             on_end = None if self.timeline is None else self.timeline.bucket_starts()
             self._started.append(pipeline.start(bucket.flat, bucket.operations, on_end))
         self._finish()
@@ -255,15 +266,16 @@ class Reducer:
 
     def _cut(self, layout: Layout) -> None:
         configuration = layout.configuration
-        multiple_of = self.communicator.padding_multiple(configuration.hierarchical)
+        multiple_of = self.communicator.padding_multiple(configuration)
         # Old buckets go before new ones come, but for gradients that live in them: a model that
         # just fits into its device's memory must fit while it is re-cut, too.
         kept = self._gradients_in_buckets()
         self._buckets, self._views, self._bucket_of = [], [], {}
         buckets = []
         views: dict[int, torch.Tensor] = {}
-        for indices in layout.partition:
-            bucket = Bucket(indices, [self._parameters[index] for index in indices], multiple_of)
+        for place, indices in enumerate(layout.partition):
+            parameters = [self._parameters[index] for index in indices]
+            bucket = Bucket(indices, parameters, multiple_of, place % configuration.channels)
             bucket.operations = tuple(
                 self._algorithm.operations(bucket, self.communicator, configuration)
             )
@@ -272,9 +284,9 @@ class Reducer:
                 views[index] = view
                 if index in kept:
                     self._parameters[index].grad = view.copy_(kept.pop(index))
-        if configuration.hierarchical == "off":
-            for pipeline in self._pipelines.values():
-                pipeline.close()
+        # Threads that are still needed come back with the first chain.
+        for pipeline in self._pipelines.values():
+            pipeline.close()
         self.layout, self._buckets = layout, buckets
         self._views = [views[index] for index in range(len(self.tensors))]
         self._bucket_of = {index: bucket for bucket in buckets for index in bucket.indices}

@@ -28,7 +28,7 @@ class WeightAverage(Algorithm):
     def operations(
         self, bucket: Bucket, communicator: Communicator, configuration: Configuration
     ) -> Sequence[Operation]:
-        return communicator.sum_operations(configuration.hierarchical)
+        return communicator.sum_operations(configuration, bucket.channel)
 
 
 class Coarse:
@@ -47,7 +47,7 @@ class CoarseAllReduce(Algorithm):
     def operations(
         self, bucket: Bucket, communicator: Communicator, configuration: Configuration
     ) -> Sequence[Operation]:
-        return [Coarse(), *communicator.sum_operations(configuration.hierarchical), Coarse()]
+        return [Coarse(), *communicator.sum_operations(configuration, bucket.channel), Coarse()]
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _instance() -> str | None:
         def operations(
             self, bucket: Bucket, communicator: Communicator, configuration: Configuration
         ) -> Sequence[Operation]:
-            return communicator.sum_operations(configuration.hierarchical)
+            return communicator.sum_operations(configuration, bucket.channel)
 
     stock, _ = pair(nn.Linear(6, 2))
     twin = nn.Linear(6, 2)

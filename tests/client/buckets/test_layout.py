@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.buckets.layout import TensorSpec, cut, describe, digest_of, plan
+from bagua_client.buckets.layout import (
+    Partition,
+    TensorSpec,
+    cut,
+    describe,
+    digest_of,
+    plan,
+)
 from bagua_client.configuration import Configuration
 
 DTYPES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float64": 8}
@@ -29,28 +39,129 @@ def ordered_tensors(draw: st.DrawFn) -> tuple[list[TensorSpec], list[int]]:
     return tensors, draw(st.permutations(range(len(tensors))))
 
 
+@st.composite
+def explicit(draw: st.DrawFn) -> tuple[list[TensorSpec], list[int], tuple[int, ...]]:
+    """Tensors, their order, and explicit buckets that fit them."""
+    tensors, order = draw(ordered_tensors())
+    counts = [1]
+    for before, index in pairwise(order):
+        if tensors[before].group == tensors[index].group and draw(st.booleans()):
+            counts[-1] += 1
+        else:
+            counts.append(1)
+    return tensors, order, tuple(counts)
+
+
+def by_group(tensors: list[TensorSpec], buckets: Partition) -> list[list[list[int]]]:
+    """For each group the bytes of the tensors of each of its buckets."""
+    groups: dict[str, list[list[int]]] = {}
+    for bucket in buckets:
+        (group,) = {tensors[index].group for index in bucket}
+        groups.setdefault(group, []).append([tensors[index].bytes for index in bucket])
+    return list(groups.values())
+
+
+def check_order(tensors: list[TensorSpec], order: list[int], buckets: Partition) -> None:
+    """Each tensor is in one bucket; all stands in the order of readiness."""
+    place = {index: at for at, index in enumerate(order)}
+    assert sorted(index for bucket in buckets for index in bucket) == sorted(order)
+    last = [place[bucket[-1]] for bucket in buckets]
+    assert last == sorted(last), "buckets start in the order in which they become full"
+    for group in {tensor.group for tensor in tensors}:
+        # Of one group the buckets follow one another without a gap.
+        cut_in_order = [i for bucket in buckets for i in bucket if tensors[i].group == group]
+        assert cut_in_order == [index for index in order if tensors[index].group == group]
+
+
 @given(case=ordered_tensors(), bucket_bytes=st.integers(1, 20_000))
 def test_cut_takes_every_tensor_once_in_order_and_closes_full_buckets(
     case: tuple[list[TensorSpec], list[int]], bucket_bytes: int
 ) -> None:
     tensors, order = case
-    buckets = cut(tensors, order, bucket_bytes)
+    buckets = cut(tensors, order, Configuration(bucket_bytes))
+    check_order(tensors, order, buckets)
+    for sizes in by_group(tensors, buckets):
+        assert all(sum(bucket[:-1]) < bucket_bytes for bucket in sizes)
+        assert all(sum(bucket) >= bucket_bytes for bucket in sizes[:-1])
 
-    assert sorted(index for bucket in buckets for index in bucket) == sorted(order)
-    place = {index: at for at, index in enumerate(order)}
-    assert all(list(bucket) == sorted(bucket, key=place.__getitem__) for bucket in buckets)
-    last = [place[bucket[-1]] for bucket in buckets]
-    assert last == sorted(last), "buckets start in the order in which they become full"
 
-    for group in {tensor.group for tensor in tensors}:
-        of_group = [bucket for bucket in buckets if tensors[bucket[0]].group == group]
-        assert all(tensors[index].group == group for bucket in of_group for index in bucket)
-        in_order = [index for bucket in of_group for index in bucket]
-        assert in_order == sorted(in_order, key=place.__getitem__)
-        for bucket in of_group:
-            assert sum(tensors[index].bytes for index in bucket[:-1]) < bucket_bytes
-        for bucket in of_group[:-1]:
-            assert sum(tensors[index].bytes for index in bucket) >= bucket_bytes
+@given(
+    case=ordered_tensors(),
+    bucket_bytes=st.integers(1, 20_000),
+    first_bytes=st.integers(0, 10_000),
+    last_bytes=st.integers(0, 10_000),
+)
+def test_the_first_and_the_last_bucket_of_a_group_may_be_smaller(
+    case: tuple[list[TensorSpec], list[int]], bucket_bytes: int, first_bytes: int, last_bytes: int
+) -> None:
+    tensors, order = case
+    configuration = Configuration(
+        bucket_bytes, first_bucket_bytes=first_bytes, last_bucket_bytes=last_bytes
+    )
+    buckets = cut(tensors, order, configuration)
+    check_order(tensors, order, buckets)
+    first_limit = min(first_bytes or bucket_bytes, bucket_bytes)
+    last_limit = min(last_bytes, bucket_bytes)
+    for sizes in by_group(tensors, buckets):
+        if last_limit:
+            *sizes, last = sizes
+            assert sum(last[1:]) < last_limit, "the fewest tensors"
+            assert sum(last) >= last_limit or not sizes
+        # What comes before is cut as if the last bucket were not there.
+        limits = [first_limit, *[bucket_bytes] * len(sizes)]
+        assert all(sum(b[:-1]) < limit for b, limit in zip(sizes, limits, strict=False))
+        assert all(sum(b) >= limit for b, limit in zip(sizes[:-1], limits, strict=False))
+
+
+def test_a_small_first_and_last_bucket_by_example() -> None:
+    tensors = [TensorSpec(f"t{i}", (10,), 1, "torch.uint8", "cpu#0") for i in range(10)]
+    order = range(10)
+
+    def sizes(first_bytes: int, last_bytes: int) -> list[int]:
+        edges = {"first_bucket_bytes": first_bytes, "last_bucket_bytes": last_bytes}
+        return [len(bucket) for bucket in cut(tensors, order, Configuration(40, **edges))]
+
+    assert sizes(0, 0) == [4, 4, 2]
+    assert sizes(15, 0) == [2, 4, 4]
+    assert sizes(0, 11) == [4, 4, 2]
+    assert sizes(0, 30) == [4, 3, 3]
+    assert sizes(10, 10) == [1, 4, 4, 1]
+    assert sizes(1000, 1000) == [4, 2, 4], "never larger than the others"
+    tensors, order = tensors[:3], range(3)
+    assert sizes(20, 30) == [3], "the last bucket is taken off first"
+
+
+@given(case=explicit())
+def test_explicit_buckets_are_taken_as_they_are(
+    case: tuple[list[TensorSpec], list[int], tuple[int, ...]],
+) -> None:
+    tensors, order, counts = case
+    layout = plan(tensors, order, Configuration(1, buckets=counts))
+    check_order(tensors, order, layout.partition)
+    assert tuple(len(bucket) for bucket in layout.partition) == counts
+    assert [index for bucket in layout.partition for index in bucket] == order
+    other = plan(tensors, order, Configuration(1))
+    assert other.digest != layout.digest, "even where the buckets are the same"
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((4,), "explicit bucket 0 mixes tensors of torch.bfloat16/cpu#0 and torch.float32/cpu#0"),
+        ((2, 1, 1), "explicit bucket 0 mixes"),
+        ((1, 2), "hold 3 tensors, but the model has 4"),
+        ((1, 3, 1), "hold 5 tensors, but the model has 4"),
+        ((10**18,), "hold 1000000000000000000 tensors"),
+    ],
+)
+def test_explicit_buckets_that_do_not_fit_are_refused_in_words(
+    counts: tuple[int, ...], message: str
+) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.bfloat16, torch.bfloat16]
+    tensors = describe([(f"t{i}", torch.zeros(3, dtype=d)) for i, d in enumerate(dtypes)])
+    with pytest.raises(ValueError, match=message):
+        plan(tensors, range(4), Configuration(buckets=counts))
+    assert plan(tensors, range(4), Configuration(buckets=(1, 3))).partition == ((0,), (1, 2, 3))
 
 
 @given(case=ordered_tensors(), bucket_bytes=st.integers(1, 20_000))
@@ -63,6 +174,7 @@ def test_equal_plans_have_equal_digests_and_other_plans_other_ones(
     others = [
         plan(tensors, order, Configuration(bucket_bytes + 1)),
         plan(tensors, order, Configuration(bucket_bytes, "leaders")),
+        plan(tensors, order, Configuration(bucket_bytes, channels=2)),
         plan(
             [*tensors, TensorSpec("more", (1,), 4, "torch.float32", "cpu#0")],
             order,

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bagua_client import Configuration
 from bagua_client.communication.communicator import Communicator, timeout_of
 from bagua_client.communication.pipeline import ThreadPipeline
 from tests.ranks import RankPool
@@ -48,9 +49,10 @@ def test_the_engine_still_takes_callbacks() -> None:
 
 def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
     communicator = Communicator(_world(), CPU)
-    communicator.prepare(hierarchical)
-    operations = communicator.sum_operations(hierarchical)
-    multiple = communicator.padding_multiple(hierarchical)
+    configuration = Configuration(hierarchical=hierarchical)
+    communicator.prepare(configuration)
+    operations = communicator.sum_operations(configuration)
+    multiple = communicator.padding_multiple(configuration)
     padded = -(-elements // multiple) * multiple
     base = torch.arange(padded, dtype=torch.float32)
     flats = [(base + number) * (communicator.rank + 1) for number in range(5)]
