@@ -1,0 +1,103 @@
+"""Search engines on simulated jobs: trials to near the optimum, and what the search costs.
+
+Ours, with and without its cost model, random search, Optuna's two samplers and Bagua's own
+optimiser look for the fastest configuration of the same simulated jobs, under the same noise: that
+of a trial's whole score, with a straggler in 3 % of the trials.  Medians over problems and seeds:
+
+- to within: the first trial that runs a configuration truly so near the optimum;
+- ends within: the share of the runs that leave the job so near it after the last trial;
+- lost: by what all trials together were slower than the optimum, in steps (one a trial);
+- ms: from telling a trial's score to the next proposal.
+
+    python benchmarks/search.py --json search.json
+    python benchmarks/search.py --wrong-model --json wrong-model.json
+    python benchmarks/search.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from engines import ENGINES, WRONG_MODELS, bagua_optimizer
+from harness import write_json
+from landscape import SPACES
+from rich.console import Console
+from rich.progress import Progress
+from runs import Run, Setting, run
+from tables import as_json, show, show_wrong_models
+
+from bagua_autotune.simulation import problems
+
+NOISES = (0.01, 0.05, 0.1)
+QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """Every run that was asked for."""
+    networks = {False: options.engines}
+    if options.wrong_model:
+        networks = {False: ["plain", "ours", *WRONG_MODELS], True: ["plain", "ours"]}
+    return [
+        Setting(engine, space, problem, is_rippled, noise, seed, options.trials)
+        for problem, space in product(_problem_names(options.problems), options.spaces)
+        for is_rippled, engines in networks.items()
+        for engine, noise, seed in product(engines, options.noise, range(options.seeds))
+    ]
+
+
+def _problem_names(count: int) -> list[str]:
+    """A few are drawn, so that they are of different models and networks."""
+    names = [problem.name for problem in problems()]
+    return random.Random(0).sample(names, min(count, len(names)))
+
+
+def run_all(settings: Sequence[Setting], jobs: int) -> list[Run]:
+    """In so many processes."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs) as pool, Progress(console=Console(stderr=True)) as bar:
+        return list(bar.track(pool.imap(run, settings), len(settings), description="searching"))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    known = len(problems())
+    parser.add_argument("--engines", nargs="+", choices=[*ENGINES], default=[*ENGINES])
+    parser.add_argument("--problems", type=int, default=known, help=f"how many; there are {known}")
+    parser.add_argument("--noise", nargs="+", type=float, default=[*NOISES])
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--trials", type=int, default=60, help="of each run")
+    parser.add_argument("--spaces", nargs="+", choices=[*SPACES], default=[*SPACES])
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument(
+        "--wrong-model", action="store_true", help="ours with wrong cost models, against plain"
+    )
+    parser.add_argument("--quick", action="store_true", help="few runs, for a look")
+    parser.add_argument("--json", type=Path, help="write the figures and every run there too")
+    quick = parser.parse_known_args()[0].quick
+    parser.set_defaults(**(QUICK if quick else {}))
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    # The processes share the machine; more threads than cores only make them slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "bagua" in options.engines and not options.wrong_model:
+        bagua_optimizer.prepare()
+    runs = run_all(settings(options), options.jobs)
+    if options.wrong_model:
+        show_wrong_models(runs)
+    else:
+        show(runs)
+    if options.json:
+        write_json(options.json, {"benchmark": "search", **as_json(runs)})
+
+
+if __name__ == "__main__":
+    main()
