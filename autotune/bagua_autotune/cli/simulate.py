@@ -20,21 +20,19 @@ from bagua_autotune.simulation.sweep import Point, Sweep, sweep
 from bagua_autotune.simulation.units import parse_bandwidth, parse_duration
 from bagua_autotune.simulation.workloads import CATALOG, load
 
+Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
 
-class Quantity(click.ParamType):
-    """A number with a unit, read by one of the parsers of ``simulation.units``."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name = name
-        self._parse = parse
+def _read_by(parse: Callable[[str], float]) -> Callback:
+    """For an option that is a number with a unit."""
 
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> float:
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         try:
-            return self._parse(str(value))
+            return None if text is None else parse(text)
         except ValueError as error:
-            self.fail(str(error), parameter, context)
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return read
 
 
 @click.command()
@@ -45,11 +43,11 @@ class Quantity(click.ParamType):
 @click.option("--nodes", type=click.IntRange(1, 100_000), help="Machines.")
 @click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each.")
 @click.option(
-    "--bandwidth", type=Quantity("bandwidth", parse_bandwidth), metavar="25Gbit",
+    "--bandwidth", metavar="25Gbit", callback=_read_by(parse_bandwidth),
     help="Of a node's link, each way.",
 )  # fmt: skip
 @click.option(
-    "--latency", type=Quantity("latency", parse_duration), metavar="100us",
+    "--latency", metavar="100us", callback=_read_by(parse_duration),
     help="Of one message between two nodes.",
 )  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg")
@@ -103,34 +101,35 @@ def _cluster(
     latency: float | None,
 ) -> Cluster:
     """The cluster that the options name; what they leave out is the record's."""
-    options = {
-        "--nodes": nodes,
-        "--ranks-per-node": ranks_per_node,
-        "--bandwidth": bandwidth,
-        "--latency": latency,
-    }
     if record is None:
-        missing = [option for option, value in options.items() if value is None]
-        if missing:
-            raise click.UsageError(f"a model of the catalog needs {', '.join(missing)} too")
-        return Cluster(nodes or 1, ranks_per_node or 1, bandwidth or 1.0, latency or 0.0)
-    own_nodes, own_ranks = len(record.ranks_per_node), max(record.ranks_per_node)
-    wanted = {
-        "nodes": nodes or own_nodes,
-        "ranks_per_node": ranks_per_node or own_ranks,
-        "bandwidth_bytes_per_second": bandwidth,
-        "latency_seconds": latency,
-    }
-    given = {name: value for name, value in wanted.items() if value is not None}
-    if bandwidth is not None and latency is not None:
-        return Cluster(**given)
-    if own_nodes == 1 and (nodes or 1) > 1:
+        if nodes is None or ranks_per_node is None or bandwidth is None or latency is None:
+            raise click.UsageError(
+                f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
+            )
+        return Cluster(nodes, ranks_per_node, bandwidth, latency)
+    measured = _measured(record, bandwidth, latency)
+    if measured.nodes == 1 and (nodes or 1) > 1 and (bandwidth is None or latency is None):
         raise click.UsageError("the job ran on one node; say --bandwidth and --latency for more")
+    return replace(
+        measured,
+        nodes=nodes or measured.nodes,
+        ranks_per_node=ranks_per_node or measured.ranks_per_node,
+        bandwidth_bytes_per_second=bandwidth or measured.bandwidth_bytes_per_second,
+        latency_seconds=latency or measured.latency_seconds,
+    )
+
+
+def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
+    """The cluster that the job ran on; its links are fitted unless both figures are given."""
+    nodes, ranks_per_node = len(record.ranks_per_node), max(record.ranks_per_node)
+    if bandwidth and latency and nodes > 1:
+        return Cluster(nodes, ranks_per_node, bandwidth, latency)
     try:
-        measured = fit_cluster(own_nodes, own_ranks, record.collectives)
+        return fit_cluster(nodes, ranks_per_node, record.collectives)
     except ValueError as error:
+        if bandwidth and latency:
+            return Cluster(nodes, ranks_per_node, bandwidth, latency)
         raise click.UsageError(f"{error}; say --bandwidth and --latency") from error
-    return replace(measured, **given)
 
 
 def _print(found: Sweep) -> None:
