@@ -1,7 +1,8 @@
-"""What the environment variables say: Bagua's names with their meaning, and three new ones."""
+"""What the environment variables say: Bagua's names with their meaning, and a few new ones."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import TypeVar
 from bagua_client.configuration import DEFAULT_BUCKET_BYTES
 
 T = TypeVar("T", int, float)
+
+MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Environment:
         max_samples: at most so many configurations are tried.
         trial_seconds: upper bound for one of them.
         warmup_seconds: upper bound for the steps that are not measured at the start.
+        remaining_steps: so many steps the training is expected to run on; what a search may cost
+            depends on it.
         server_wait_seconds: how long an absent service is looked for eagerly.
         service_port: for a service that rank 0 starts; 0: any free one.
         default_bucket_bytes: the baseline's bucket size.
@@ -36,6 +41,7 @@ class Environment:
     max_samples: int = 60
     trial_seconds: float = 5.0
     warmup_seconds: float = 30.0
+    remaining_steps: int = 10_000
     server_wait_seconds: float = 300.0
     service_port: int = 0
     default_bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -48,7 +54,9 @@ class Environment:
             ValueError: one is not a number of the kind it must be.
         """
 
-        def number(name: str, kind: Callable[[str], T], default: T, low: T) -> T:
+        def number(
+            name: str, kind: Callable[[str], T], default: T, low: T, high: float = math.inf
+        ) -> T:
             text = variables.get(name, "").strip()
             if not text:
                 return default
@@ -56,9 +64,10 @@ class Environment:
                 value = kind(text)
             except ValueError:
                 value = None
-            if value is None or not low <= value < float("inf"):
+            if value is None or not low <= value <= high or value == math.inf:
                 what = "a whole number" if kind is int else "a number"
-                raise ValueError(f"{name} must be {what} of at least {low}, not {text!r}")
+                limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+                raise ValueError(f"{name} must be {what} {limits}, not {text!r}")
             return value
 
         return cls(
@@ -71,6 +80,9 @@ class Environment:
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
             ),
             warmup_seconds=number("BAGUA_AUTOTUNE_WARMUP_TIME_S", float, cls.warmup_seconds, 0.0),
+            remaining_steps=number(
+                "BAGUA_AUTOTUNE_REMAINING_STEPS", int, cls.remaining_steps, 1, MOST_STEPS
+            ),
             server_wait_seconds=number(
                 "BAGUA_AUTOTUNE_SERVER_WAIT_TIME", float, cls.server_wait_seconds, 0.0
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import requests
@@ -36,6 +36,7 @@ class JobState:
         max_trials: at most so many are made.
         speedup: of the best trial so far over the baseline; None: not known yet.
         summary: the result in a line, once tuning has ended.
+        deciding: the trial is measured and the next one being chosen; ask again soon.
     """
 
     trial: int | None
@@ -44,6 +45,7 @@ class JobState:
     max_trials: int
     speedup: float | None
     summary: str | None
+    deciding: bool = False
 
     @classmethod
     def from_json(cls, document: Any) -> JobState:
@@ -57,10 +59,47 @@ class JobState:
                 max_trials=int(progress["max_trials"]),
                 speedup=None if progress["speedup"] is None else float(progress["speedup"]),
                 summary=None if result is None else str(result["summary"]),
+                # Earlier services decided before they answered.
+                deciding=bool(document.get("deciding", False)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
         return state
+
+
+@dataclass(frozen=True)
+class BucketTiming:
+    """One bucket's way in a step.
+
+    Attributes:
+        bytes: of its tensors, without padding.
+        started_seconds: when it was handed to its process group.
+        ended_seconds: when the last of its operations was done.
+    """
+
+    bytes: int
+    started_seconds: float
+    ended_seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One step of rank 0 in detail. All times count from the end of the previous step's
+    communication.
+
+    Attributes:
+        trial: the trial it belongs to.
+        step: its number.
+        step_seconds: the end of its own communication.
+        ready_seconds: when each tensor became ready, in the registered order.
+        buckets: in the order of the layout.
+    """
+
+    trial: int
+    step: int
+    step_seconds: float
+    ready_seconds: Sequence[float]
+    buckets: Sequence[BucketTiming]
 
 
 class ServiceClient:
@@ -90,6 +129,13 @@ class ServiceClient:
     def observe(self, trial: int, steps: Sequence[Mapping[str, Any]]) -> JobState:
         body = {"trial": trial, "steps": list(steps)}
         return self._send("POST", f"{self._job_url}/observations", body)
+
+    def profile(self, profile: Profile) -> JobState:
+        """Earlier services do not take these, which counts as refused."""
+        try:
+            return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
+        except JobUnknown as error:
+            raise ServiceRefused(str(error)) from error
 
     def event(
         self, kind: str, trial: int | None, step: int, message: str, seconds: float | None

@@ -8,6 +8,10 @@ and are read at the end of the next, when they have long arrived. A switch takes
 3. vote: the digest of the buckets that each rank would cut;
 4. all agree: every rank re-cuts before its next forward pass; else all return to the baseline.
 
+After the tuning the reports go on, seldom, so that rank 0 can see whether step times change for
+good; a command may then begin another round. A tuning that ends by an error is not watched: the
+agent lets go of everything.
+
 At the end of a step's communication every rank is known to have come there, so no message is
 ever started by some ranks only. An error of a collective is not caught here: a rank is gone, and
 the training's own collectives would say so next.
@@ -17,7 +21,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -27,9 +30,12 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent.boundary import StepBoundary
-from bagua_client.agent.clock import clock_for
+from bagua_client.agent.clock import StepTimer, clock_for
 from bagua_client.agent.inbox import Event, Samples
 from bagua_client.agent.job import describe_job, name_of
+from bagua_client.agent.pace import Pace
+from bagua_client.agent.profiler import Profiler
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
@@ -40,14 +46,10 @@ logger = logging.getLogger(__name__)
 
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
-LARGEST_REPORT = 32
-REPORT_SECONDS = 0.25
-SLOWEST_REPORT_STEPS = 16
+FIRST_REPORT_STEPS = 3
+"""So many measured steps of a trial are reported at once: enough to see that it is far slower."""
 IDLE_SECONDS = 60.0
 """A model that made no step for so long keeps the next one of its process no longer waiting."""
-
-COMMAND_BYTES, NEXT_REPORT, STOP, FIRST_STEP, STEPS = range(5)
-HEADER = 5
 
 CPU = torch.device("cpu")
 
@@ -63,8 +65,8 @@ class Agent:
         parameters: of the model; their optimizers tell the steps.
         environment: the settings.
         name: the job's.
-        earlier: agents of models that this process wrapped before; they are tuned first, as
-            each would disturb the other's times.
+        agents: of the models that this process wraps, in that order, this one's included in the
+            end. They are tuned one after the other, as each would disturb the others' times.
     """
 
     def __init__(
@@ -73,22 +75,28 @@ class Agent:
         parameters: Iterable[torch.nn.Parameter],
         environment: Environment,
         name: str,
-        earlier: Sequence[Agent],
+        agents: list[weakref.ref[Agent]],
     ) -> None:
         communicator = reducer.communicator
         self._reducer = reducer
         self._environment = environment
         self._name = name
-        self._earlier = [weakref.ref(agent) for agent in earlier]
+        self._agents = agents
+        self._position = len(agents)
         self._rank = communicator.rank
-        self._world_size = communicator.world_size
-        self._group = communicator.new_group([range(self._world_size)], backend="gloo")
+        self._group = communicator.new_group([range(communicator.world_size)], backend="gloo")
         # Groups are made now, while all ranks are here, and not in the middle of the training.
         communicator.prepare(Configuration(hierarchical="leaders"))
-        self._clock = clock_for(communicator.device)
+        clock = clock_for(communicator.device)
+        self._timer = StepTimer(clock)
+        # The marks of several devices cannot be compared.
+        can_profile = {spec.device for spec in reducer.tensors} == {f"{communicator.device.type}#0"}
+        self._profiler = Profiler(reducer, clock) if self._rank == 0 and can_profile else None
         self._boundary = StepBoundary(parameters)
+        self._pace = Pace()
         self._reporter: Reporter | None = None
-        self._active = True
+        self._is_tuning = True
+        self._is_watching = False
         self._reductions = 0
         self._step = 0
         self._trial: int | None = None
@@ -96,27 +104,30 @@ class Agent:
         self._samples: list[tuple[int, float]] = []
         self._switched_in = -1
         self._next_report = 0
-        self._last_report_at = (0, time.monotonic())
         self._in_flight: Next | None = None
         reducer.after_reduction = self.reduction_done
 
     @property
     def is_active(self) -> bool:
-        return self._active
+        """Whether configurations are being tried; changes on all ranks in the same step."""
+        return self._is_tuning
 
     @property
     def is_idle(self) -> bool:
-        """Whether its model makes no steps at present."""
-        return time.monotonic() - self._last_report_at[1] > IDLE_SECONDS
+        """Whether its model makes no steps at present. Known to rank 0."""
+        return self._pace.seconds_since_report > IDLE_SECONDS
 
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
-        if self._boundary.begins():
+        begins = self._boundary.begins()
+        if begins:
             self._step += 1
-            self._clock.tick(self._step)
+            self._timer.tick(self._step)
+        if self._profiler is not None:
+            self._profiler.reduction_done(self._step, begins)
         if self._reductions - 1 == self._switched_in:
-            self._tell("switched", self._trial, "", self._reducer.recut_seconds)
+            self._switched()
         if self._in_flight is not None:
             self._in_flight = self._in_flight()
         elif self._reductions >= self._next_report and self._reducer.order_is_agreed:
@@ -129,68 +140,78 @@ class Agent:
             self._reporter.close()
 
     def _start_report(self) -> Next:
-        """Message 1: one row of float64 per rank, [command bytes, next report, stop, first
-        step, number of steps, their seconds...]; the first two count on rank 0 only.
+        """Message 1: every rank's report to all.
 
         Whatever goes wrong on this rank alone, it takes part: a rank that stayed away would
         leave the others waiting. It asks all to stop instead.
         """
+        began = time.perf_counter()
         command = None
-        report = [0.0] * (HEADER + LARGEST_REPORT)
+        report = Report()
         try:
             if self._rank == 0:
                 command = self._next_command()
-                report[COMMAND_BYTES] = len(command or b"")
-                report[NEXT_REPORT] = self._reductions + self._reductions_between_reports()
+                report.command_bytes = len(command or b"")
+                pause = self._pace.next(self._reductions, self._is_tuning)
+                report.next_report = self._reductions + pause
             self._write_samples(report)
         except Exception:
             logger.exception("autotune stops: an error on rank %d", self._rank)
-            report[STOP] = 1
-        row = torch.tensor(report, dtype=torch.float64)
-        rows = [torch.empty_like(row) for _ in range(self._world_size)]
-        work = dist.all_gather(rows, row, group=self._group, async_op=True)
-        return partial(self._read_report, work, rows, command)
+            report.stop = True
+        exchange = Exchange(report, self._group)
+        return partial(self._read_report, exchange, command, time.perf_counter() - began)
 
     def _next_command(self) -> bytes | None:
-        if self._reporter is None and not self._must_wait():
+        if self._must_wait():
+            return None
+        if self._reporter is None:
             description = describe_job(self._reducer, self._environment, self._name)
             self._reporter = Reporter(self._environment, description)
-        return None if self._reporter is None else self._reporter.take_command()
+        return self._reporter.take_command()
 
     def _must_wait(self) -> bool:
-        earlier = [agent for reference in self._earlier if (agent := reference()) is not None]
-        return any(agent.is_active and not agent.is_idle for agent in earlier)
+        """Whether another model of this process is tuned: at first the earlier ones go before."""
+        if self._reporter is not None and self._is_tuning:
+            return False
+        others = self._agents if self._is_watching else self._agents[: self._position]
+        agents = [agent for reference in others if (agent := reference()) is not None]
+        return any(agent.is_active and not agent.is_idle for agent in agents if agent is not self)
 
-    def _write_samples(self, report: list[float]) -> None:
-        new = [sample for sample in self._clock.drain() if sample[0] >= self._measured_from]
-        self._samples += new if self._trial is not None else []
+    def _write_samples(self, report: Report) -> None:
+        new = [sample for sample in self._timer.drain() if sample[0] >= self._measured_from]
+        self._samples += new if self._trial is not None or self._is_watching else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
         if sent:
-            report[FIRST_STEP], report[STEPS] = sent[0][0], len(sent)
-            report[HEADER : HEADER + len(sent)] = [seconds for _, seconds in sent]
+            report.first_step = sent[0][0]
+            report.seconds = [seconds for _, seconds in sent]
 
     def _read_report(
-        self, work: dist.Work, rows: list[torch.Tensor], command: bytes | None
+        self, exchange: Exchange, command: bytes | None, start_seconds: float
     ) -> Next | None:
-        work.wait()
-        reports = [row.tolist() for row in rows]
-        if any(report[STOP] for report in reports):
-            self._reducer.schedule(self._reducer.plan(self._reducer.default))
-            self._tell("ended", None, "an error on a rank ended the tuning", None)
-            self._end(self._reducer.default)
+        began = time.perf_counter()
+        reports = exchange.conclude()
+        if any(report.stop for report in reports):
+            self._stop()
             return None
-        command_bytes = int(reports[0][COMMAND_BYTES])
-        self._next_report = int(reports[0][NEXT_REPORT])
-        following = self._start_command(command, command_bytes) if command_bytes else None
+        self._next_report = reports[0].next_report
+        length = reports[0].command_bytes
+        following = self._start_command(command, length) if length else None
+        self._pace.took(start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        if self._reporter is not None and self._trial is not None:
-            by_rank = [
-                (int(report[FIRST_STEP]), report[HEADER : HEADER + int(report[STEPS])])
-                for report in reports
-            ]
-            if any(seconds for _, seconds in by_rank):
-                self._reporter.put(Samples(self._trial, by_rank))
+        self._hand_over(reports)
         return following
+
+    def _hand_over(self, reports: Sequence[Report]) -> None:
+        """Rank 0 gives its reporter what there is to tell."""
+        if self._reporter is None:
+            return
+        if any(report.seconds for report in reports) and not (
+            self._is_watching and self._must_wait()
+        ):
+            by_rank = [(report.first_step, list(report.seconds)) for report in reports]
+            self._reporter.put(Samples(self._trial, by_rank))
+        while self._profiler is not None and (recording := self._profiler.take()) is not None:
+            self._reporter.put(recording)
 
     def _start_command(self, command: bytes | None, length: int) -> Next:
         """Message 2: the command's bytes."""
@@ -205,64 +226,84 @@ class Agent:
         """Message 3: the vote on it."""
         work.wait()
         trial: int | None = None
+        watch = False
         configuration: Configuration | None = None
         try:
             command = json.loads(bytes(text.tolist()))
-            trial = command["trial"]
+            trial, watch = command["trial"], command["watch"]
             configuration = Configuration.from_json(command["configuration"])
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._reducer, configuration, self._group, CPU)
-        return partial(self._read_vote, change, trial)
+        return partial(self._read_vote, change, trial, watch)
 
-    def _read_vote(self, change: Reconfiguration, trial: int | None) -> None:
+    def _read_vote(self, change: Reconfiguration, trial: int | None, watch: bool) -> None:
         layout = change.conclude()
         self._reducer.schedule(layout)
         self._samples.clear()
         self._measured_from = self._step + 1 + DROPPED_STEPS
         self._trial = trial if change.agreed else None
+        self._is_tuning, self._is_watching = trial is not None, trial is None and watch
+        self._next_report = self._reductions + 1
         if not change.agreed:
             self._tell("disagreement", trial, change.reason, None)
         elif trial is not None:
-            self._switched_in = self._reductions
-        self._next_report = self._reductions + 1
+            self._begin_trial(trial)
         if trial is None:
             self._end(layout.configuration)
 
+    def _begin_trial(self, trial: int) -> None:
+        self._switched_in = self._reductions
+        self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
+        if self._profiler is not None:
+            self._profiler.begin_trial(trial, self._measured_from)
+
+    def _switched(self) -> None:
+        self._tell("switched", self._trial, "", self._reducer.recut_seconds)
+
+    def _stop(self) -> None:
+        """An error on one rank: all let go."""
+        layout = self._reducer.layout
+        if self._is_tuning:
+            layout = self._reducer.plan(self._reducer.default)
+        self._reducer.schedule(layout)
+        self._tell("ended", None, "an error on a rank ended the tuning", None)
+        self._is_tuning = self._is_watching = False
+        self._end(layout.configuration)
+
     def _end(self, configuration: Configuration) -> None:
         """This is the configuration to keep."""
-        self._active = False
-        if self._reporter is not None:
+        if self._profiler is not None:
+            self._profiler.stop()
+        if not self._is_watching and self._reporter is not None:
             self._reporter.finish()
-        self._reducer.after_reduction = partial(self._leave, configuration)
+        self._reducer.after_reduction = partial(self._settle, configuration)
 
-    def _leave(self, configuration: Configuration) -> None:
-        """One step after the last message, which every rank has read by now: let go of all."""
-        if self._reducer.layout.configuration != configuration:
-            return  # No forward pass yet; the old buckets' groups are still in use.
-        self._detach()
-        dist.destroy_process_group(self._group)
-        self._reducer.communicator.release(configuration)
+    def _settle(self, configuration: Configuration) -> None:
+        """The steps after: let go of what is not needed, which all ranks do in the same one."""
+        # Before the next forward pass the old buckets' groups are still in use.
+        if self._reducer.layout.configuration == configuration:
+            self._reducer.communicator.release(configuration)
+            if not self._is_watching:
+                self._detach()
+                dist.destroy_process_group(self._group)
+                return
+            self._reducer.after_reduction = self.reduction_done
+        if self._is_watching:
+            self.reduction_done()
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
-        self._active = False
+        self._is_tuning = self._is_watching = False
         self._boundary.close()
+        if self._profiler is not None:
+            self._profiler.stop()
         self._reducer.after_reduction = None
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
         if self._reporter is not None:
             self._reporter.put(Event(kind, trial, self._step, message, seconds))
-
-    def _reductions_between_reports(self) -> int:
-        """So many that a report comes about every REPORT_SECONDS."""
-        (reductions, then), now = self._last_report_at, time.monotonic()
-        self._last_report_at = (self._reductions, now)
-        if self._reductions == reductions:
-            return 1
-        seconds = (now - then) / (self._reductions - reductions)
-        return max(1, min(math.ceil(REPORT_SECONDS / seconds), SLOWEST_REPORT_STEPS))
 
 
 _agents: list[weakref.ref[Agent]] = []
@@ -277,7 +318,6 @@ def start_agent(
 ) -> Agent:
     """The agent of the next model that this process wraps. All ranks must call it together."""
     name = name_of(environment, model, len(_agents) + 1)
-    earlier = [agent for reference in _agents if (agent := reference()) is not None]
-    agent = Agent(reducer, parameters, environment, name, earlier)
+    agent = Agent(reducer, parameters, environment, name, _agents)
     _agents.append(weakref.ref(agent))
     return agent

@@ -6,20 +6,22 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from bagua_client.agent.profiler import Recording
+
 LARGEST_INBOX = 512
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Step times of all ranks under a trial.
+    """Step times of all ranks.
 
     Attributes:
-        trial: its index.
+        trial: the index of the one they were measured under; None: after the tuning.
         by_rank: for each rank the (first step, seconds of that step and those after it) that
             the rank knew by now.
     """
 
-    trial: int
+    trial: int | None
     by_rank: list[tuple[int, list[float]]]
 
 
@@ -34,18 +36,22 @@ class Event:
     seconds: float | None = None
 
 
+Message = Samples | Recording | Event
+
+
 class Inbox:
-    """A queue whose writer never waits; with the service away the oldest samples are dropped."""
+    """A queue whose writer never waits; with the service away the oldest messages are dropped,
+    but no event."""
 
     def __init__(self) -> None:
-        self._messages: deque[Samples | Event] = deque()
+        self._messages: deque[Message] = deque()
         self._changed = threading.Condition()
 
-    def put(self, message: Samples | Event) -> None:
+    def put(self, message: Message) -> None:
         with self._changed:
             self._messages.append(message)
             if len(self._messages) > LARGEST_INBOX:
-                oldest = next((m for m in self._messages if isinstance(m, Samples)), None)
+                oldest = next((m for m in self._messages if not isinstance(m, Event)), None)
                 if oldest is not None:
                     self._messages.remove(oldest)
             self._changed.notify()
@@ -55,7 +61,7 @@ class Inbox:
         with self._changed:
             self._changed.notify()
 
-    def take(self, timeout_seconds: float) -> Samples | Event | None:
+    def take(self, timeout_seconds: float) -> Message | None:
         """The oldest message; None if none comes in time."""
         with self._changed:
             if not self._messages:

@@ -64,6 +64,7 @@ def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[
         "max_samples": environment.max_samples,
         "trial_seconds": environment.trial_seconds,
         "warmup_seconds": environment.warmup_seconds,
+        "remaining_steps": environment.remaining_steps,
     }
     return description
 

@@ -1,7 +1,8 @@
 """Rank 0's background thread: all that is said to the service, and what the service wants.
 
 Whatever the service does, training goes on: errors are waited out here, step times that nobody
-takes are dropped, and the ranks stay at the configuration they have.
+takes are dropped, and the ranks stay at the configuration they have. After the tuning the thread
+watches the step times, and says nothing while they stay as they are.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ import atexit
 import json
 import logging
 import threading
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from bagua_client.agent.inbox import Event, Inbox, Samples, StepTable
+from bagua_client.agent.connection import Connection, Stopped
+from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
+from bagua_client.agent.profiler import Recording
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
+from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
-from bagua_client.service_client import (
-    JobState,
-    JobUnknown,
-    ServiceClient,
-    ServiceRefused,
-    ServiceUnavailable,
-)
+from bagua_client.service_client import JobState, ServiceRefused
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY_SECONDS = 0.2
-LAST_RETRY_SECONDS = 5.0
-LATE_RETRY_SECONDS = 30.0
+FIRST_POLL_SECONDS = 0.02
+LAST_POLL_SECONDS = 0.2
 GOODBYE_SECONDS = 1.0
+WATCHED_GOODBYE_SECONDS = 0.2
+"""A job that is only being watched has its result already."""
 MOST_REFUSALS = 10
 """One after the other; then the service and this client do not understand each other."""
 MOST_DISAGREEMENTS = 5
@@ -41,21 +39,26 @@ MOST_DISAGREEMENTS = 5
 class Reporter:
     """Registers the job, reports its steps, and holds the command that the ranks run next.
 
-    A command is JSON: ``{"trial": int or null, "configuration": {...}}``; without a trial it is
-    the last one, and the configuration the one to keep.
+    A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool}``; one
+    without a trial ends the tuning with the configuration to keep, and ``watch`` says whether
+    step times are wanted after it.
     """
 
     def __init__(self, environment: Environment, description: Mapping[str, Any]) -> None:
-        self._environment = environment
         self._description = description
-        self._job_id = uuid.uuid4().hex
         self._inbox = Inbox()
         self._steps = StepTable(int(description["world_size"]))
-        self._service: ServiceClient | None = None
+        self._watch = Watch()
+        self._stopping = threading.Event()
+        self._connection = Connection(
+            environment, uuid.uuid4().hex, description, self._stopping, self._forget_commands
+        )
         self._commanded: object = object()
+        self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._poll_seconds: float | None = None
+        self._takes_profiles = True
         self._logged_tenths = 0
         self._refusals = 0
         self._disagreements = 0
@@ -66,7 +69,7 @@ class Reporter:
         atexit.register(self.close, GOODBYE_SECONDS)
         self._thread.start()
 
-    def put(self, message: Samples | Event) -> None:
+    def put(self, message: Message) -> None:
         """Hand something over; never waits."""
         self._inbox.put(message)
 
@@ -80,7 +83,10 @@ class Reporter:
         """The training is over: say so to the service, but never wait long for it."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
-            logger.info("autotune: the training ended before its tuning did")
+            if self._is_tuning:
+                logger.info("autotune: the training ended before its tuning did")
+            else:
+                wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
             self.put(Event("ended", None, 0, "the training process ended"))
             self._thread.join(wait_seconds)
@@ -91,19 +97,25 @@ class Reporter:
         self._stopping.set()
         self._inbox.wake()
 
+    @property
+    def _is_tuning(self) -> bool:
+        return self._commanded is not None
+
     def _run(self) -> None:
         try:
-            state = self._call(lambda service: service.register(self._description))
-            logger.info("autotune: job %s at %s", self._description["name"], self._connected().url)
+            state = self._connection.register()
+            logger.info("autotune: job %s at %s", self._description["name"], self._connection.url)
             self._follow(state)
             while not self._stopping.is_set():
-                message = self._inbox.take(timeout_seconds=1.0)
+                message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
                 if message is not None:
                     self._deliver(message)
+                elif self._poll_seconds is not None:
+                    self._follow(self._connection.call(lambda service: service.state()))
             while (message := self._inbox.take(timeout_seconds=0.0)) is not None:
                 if isinstance(message, Event):
                     self._deliver(message)
-        except _Stopped:
+        except Stopped:
             return
         except (ServiceRefused, SidecarError, _Hopeless) as error:
             self._give_up(str(error))
@@ -112,22 +124,17 @@ class Reporter:
             self._give_up(repr(error))
 
     def _give_up(self, reason: str) -> None:
-        """No tuning in this job; the ranks go back to the configuration it would have had."""
+        """No (more) tuning in this job. The ranks stay at what the last tuning found; in the
+        middle of one they go back to the configuration that the job would have had."""
         if self._stopping.is_set():
             return
         logger.warning("autotune is off for this job: %s", reason)
-        self._order({"trial": None, "configuration": self._description["default_configuration"]})
+        default = self._description["default_configuration"]
+        self._order(None, default if self._is_tuning else self._kept, watch=False)
 
-    def _deliver(self, message: Samples | Event) -> None:
+    def _deliver(self, message: Message) -> None:
         try:
-            if isinstance(message, Event):
-                state = self._send_event(message)
-            else:
-                complete = self._steps.add(message)
-                if not complete:
-                    return
-                steps = [{"step": step, "seconds": seconds} for step, seconds in complete]
-                state = self._call(lambda service: service.observe(message.trial, steps))
+            state = self._send(message)
             self._refusals = 0
         except ServiceRefused as error:
             self._refusals += 1
@@ -135,33 +142,88 @@ class Reporter:
                 logger.warning("autotune: the service refused a report (%s)", error)
             if self._refusals >= MOST_REFUSALS:
                 raise
-            state = self._call(lambda service: service.state())
-        self._follow(state)
+            state = self._connection.call(lambda service: service.state())
+        if state is not None:
+            self._follow(state)
+
+    def _send(self, message: Message) -> JobState | None:
+        """Say it to the service if there is anything to say."""
+        if isinstance(message, Event):
+            return self._send_event(message)
+        if isinstance(message, Recording):
+            return self._send_profile(message)
+        complete = self._steps.add(message)
+        if message.trial is None:
+            return self._look_for_drift(complete)
+        if not complete:
+            return None
+        trial = message.trial
+        steps = [{"step": step, "seconds": seconds} for step, seconds in complete]
+        return self._connection.call(lambda service: service.observe(trial, steps))
 
     def _send_event(self, event: Event) -> JobState:
-        state = self._call(
+        state = self._connection.call(
             lambda service: service.event(
                 event.kind, event.trial, event.step, event.message, event.seconds
             )
         )
         if event.kind == "disagreement":
             # The ranks are at the baseline now, whatever they were told before.
-            self._commanded = object()
+            self._forget_commands()
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:
                 raise _Hopeless(f"the ranks disagreed too often ({event.message})")
         return state
 
+    def _send_profile(self, recording: Recording) -> JobState | None:
+        if not self._takes_profiles:
+            return None
+        profile = recording.read()
+        try:
+            return self._connection.call(lambda service: service.profile(profile))
+        except ServiceRefused as error:
+            self._takes_profiles = False
+            logger.info("autotune: the service takes no profiles of steps (%s)", error)
+            return None
+
+    def _look_for_drift(self, complete: list[tuple[int, list[float]]]) -> JobState | None:
+        for step, seconds in complete:
+            drift = self._watch.add(step, max(seconds))
+            if drift is not None:
+                change = (
+                    f"a step took {drift.before_seconds * 1e3:.3g} ms since the tuning and takes "
+                    f"{drift.now_seconds * 1e3:.3g} ms now"
+                )
+                logger.info("autotune: %s", change)
+                return self._send_event(Event("drift", None, step, change, drift.now_seconds))
+        return None
+
     def _follow(self, state: JobState) -> None:
         """Tell the ranks what the service wants now, if that is new."""
         self._log_progress(state)
-        if state.trial != self._commanded:
-            self._order({"trial": state.trial, "configuration": dict(state.configuration)})
-            self._commanded = state.trial
+        self._poll_seconds = self._next_poll() if state.deciding else None
+        if state.trial == self._commanded:
+            return
+        if state.trial is None:
+            self._kept = state.configuration
             if state.summary is not None:
                 logger.info("autotune: %s", state.summary)
+        elif not self._is_tuning:
+            logger.info("autotune: the job is tuned again")
+        self._order(state.trial, state.configuration, watch=True)
+        self._commanded = state.trial
 
-    def _order(self, command: Mapping[str, Any]) -> None:
+    def _next_poll(self) -> float:
+        if self._poll_seconds is None:
+            return FIRST_POLL_SECONDS
+        return min(2 * self._poll_seconds, LAST_POLL_SECONDS)
+
+    def _forget_commands(self) -> None:
+        """Whatever the service wants next is new to the ranks."""
+        self._commanded = object()
+
+    def _order(self, trial: int | None, configuration: Mapping[str, Any], watch: bool) -> None:
+        command = {"trial": trial, "configuration": dict(configuration), "watch": watch}
         with self._command_lock:
             self._command = json.dumps(command).encode()
 
@@ -174,69 +236,6 @@ class Reporter:
         logger.info(
             "autotune: trial %d of at most %d%s", state.trials_measured, state.max_trials, faster
         )
-
-    def _call(self, request: Callable[[ServiceClient], JobState]) -> JobState:
-        """Make a request, again and again until it is answered.
-
-        Raises:
-            ServiceRefused: the service will never take it.
-            SidecarError: there is no service and there will be none.
-            _Stopped: the job ended meanwhile.
-        """
-        began = time.monotonic()
-        failed = False
-        pause_seconds = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                state = self._ask(request)
-            except ServiceUnavailable as error:
-                if not failed:
-                    logger.warning(
-                        "autotune: the service at %s cannot be used: %s. Training goes on with "
-                        "the configuration it has; tuning resumes when the service is back",
-                        self._service.url if self._service else "its address",
-                        error,
-                    )
-                failed = True
-                if (
-                    self._stopping.wait(pause_seconds)
-                    and time.monotonic() - began > GOODBYE_SECONDS
-                ):
-                    raise _Stopped from error
-                pause_seconds = self._next_pause(pause_seconds, time.monotonic() - began)
-                continue
-            if failed:
-                logger.info("autotune: the service is back")
-            return state
-
-    def _next_pause(self, pause_seconds: float, waited_seconds: float) -> float:
-        if waited_seconds > self._environment.server_wait_seconds:
-            return LATE_RETRY_SECONDS
-        return min(pause_seconds * 2, LAST_RETRY_SECONDS)
-
-    def _ask(self, request: Callable[[ServiceClient], JobState]) -> JobState:
-        service = self._connected()
-        try:
-            return request(service)
-        except JobUnknown:
-            # Another database, perhaps.
-            self._commanded = object()
-        try:
-            service.register(self._description)
-            return service.state()
-        except JobUnknown as error:
-            raise ServiceUnavailable(f"it knows no jobs at all: {error}") from error
-
-    def _connected(self) -> ServiceClient:
-        environment = self._environment
-        url = environment.url or shared_sidecar(environment.service_port).url()
-        if self._service is None or self._service.url != url.rstrip("/"):
-            self._service = ServiceClient(url, self._job_id, environment.token)
-        return self._service
-
-
-class _Stopped(Exception):
-    """The job ended while the service was away."""
 
 
 class _Hopeless(Exception):

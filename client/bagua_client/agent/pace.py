@@ -1,0 +1,41 @@
+"""How many steps lie between two reports: few, to lose none; not so few that they cost much."""
+
+from __future__ import annotations
+
+import math
+import time
+
+SHORTEST_SECONDS = 0.15
+"""A report wakes the reporter's thread, which then competes for the interpreter."""
+LARGEST_SHARE = 0.005
+"""Of the step time, for what the messages cost the training thread."""
+MOST_REDUCTIONS = 16
+WATCHING_REDUCTIONS = 16
+
+
+class Pace:
+    """Rank 0's, from what it sees of its own steps and messages."""
+
+    def __init__(self) -> None:
+        self._last = (0, time.monotonic())
+        self._cost_seconds = 0.0
+
+    @property
+    def seconds_since_report(self) -> float:
+        return time.monotonic() - self._last[1]
+
+    def took(self, seconds: float) -> None:
+        """A report cost the training thread so long."""
+        self._cost_seconds = (self._cost_seconds + seconds) / 2
+
+    def next(self, reductions: int, is_tuning: bool) -> int:
+        """The reductions until the next report; one starts now, after ``reductions`` in all."""
+        (before, then), now = self._last, time.monotonic()
+        self._last = (reductions, now)
+        if not is_tuning:
+            return WATCHING_REDUCTIONS
+        if reductions == before:
+            return 1
+        step_seconds = max((now - then) / (reductions - before), 1e-9)
+        wanted = max(SHORTEST_SECONDS, self._cost_seconds / LARGEST_SHARE) / step_seconds
+        return max(1, math.ceil(min(wanted, MOST_REDUCTIONS)))
