@@ -1,0 +1,134 @@
+"""Records of measured jobs: from profiles to a workload and a network, through a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.simulation import Simulator
+from bagua_autotune.simulation.fitting import fit_cluster
+from bagua_autotune.simulation.recorded import Collective, Record, RecordError, load_record
+from bagua_autotune.simulation.summary import summarise
+from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
+
+SIMULATOR = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
+)
+TRIALS: list[Knobs] = [
+    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
+]
+
+
+def profiled(noise: float) -> list[tuple[Knobs, Profile]]:
+    generator = np.random.default_rng(1)
+    return [
+        (knobs, SIMULATOR.profile(knobs, 10 * trial + step, generator, noise))
+        for trial, knobs in enumerate(TRIALS)
+        for step in range(3)
+    ]
+
+
+def record(noise: float = 0.0) -> Record:
+    return summarise("small", (2,) * 4, SIMULATOR.workload.tensors, profiled(noise))
+
+
+def test_without_noise_the_workload_comes_back() -> None:
+    found, truth = record().workload, SIMULATOR.workload
+    assert found.compute_seconds == pytest.approx(truth.compute_seconds, rel=1e-3)
+    assert found.forward_seconds == pytest.approx(truth.forward_seconds + truth.ready_seconds[0])
+    assert np.diff(found.ready_seconds) == pytest.approx(np.diff(truth.ready_seconds), abs=3e-4)
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.01), (0.05, 0.1)])
+def test_the_network_comes_back(noise: float, tolerance: float) -> None:
+    fitted = fit_cluster(4, 2, record(noise).collectives)
+    truth = SIMULATOR.cluster
+    assert fitted.bandwidth_bytes_per_second == pytest.approx(
+        truth.bandwidth_bytes_per_second, rel=tolerance
+    )
+    assert fitted.latency_seconds == pytest.approx(truth.latency_seconds, rel=4 * tolerance)
+
+
+def test_the_record_foretells_configurations_that_were_never_run() -> None:
+    found = record(noise=0.05)
+    again = Simulator(found.workload, fit_cluster(4, 2, found.collectives))
+    for knobs in ({"bucket_bytes": 16 * MIB}, {"bucket_bytes": MIB, "hierarchical": "shards"}):
+        assert again.step_seconds(knobs) == pytest.approx(SIMULATOR.step_seconds(knobs), rel=0.05)
+
+
+def test_late_ranks_do_not_decide_the_network() -> None:
+    collectives = record().collectives
+    late = [
+        Collective(bytes=each.bytes, seconds=each.seconds * (5 if index % 10 == 0 else 1))
+        for index, each in enumerate(collectives)
+    ]
+    fitted = fit_cluster(4, 2, late)
+    assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.1)
+
+
+def test_one_size_alone_leaves_a_plausible_latency() -> None:
+    (first, *_) = record().collectives
+    fitted = fit_cluster(4, 2, [first] * 5)
+    assert 1e-7 < fitted.latency_seconds < 1e-2
+
+
+def test_a_job_in_one_node_tells_the_links_inside_it() -> None:
+    simulator = Simulator(SIMULATOR.workload, make_cluster(nodes=1, ranks_per_node=4))
+    steps = [(knobs, simulator.profile(knobs)) for knobs in TRIALS[:2]]
+    collectives = summarise("one", (4,), simulator.workload.tensors, steps).collectives
+    assert fit_cluster(1, 4, collectives).inside_bandwidth_bytes_per_second == pytest.approx(
+        simulator.cluster.inside_bandwidth_bytes_per_second, rel=0.05
+    )
+
+
+def test_nothing_is_told_from_nothing() -> None:
+    with pytest.raises(ValueError, match="no flat reduction was measured"):
+        fit_cluster(4, 2, [])
+    with pytest.raises(ValueError, match="no step of this job has been profiled"):
+        summarise("small", (2,), SIMULATOR.workload.tensors, [])
+    with pytest.raises(ValueError, match="60 tensors; the job has 59"):
+        summarise("small", (2,), SIMULATOR.workload.tensors[1:], profiled(0.0))
+
+
+def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    path, written = tmp_path / "job.json", record()
+    path.write_text(written.model_dump_json())
+    assert load_record(path) == written
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": "something"}, "format: Input should be 'bagua-autotune profile'"),
+        ({"version": 2}, "version: Input should be 1"),
+        ({"ready_seconds": [1.0]}, "ready_seconds has 1 entries for 60 tensors"),
+        ({"ready_seconds": [1.0] * 59 + [0.5]}, "ready_seconds must ascend"),
+        ({"ranks_per_node": []}, "ranks_per_node"),
+        ({"forward_seconds": -1.0}, "forward_seconds"),
+        ({"collectives": [{"bytes": 1, "seconds": 0.0}]}, "collectives.0.seconds"),
+        ({"more": 1}, "more: Extra inputs are not permitted"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_by_name_and_place(
+    tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**record().model_dump(mode="json"), **change}))
+    with pytest.raises(RecordError, match="is not a file of") as caught:
+        load_record(path)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(RecordError, match="Invalid JSON"):
+        load_record(tmp_path / "text")
+    with pytest.raises(RecordError, match="cannot be read"):
+        load_record(tmp_path / "missing")
