@@ -25,19 +25,22 @@ def show(job: str, database: str | None, url: str | None) -> None:
     found = find_job(reader, job)
     trials = reader.trials(found.id)
     best = best_trial(found, trials)
-    say(f"job {found.name} ({found.id}): {found.state}")
+    say(f"job {found.name} ({found.id}): {found.state}{_name_round(found)}")
     _print_trials(trials, best)
     if found.result:
         _say_result(found.result)
-    elif best:
-        say(f"incumbent: {describe(best.configuration)}: {_speedup(best, found, trials)}")
-    chosen = best.configuration if best and not found.result else found.configuration
+    chosen = found.configuration
+    if best and not _is_settled(found):
+        chosen = best.configuration
+        say(f"incumbent: {describe(chosen)}: {_speedup(best, found, trials)}")
     say(f"stock DDP: {stock_ddp_line(chosen)}")
 
 
 def best_trial(job: JobDetail, trials: list[Trial]) -> Trial | None:
     """The first trial of the final choice, or else of the incumbent, in the last round of its."""
-    wanted = job.result.configuration if job.result else job.progress.incumbent
+    wanted = job.progress.incumbent
+    if job.result and _is_settled(job):
+        wanted = job.result.configuration
     found = [trial for trial in trials if trial.configuration == wanted]
     return min(found, key=lambda trial: (-trial.round, trial.index), default=None)
 
@@ -55,6 +58,15 @@ def stock_ddp_line(configuration: dict[str, Value]) -> str:
         }
     )
     return f"{line}  # without: {beyond}" if beyond else line
+
+
+def _is_settled(job: JobDetail) -> bool:
+    """Whether its result is the last word: it is not if the job is tuned again."""
+    return job.result is not None and job.state not in ("tuning", "confirming")
+
+
+def _name_round(job: JobDetail) -> str:
+    return f", round {job.round}" if job.round else ""
 
 
 def _print_trials(trials: list[Trial], best: Trial | None) -> None:

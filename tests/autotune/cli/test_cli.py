@@ -115,6 +115,13 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     assert [row[-1] for row in rows[:4]] == ["", "", "", "best"]
     assert "cost: the search took the time of 12.3 steps at the default (3.7 s)" in result.output
     assert "payback: after 61 steps" in result.output
+    assert "job digits (job): finished, round 1" in result.output
+    store = Store(url)
+    assert store.open_round("job", 5.0)
+    store.close()
+    again = run("show", "job", "--database", url).output
+    assert "job digits (job): tuning, round 2" in again
+    assert "result: faster" in again
 
 
 def test_show_takes_a_name_and_means_its_newest(source: list[str]) -> None:
