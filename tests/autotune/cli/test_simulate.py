@@ -1,0 +1,176 @@
+"""``simulate``, and ``export --profile`` that it reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bagua_autotune.cli import main
+from bagua_autotune.simulation import Simulator
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.simulation.jobs import MIB, make_cluster, make_workload
+from tests.autotune.support import make_spec
+
+NETWORK = ["--nodes", "16", "--ranks-per-node", "8", "--bandwidth", "25Gbit", "--latency", "100us"]
+MEASURED = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
+)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def output(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job with profiles of its baseline and one that was never profiled."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('simulate') / 'a.db'}"
+    tuner = Tuner(Store(url))
+    tensors = [tensor.model_dump() for tensor in MEASURED.workload.tensors]
+    spec = make_spec(name="digits", tensors=tensors, world_size=8, ranks_per_node=[2] * 4)
+    for job in ("profiled", "bare"):
+        tuner.register(job, spec)
+    trial = tuner.open_trial("profiled")
+    assert trial is not None
+    for step in range(3):
+        assert tuner.store.add_profile(
+            "profiled", trial.index, MEASURED.profile(trial.configuration, step), at=1.0
+        )
+    tuner.store.close()
+    return url
+
+
+@pytest.fixture(scope="module")
+def exported(database: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "digits.json"
+    path.write_text(output("export", "profiled", "--profile", "--database", database))
+    return path
+
+
+def test_a_model_of_the_catalog_gets_a_table_and_the_best() -> None:
+    title, header, *rows, alone, default, best = output(
+        "simulate", "--model", "vgg16", *NETWORK
+    ).splitlines()
+    assert title == "vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us"
+    assert header.split("\t") == [
+        "bucket",
+        "flat ms",
+        "hierarchical ms",
+        "hierarchical (sharded) ms",
+    ]
+    assert [row.split("\t")[0] for row in rows][:: len(rows) - 1] == ["64 KiB", "1 GiB"]
+    assert alone == "computing alone: 150 ms"
+    assert default.startswith("default: bucket 25 MiB, flat: ")
+    assert best.startswith("best: bucket ")
+    assert best.endswith("x over the default")
+
+
+def test_json_says_all_of_it() -> None:
+    found = json.loads(output("simulate", "--model", "resnet50", "--json", *NETWORK))
+    assert found["model"] == "resnet50"
+    assert found["bandwidth_bytes_per_second"] == pytest.approx(25e9 / 8)
+    assert found["speedup"] == pytest.approx(
+        found["default"]["step_seconds"] / found["best"]["step_seconds"]
+    )
+    assert found["best"]["step_seconds"] <= min(point["step_seconds"] for point in found["sweep"])
+    assert {point["configuration"]["hierarchical"] for point in found["sweep"]} == {
+        "off", "leaders", "shards",
+    }  # fmt: skip
+
+
+def test_it_draws_png_and_svg(tmp_path: Path) -> None:
+    for name, beginning in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
+        output("simulate", "--model", "vgg16", "--plot", str(tmp_path / name), *NETWORK)
+        assert (tmp_path / name).read_bytes().startswith(beginning)
+
+
+def test_a_plot_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = run("simulate", "--model", "vgg16", "--plot", "a.jpg", *NETWORK)
+    assert "must end in .png or .svg" in ending.output
+    nowhere = run("simulate", "--model", "vgg16", "--plot", str(tmp_path / "x/a.png"), *NETWORK)
+    assert "cannot be written: No such file or directory" in nowhere.output
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    missing = run("simulate", "--model", "vgg16", "--plot", str(tmp_path / "a.png"), *NETWORK)
+    assert "pip install 'bagua-autotune[service,plot]'" in missing.output
+    assert {ending.exit_code, nowhere.exit_code, missing.exit_code} == {1}
+
+
+def test_an_exported_job_is_simulated_on_its_own_network(exported: Path) -> None:
+    found = json.loads(output("simulate", "--model", str(exported), "--json"))
+    truth = MEASURED.step_seconds(MEASURED.default)
+    assert (found["nodes"], found["ranks_per_node"], found["model"]) == (4, 2, "digits")
+    assert found["default"]["step_seconds"] == pytest.approx(truth, rel=0.02)
+
+
+def test_an_exported_job_is_asked_what_another_network_would_bring(exported: Path) -> None:
+    def seconds(*options: str) -> float:
+        found = json.loads(output("simulate", "--model", str(exported), "--json", *options))
+        return float(found["default"]["step_seconds"])
+
+    now = seconds()
+    assert seconds("--bandwidth", "100Gbit") < now
+    assert seconds("--latency", "50ms") > now
+    assert seconds("--nodes", "1") < now
+    assert seconds("--bandwidth", "100Mbit", "--latency", "1ms") > 2 * now
+
+
+def test_a_job_without_profiles_is_said(database: str) -> None:
+    result = run("export", "bare", "--profile", "--database", database)
+    assert result.exit_code == 1
+    assert "job digits: no step of this job has been profiled" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--model", "vgg16"], "need --nodes, --ranks-per-node, --bandwidth and --latency"),
+        (["--model", "vgg17", *NETWORK], "there is no file 'vgg17', nor is it one of the models"),
+        (["--model", "vgg16", "--bandwidth", "25Gb"], "'25Gb' is no bandwidth; write it like"),
+        (["--model", "vgg16", "--latency", "5"], "'5' is no latency; write it like"),
+        (["--model", "vgg16", *NETWORK, "--nodes", "0"], "0 is not in the range"),
+        ([], "Missing option '--model'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(arguments: list[str], complaint: str) -> None:
+    result = run("simulate", *arguments)
+    assert result.exit_code != 0
+    assert complaint in result.output
+    assert isinstance(result.exception, SystemExit), "a sentence, not a traceback"
+
+
+def test_a_bad_file_is_said_with_the_place(exported: Path, tmp_path: Path) -> None:
+    broken = json.loads(exported.read_text())
+    broken["tensors"][3]["bytes"] = -4
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    result = run("simulate", "--model", str(tmp_path / "broken.json"))
+    assert result.exit_code == 1
+    assert (
+        "is not a file of 'bagua-autotune export JOB --profile': tensors.3.bytes" in result.output
+    )
+
+
+def test_a_file_without_measured_reductions_needs_the_network(
+    exported: Path, tmp_path: Path
+) -> None:
+    record = {**json.loads(exported.read_text()), "collectives": []}
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps(record))
+    result = run("simulate", "--model", str(path))
+    assert result.exit_code == 2
+    assert "say --bandwidth and --latency" in result.output
+    output("simulate", "--model", str(path), "--bandwidth", "1Gbit", "--latency", "1ms")
+    one_node = {**json.loads(exported.read_text()), "ranks_per_node": [8]}
+    path.write_text(json.dumps(one_node))
+    output("simulate", "--model", str(path))
+    assert "ran on one node" in run("simulate", "--model", str(path), "--nodes", "2").output
