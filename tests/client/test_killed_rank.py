@@ -16,9 +16,9 @@ from tests.ranks import RankPool
 COLLECTIVE_TIMEOUT_SECONDS = 20
 
 
-def _train_until_killed(hierarchical: str, victim: int) -> None:
+def _train_until_killed(configuration: Configuration, victim: int) -> None:
     ours = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))))
-    assert ours.reconfigure(Configuration(1, hierarchical))
+    assert ours.reconfigure(configuration)
     steps = 0
 
     def die(_: torch.Tensor) -> None:
@@ -33,12 +33,24 @@ def _train_until_killed(hierarchical: str, victim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hierarchical", "victim"), [("off", 1), ("leaders", 2), ("leaders", 3), ("shards", 0)]
+    ("configuration", "victim"),
+    [
+        (Configuration(1), 1),
+        (Configuration(1, channels=2), 3),
+        (Configuration(1, "leaders"), 2),
+        (Configuration(1, "leaders"), 3),
+        (Configuration(1, "leaders", channels=2), 1),
+        (Configuration(1, "shards"), 0),
+        (Configuration(1, "shards", channels=4), 2),
+    ],
+    ids=str,
 )
-def test_the_other_ranks_end_with_torchs_own_error(hierarchical: str, victim: int) -> None:
+def test_the_other_ranks_end_with_torchs_own_error(
+    configuration: Configuration, victim: int
+) -> None:
     pool = RankPool([2, 2], collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS)
     try:
-        outcomes = pool.outcomes(_train_until_killed, hierarchical, victim, timeout_seconds=90)
+        outcomes = pool.outcomes(_train_until_killed, configuration, victim, timeout_seconds=90)
     finally:
         pool.close()
     assert outcomes.pop(victim).error == "ended with exit code -9"

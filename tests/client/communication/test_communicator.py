@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from bagua_client import Configuration
 from bagua_client.communication.communicator import Communicator, timeout_of
+from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from tests.ranks import RankPool
 
@@ -52,17 +53,29 @@ def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
     configuration = Configuration(hierarchical=hierarchical)
     communicator.prepare(configuration)
     operations = communicator.sum_operations(configuration)
+    return [type(operation).__name__ for operation in operations], _sums(
+        communicator, configuration, elements
+    )
+
+
+def _sums(communicator: Communicator, configuration: Configuration, elements: int = 3) -> bool:
+    """Whether nine flat tensors, sent over the channels in turn, all come back as sums."""
     multiple = communicator.padding_multiple(configuration)
     padded = -(-elements // multiple) * multiple
     base = torch.arange(padded, dtype=torch.float32)
-    flats = [(base + number) * (communicator.rank + 1) for number in range(5)]
-    pipeline = ThreadPipeline()
-    for completion in [pipeline.start(flat, operations) for flat in flats]:
+    flats = [(base + number) * (communicator.rank + 1) for number in range(9)]
+    pipelines = [ThreadPipeline() for _ in range(configuration.channels)]
+    completions = []
+    for number, flat in enumerate(flats):
+        channel = number % configuration.channels
+        operations = communicator.sum_operations(configuration, channel)
+        completions.append(pipelines[channel].start(flat, operations))
+    for completion in completions:
         completion.wait()
-    pipeline.close()
+    for pipeline in pipelines:
+        pipeline.close()
     factor = sum(rank + 1 for rank in range(communicator.world_size))
-    right = all(torch.equal(flat, (base + n) * factor) for n, flat in enumerate(flats))
-    return [type(operation).__name__ for operation in operations], right
+    return all(torch.equal(flat, (base + n) * factor) for n, flat in enumerate(flats))
 
 
 LEADER = ["Reduce", "AllReduce", "Broadcast"]
@@ -92,6 +105,67 @@ def test_every_chain_leaves_the_sum_on_every_rank(
 ) -> None:
     ranks: RankPool = request.getfixturevalue(pool)
     assert ranks.run(_sum, hierarchical, elements) == [(names, True) for names in operations]
+
+
+def _groups_held() -> int:
+    return len(dist.distributed_c10d._world.pg_names)
+
+
+def _rounds_of_tuning(ranks: list[int]) -> list[tuple[int, bool]]:
+    """For each configuration the groups that are there for it, and whether its sums are right."""
+    user = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return []
+    communicator = Communicator(user, CPU)
+    before = _groups_held()
+    seen = []
+    for keep in (Configuration(), Configuration(channels=2), Configuration(1, "leaders", 2)):
+        for tried in (
+            Configuration(channels=2),
+            Configuration(1, "leaders"),
+            Configuration(1, "shards", 4),
+            Configuration(channels=4),
+        ):
+            communicator.prepare(tried)
+            assert _sums(communicator, tried)
+        dist.barrier(user)
+        communicator.release(keep)
+        seen.append((_groups_held() - before, _sums(communicator, keep)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("pool", "ranks", "groups"),
+    [
+        # The group of the user is the first channel; each channel by node takes three.
+        ("four_ranks", [0, 1, 2, 3], [0, 1, 6]),
+        ("three_ranks", [0, 1, 2], [0, 1, 6]),
+        ("four_ranks", [0, 2, 3], [0, 1, 6]),
+        ("four_ranks", [2, 3], [0, 1, 1]),
+        ("two_ranks", [0, 1], [0, 1, 1]),
+    ],
+)
+def test_groups_are_let_go_and_made_again(
+    request: pytest.FixtureRequest, pool: str, ranks: list[int], groups: list[int]
+) -> None:
+    results = request.getfixturevalue(pool).run(_rounds_of_tuning, ranks)
+    for rank, seen in enumerate(results):
+        assert seen == ([(held, True) for held in groups] if rank in ranks else [])
+
+
+def _backends_of_channels() -> list[str]:
+    user = dist.new_group(backend="cpu:gloo")
+    assert dist.get_backend(_world()) != dist.get_backend(user)
+    communicator = Communicator(user, CPU)
+    communicator.prepare(Configuration(channels=4))
+    chains = [communicator.sum_operations(Configuration(channels=4), i) for i in range(4)]
+    groups = {chain[0].group for chain in chains if isinstance(chain[0], AllReduce)}
+    assert len(groups) == 4
+    return sorted(str(dist.get_backend(group)) for group in groups)
+
+
+def test_the_channels_of_a_group_have_its_backend(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_backends_of_channels) == [["cpu:gloo"] * 4] * 2
 
 
 def _groups_of_a_sub_group() -> list[float]:

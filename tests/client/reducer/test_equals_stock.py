@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_client import Configuration
-from bagua_client.configuration import HIERARCHICAL_VALUES
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 
@@ -24,8 +25,34 @@ BATCH = 4
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A configuration for a model that is not known yet.
+
+    ``ends`` says, over and over, whether an explicit bucket ends at a tensor; None: the buckets
+    are cut by bytes.
+    """
+
+    configuration: Configuration
+    ends: tuple[bool, ...] | None
+
+    def of(self, model: DistributedDataParallel) -> Configuration:
+        """With explicit buckets that fit ``model``, once its order is known."""
+        reducer = model._reducer
+        if self.ends is None or not reducer.order_is_agreed:
+            return self.configuration
+        counts = [1]
+        for place, (before, index) in enumerate(pairwise(reducer.order)):
+            alike = reducer.tensors[before].group == reducer.tensors[index].group
+            if alike and not self.ends[place % len(self.ends)]:
+                counts[-1] += 1
+            else:
+                counts.append(1)
+        return replace(self.configuration, buckets=tuple(counts))
+
+
+@dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and the configurations it meets on the way."""
+    """A model, how it is trained, and the settings it meets on the way."""
 
     seed: int
     width: int
@@ -37,7 +64,7 @@ class Case:
     zero_every_steps: int
     set_to_none: bool
     as_view: bool
-    configurations: tuple[Configuration, ...]
+    settings: tuple[Setting, ...]
 
 
 class Net(torch.nn.Module):
@@ -67,10 +94,19 @@ class Net(torch.nn.Module):
         return values.float() * self.gain
 
 
+sizes_bytes = st.sampled_from([1, 100, 400, 1000, 1 << 20])
 configurations = st.builds(
     Configuration,
-    bucket_bytes=st.sampled_from([1, 100, 400, 1000, 1 << 20]),
+    bucket_bytes=sizes_bytes,
     hierarchical=st.sampled_from(HIERARCHICAL_VALUES),
+    channels=st.sampled_from(CHANNELS_VALUES),
+    first_bucket_bytes=st.just(0) | sizes_bytes,
+    last_bucket_bytes=st.just(0) | sizes_bytes,
+)
+settings_met = st.builds(
+    Setting,
+    configuration=configurations,
+    ends=st.none() | st.lists(st.booleans(), min_size=1, max_size=8).map(tuple),
 )
 
 cases = st.builds(
@@ -85,8 +121,8 @@ cases = st.builds(
     zero_every_steps=st.integers(1, 2),
     set_to_none=st.booleans(),
     as_view=st.booleans(),
-    configurations=st.lists(
-        configurations,
+    settings=st.lists(
+        settings_met,
         min_size=STEPS // STEPS_UNTIL_CHANGE,
         max_size=STEPS // STEPS_UNTIL_CHANGE,
     ).map(tuple),
@@ -103,7 +139,9 @@ def train_both(case: Case, rank_seeds: tuple[int, ...]) -> str | None:
     found = None
     for step in range(STEPS):
         if step % STEPS_UNTIL_CHANGE == 0:
-            assert ours.reconfigure(case.configurations[step // STEPS_UNTIL_CHANGE])
+            configuration = case.settings[step // STEPS_UNTIL_CHANGE].of(ours)
+            assert ours.reconfigure(configuration)
+            assert ours.configuration == configuration
         if step % case.zero_every_steps == 0:
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=case.set_to_none)

@@ -111,6 +111,8 @@ def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str]
         ([*[Configuration(1, "shards")] * 3, Configuration(1)], "rank 3"),
         ([Configuration(1)] * 2 + [Configuration(500)] * 2, "ranks 2, 3"),
         ([Configuration(size) for size in (1, 200, 400, 800)], "ranks 1, 2, 3"),
+        ([Configuration(1, channels=2), *[Configuration(1)] * 3], "rank 0"),
+        ([*[Configuration(1)] * 3, Configuration(1, last_bucket_bytes=300)], "rank 3"),
     ],
 )
 def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
@@ -125,6 +127,56 @@ def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
             assert f"return to the default ({Configuration()})" in error
         else:
             assert errors == []
+
+
+FITS, DOES_NOT_FIT = Configuration(buckets=(1, 7)), Configuration(buckets=(2, 7))
+
+
+def _explicit(configurations: list[Configuration]) -> tuple[bool, Configuration, list[str]]:
+    ours = DistributedDataParallel(_model())
+    for _ in range(3):
+        _step(ours, _own_inputs())
+    with _Records() as lines:
+        agreed = ours.reconfigure(configurations[dist.get_rank()])
+    for _ in range(3):
+        _step(ours, _own_inputs())
+    return agreed, ours.configuration, [line for line in lines if not line.startswith("INFO")]
+
+
+def test_explicit_buckets_that_do_not_fit_the_model_are_voted_down(two_ranks: RankPool) -> None:
+    results = two_ranks.run(_explicit, [DOES_NOT_FIT] * 2)
+    for rank, (agreed, configuration, lines) in enumerate(results):
+        assert (agreed, configuration) == (False, Configuration())
+        assert lines[0] == (
+            f"WARNING rank {rank} cannot carry out 2 explicit buckets: "
+            "the explicit buckets hold 9 tensors, but the model has 8"
+        )
+    assert "no rank can carry out the configuration 2 explicit buckets: all" in results[0][2][1]
+
+
+def test_a_rank_that_alone_was_told_buckets_that_do_not_fit_votes_against_them(
+    two_ranks: RankPool,
+) -> None:
+    results = two_ranks.run(_explicit, [FITS, DOES_NOT_FIT])
+    for agreed, configuration, lines in results:
+        assert (agreed, configuration) == (False, Configuration())
+        assert len(lines) == 1
+    assert results[0][2][0].startswith("ERROR rank 1 disagreed with the others")
+
+
+def _explicit_before_the_order_is_known() -> tuple[bool, bool, list[str]]:
+    ours = DistributedDataParallel(_model())
+    with _Records() as lines:
+        too_early = ours.reconfigure(FITS)
+    for _ in range(2):
+        _step(ours, _own_inputs())
+    return too_early, ours.reconfigure(FITS), lines
+
+
+def test_explicit_buckets_wait_for_the_order_that_they_count_in(two_ranks: RankPool) -> None:
+    for too_early, later, lines in two_ranks.run(_explicit_before_the_order_is_known):
+        assert (too_early, later) == (False, True)
+        assert "known after the first 2 steps" in lines[0]
 
 
 def _buckets_left_over(configurations: list[Configuration]) -> list[int]:
@@ -150,22 +202,36 @@ def test_the_memory_of_the_old_buckets_is_released(four_ranks: RankPool) -> None
     assert four_ranks.run(_buckets_left_over, configurations) == [[0] * 5] * 4
 
 
-def _threads_left_over() -> list[str]:
+def _relays_of(configuration: Configuration, then: Configuration | None) -> tuple[int, list[str]]:
+    """How many threads it takes, and which of them are left after it."""
     before = set(threading.enumerate())
     ours = DistributedDataParallel(_model())
-    assert ours.reconfigure(Configuration(200, "shards"))
+    assert ours.reconfigure(configuration)
     _step(ours, _own_inputs())
     relays = set(threading.enumerate()) - before
-    assert relays
-    del ours
-    gc.collect()
+    if then is None:
+        del ours
+        gc.collect()
+    else:
+        assert ours.reconfigure(then)
+        _step(ours, _own_inputs())
+        assert set(threading.enumerate()) <= before | relays
     for relay in relays:
         relay.join(timeout=10)
-    return [relay.name for relay in relays if relay.is_alive()]
+    return len(relays), [relay.name for relay in relays if relay.is_alive()]
 
 
-def test_the_threads_end_with_the_wrapper(four_ranks: RankPool) -> None:
-    assert four_ranks.run(_threads_left_over) == [[]] * 4
+@pytest.mark.parametrize(
+    ("configuration", "relays"),
+    [(Configuration(1, "shards"), 3), (Configuration(1, "shards", channels=2), 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("then", [None, Configuration(1, channels=4)], ids=str)
+def test_the_threads_end_with_the_wrapper_or_with_the_need_for_them(
+    four_ranks: RankPool, configuration: Configuration, relays: int, then: Configuration | None
+) -> None:
+    results = four_ranks.run(_relays_of, configuration, then)
+    assert results == [(relays, [])] * 4
 
 
 def _log_of_a_change() -> tuple[list[str], list[float]]:
