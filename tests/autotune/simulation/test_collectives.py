@@ -52,6 +52,24 @@ def test_one_large_message_has_the_textbook_time() -> None:
     )
 
 
+def test_a_hierarchical_reduction_leaves_the_node_with_less() -> None:
+    cluster, size = make_cluster(nodes=4, ranks_per_node=8), 32 * MIB
+    (flat,) = reduction(cluster, "off", size)
+    assert flat.bytes == pytest.approx(2 * 31 / 32 * size)
+    for kind, inside_bytes in (("leaders", size), ("shards", 7 / 8 * size)):
+        first, across, last = reduction(cluster, kind, size)
+        assert across.bytes == pytest.approx(2 * 3 / 4 * size)
+        assert [first.link, across.link, last.link] == ["inside", "network", "inside"]
+        assert first.bytes == last.bytes == pytest.approx(inside_bytes)
+
+
+def test_shards_together_fill_what_one_flow_cannot() -> None:
+    cluster = replace(make_cluster(ranks_per_node=8), flow_bytes_per_second=2e8)
+    across = {kind: reduction(cluster, kind, 64 * MIB)[1].most for kind in ("leaders", "shards")}
+    assert across["leaders"] < 2e8
+    assert 4 * across["leaders"] < across["shards"] < cluster.bandwidth_bytes_per_second
+
+
 def test_a_small_message_reaches_less_bandwidth() -> None:
     (small,) = reduction(make_cluster(), "off", 16 * 1024)
     (large,) = reduction(make_cluster(), "off", 64 * MIB)
