@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from tests.autotune.api.driving import settle
 from tests.autotune.support import registration
 
 ROUTES = st.sampled_from(
@@ -139,7 +140,7 @@ def test_odd_knobs_are_refused_or_work(body: dict[str, Any]) -> None:
     if response.status_code == 201 and response.get_json()["trial"]:
         steps = [{"step": step, "seconds": [0.1] * 4} for step in range(30)]
         observed = client.post(f"{job}/observations", json={"trial": 0, "steps": steps})
-        assert observed.get_json()["trial"]["index"] == 1
+        assert settle(client, observed.get_json(), job)["trial"]["index"] == 1
     for path in ("/api/v2/jobs", "/metrics"):
         assert client.get(path).status_code == 200
     store.close()

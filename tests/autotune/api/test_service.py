@@ -18,7 +18,8 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import TrialRow
-from tests.autotune.support import Ranks, registration
+from tests.autotune.api.driving import JOB, drive
+from tests.autotune.support import Ranks, peaked, registration
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics")
 
@@ -82,15 +83,9 @@ def scrape(client: FlaskClient) -> dict[tuple[str, ...], float]:
 
 def test_metrics_tell_of_jobs_and_requests(client: FlaskClient) -> None:
     assert not [key for key in scrape(client) if key[0].startswith("bagua_autotune_job")]
-    state = client.put("/api/v2/jobs/job", json=registration()).get_json()
+    client.put(JOB, json=registration())
     ranks = Ranks(noise=0.001)
-    while state["trial"]:
-        steps = [
-            {"step": step, "seconds": seconds}
-            for step, seconds in ranks.run(state["configuration"], 10)
-        ]
-        body = {"trial": state["trial"]["index"], "steps": steps}
-        state = client.post("/api/v2/jobs/job/observations", json=body).get_json()
+    state = drive(client, ranks, steps=10)
     client.get("/favicon.ico")
     found = scrape(client)
     assert found["bagua_autotune_job_state", "digits", "finished"] == 1
@@ -106,6 +101,20 @@ def test_metrics_tell_of_jobs_and_requests(client: FlaskClient) -> None:
     route = "/api/v2/jobs/<job_id>"
     assert found["bagua_autotune_requests_total", "201", "PUT", route] == 1
     assert found["bagua_autotune_requests_total", "404", "any", "unmatched"] == 1
+    assert found["bagua_autotune_rounds_total",] == 0
+
+
+def test_metrics_tell_of_the_latest_round(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    drive(client, Ranks(noise=0.001), steps=10)
+    slower = Ranks(noise=0.001, step_seconds=lambda configuration: 3 * peaked(configuration))
+    before = scrape(client)
+    client.post(f"{JOB}/events", json={"kind": "drift", "step": 10**6, "seconds": 0.6})
+    drive(client, slower, steps=10)
+    found = scrape(client)
+    assert found["bagua_autotune_rounds_total",] == 1
+    key = ("bagua_autotune_step_seconds", "baseline", "digits")
+    assert found[key] == pytest.approx(3 * before[key], rel=0.05)
 
 
 def test_one_broken_job_does_not_hide_the_others(client: FlaskClient, store: Store) -> None:

@@ -8,9 +8,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from tests.autotune.api.driving import JOB, drive
 from tests.autotune.support import MIB, Ranks, registration
 
-JOB = "/api/v2/jobs/job"
 BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
 BUCKET = {"bytes": 40_000_000, "started_seconds": 0.1, "ended_seconds": 0.25}
 PROFILE = {
@@ -36,18 +36,6 @@ def assert_problem(response: TestResponse, status: int, word: str) -> None:
     assert set(body) == {"type", "title", "status", "detail"}
     assert body["status"] == status
     assert word in body["detail"]
-
-
-def drive(client: FlaskClient, ranks: Ranks) -> dict[str, Any]:
-    state = client.get(JOB).get_json()
-    while state["trial"]:
-        steps = [
-            {"step": step, "seconds": seconds}
-            for step, seconds in ranks.run(state["configuration"], 5)
-        ]
-        body = {"trial": state["trial"]["index"], "steps": steps}
-        state = client.post(f"{JOB}/observations", json=body).get_json()
-    return state
 
 
 def test_a_registered_job_is_told_to_run_the_baseline(client: FlaskClient) -> None:
@@ -85,6 +73,28 @@ def test_a_whole_tuning_over_http(registered: FlaskClient) -> None:
     one = registered.get(f"{JOB}/observations?trial=1").get_json()["observations"]
     assert {observation["trial"] for observation in one} == {1}
     assert len(one[0]["seconds"]) == 4
+
+
+def test_a_job_that_drifts_is_tuned_in_another_round(registered: FlaskClient) -> None:
+    ranks = Ranks(seed=1, noise=0.01)
+    first = drive(registered, ranks)
+    drift = {"kind": "drift", "step": 10**6, "seconds": 0.5, "message": "steps take 0.5 s"}
+    state = registered.post(f"{JOB}/events", json=drift).get_json()
+    assert (state["state"], state["round"], state["result"]) == ("tuning", 1, first["result"])
+    assert state["trial"]["index"] == first["result"]["trials"]
+    last = drive(registered, ranks)
+    assert (last["state"], last["round"]) == ("finished", 1)
+    rounds = [trial["round"] for trial in registered.get(f"{JOB}/trials").get_json()["trials"]]
+    assert rounds == sorted(rounds)
+    assert set(rounds) == {0, 1}
+
+
+def test_a_drift_beyond_the_budget_changes_nothing(client: FlaskClient) -> None:
+    client.put(JOB, json=registration(limits={"max_rounds": 1}))
+    finished = drive(client, Ranks(seed=1, noise=0.01))
+    state = client.post(f"{JOB}/events", json={"kind": "drift", "step": 10**6}).get_json()
+    assert (state["state"], state["round"], state["trial"]) == ("finished", 0, None)
+    assert state["result"] == finished["result"]
 
 
 def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:

@@ -1,0 +1,33 @@
+"""A job's rank 0, as far as the API sees it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask.testing import FlaskClient
+
+from tests.autotune.support import Ranks
+
+JOB = "/api/v2/jobs/job"
+
+
+def settle(client: FlaskClient, state: dict[str, Any], job: str = JOB) -> dict[str, Any]:
+    """The state once nothing is being decided."""
+    while state["deciding"]:
+        time.sleep(0.005)
+        state = client.get(job).get_json()
+    return state
+
+
+def drive(client: FlaskClient, ranks: Ranks, steps: int = 5) -> dict[str, Any]:
+    """Run what the service says until it says no more; the last state."""
+    state = client.get(JOB).get_json()
+    while state["trial"]:
+        found = [
+            {"step": step, "seconds": seconds}
+            for step, seconds in ranks.run(state["configuration"], steps)
+        ]
+        body = {"trial": state["trial"]["index"], "steps": found}
+        state = settle(client, client.post(f"{JOB}/observations", json=body).get_json())
+    return state
