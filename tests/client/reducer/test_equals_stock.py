@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration
 from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
 from tests.client.comparison import difference, pair
+from tests.client.setting import Setting
 from tests.ranks import RankPool
 
 # Enough for hypothesis to shrink a failing case.
@@ -22,32 +22,6 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 50
 STEPS_UNTIL_CHANGE = 5
 BATCH = 4
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A configuration for a model that is not known yet.
-
-    ``ends`` says, over and over, whether an explicit bucket ends at a tensor; None: the buckets
-    are cut by bytes.
-    """
-
-    configuration: Configuration
-    ends: tuple[bool, ...] | None
-
-    def of(self, model: DistributedDataParallel) -> Configuration:
-        """With explicit buckets that fit ``model``, once its order is known."""
-        reducer = model._reducer
-        if self.ends is None or not reducer.order_is_agreed:
-            return self.configuration
-        counts = [1]
-        for place, (before, index) in enumerate(pairwise(reducer.order)):
-            alike = reducer.tensors[before].group == reducer.tensors[index].group
-            if alike and not self.ends[place % len(self.ends)]:
-                counts[-1] += 1
-            else:
-                counts.append(1)
-        return replace(self.configuration, buckets=tuple(counts))
 
 
 @dataclass(frozen=True)
