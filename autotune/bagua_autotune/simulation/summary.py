@@ -91,11 +91,15 @@ def _ends(bucket: BucketTiming) -> tuple[float, float]:
 
 
 def _collectives(buckets: Sequence[BucketTiming]) -> list[Collective]:
-    """One after the other on one channel: each begins when the one before it is done."""
+    """One after the other on one channel: each begins when the one before it is done.
+
+    The first one of a step waits for the rank that computes slowest, so it is left out, unless
+    there is no other.
+    """
     found, free_at = [], 0.0
     for bucket in sorted(buckets, key=lambda bucket: bucket.started_seconds):
         seconds = bucket.ended_seconds - max(bucket.started_seconds, free_at)
         free_at = max(free_at, bucket.ended_seconds)
         if seconds > 0 and bucket.bytes > 0:
             found.append(Collective(bytes=bucket.bytes, seconds=seconds))
-    return found
+    return found[1:] or found

@@ -73,6 +73,23 @@ def test_late_ranks_do_not_decide_the_network() -> None:
     assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.1)
 
 
+def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
+    def delayed(profile: Profile) -> Profile:
+        """The first reduction begins on all ranks only when the slowest has computed so far."""
+        first, *others = profile.buckets
+        late = [
+            bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + 0.1})
+            for bucket in others
+        ]
+        first = first.model_copy(update={"ended_seconds": first.ended_seconds + 0.1})
+        return profile.model_copy(update={"buckets": (first, *late)})
+
+    steps = [(knobs, delayed(profile)) for knobs, profile in profiled(0.0)]
+    found = summarise("small", (2,) * 4, SIMULATOR.workload.tensors, steps)
+    fitted = fit_cluster(4, 2, found.collectives)
+    assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.02)
+
+
 def test_one_size_alone_leaves_a_plausible_latency() -> None:
     (first, *_) = record().collectives
     fitted = fit_cluster(4, 2, [first] * 5)
