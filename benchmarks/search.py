@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--trials", type=int, default=60, help="of each run")
     parser.add_argument("--spaces", nargs="+", choices=[*SPACES], default=[*SPACES])
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument(
         "--wrong-model", action="store_true", help="ours with wrong cost models, against plain"
     )
