@@ -11,6 +11,7 @@ from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 
@@ -25,7 +26,7 @@ def create_app(settings: Settings, store: Store) -> Flask:
     listeners: list[TunerListener] = [metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
-    tuner = Tuner(store, settings.searcher, listeners)
+    tuner = Tuner(store, settings.searcher, listeners, background=DaemonThreads())
     problems.install(app)
     metrics.watch(app)
     if settings.token:

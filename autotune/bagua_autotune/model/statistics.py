@@ -26,6 +26,8 @@ SMALL_SAMPLE_FACTORS = {
 # Standard error of a median over that of a mean, for a normal: sqrt(pi / 2).
 MEDIAN_INEFFICIENCY = 1.2533
 CONFIDENCE = 0.975
+# So many blocks is the spread inside blocks worth, as a guess of that between them.
+PRIOR_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
 
     A machine that gets steadily slower or faster is part of the fit: least squares of the
     blocks' centres on their side and their position.  What blocks differ by beyond that (other
-    load, other temperature) is their variance, or what the spread inside them says if that is
-    more.
+    load, other temperature) is their variance; few blocks do not show it well, so that the
+    spread inside them, which is its least value, counts as some blocks more (the usual scaled
+    inverse chi-squared prior: Gelman et al., "Bayesian Data Analysis", section 2.6).
 
     Args:
         blocks: in the order in which they were measured, which should alternate.
@@ -116,22 +119,19 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
     solution = np.linalg.lstsq(design, centers, rcond=None)[0]
     factor = math.sqrt(float(np.linalg.pinv(design.T @ design)[2, 2]))
     degrees = len(blocks) - design.shape[1]
-    between = math.hypot(*(centers - design @ solution)) / math.sqrt(degrees)
-    half_width = factor * max(
-        _student_quantile(degrees, CONFIDENCE) * between, _half_width_inside(blocks)
-    )
+    squares = float(np.sum(np.square(centers - design @ solution)))
+    inside = _error_inside(blocks)
+    all_degrees = degrees + PRIOR_BLOCKS
+    between = math.sqrt((squares + PRIOR_BLOCKS * inside**2) / all_degrees)
+    half_width = factor * _student_quantile(all_degrees, CONFIDENCE) * max(between, inside)
     center = float(solution[2])
     return Interval(center, center - half_width, center + half_width)
 
 
-def _half_width_inside(blocks: Sequence[Estimate]) -> float:
-    """Of the 95 % interval of one block, from the spread inside all of them."""
-    known = [block for block in blocks if math.isfinite(block.standard_error)]
-    if not known:
-        return 0.0
-    degrees = sum(block.count - 1 for block in known)
-    typical = math.hypot(*(block.standard_error for block in known)) / math.sqrt(len(known))
-    return _student_quantile(degrees, CONFIDENCE) * typical
+def _error_inside(blocks: Sequence[Estimate]) -> float:
+    """The standard error of one block's centre, from the spread inside all of them."""
+    known = [block.standard_error for block in blocks if math.isfinite(block.standard_error)]
+    return math.hypot(*known) / math.sqrt(len(known)) if known else 0.0
 
 
 def _sigma(costs: Sequence[float]) -> float:

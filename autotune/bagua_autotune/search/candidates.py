@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from bagua_autotune.costs import CostModel, Kind
 from bagua_autotune.model.buckets import Tensor, cut
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
@@ -21,11 +22,15 @@ from bagua_autotune.model.knobs import (
     Value,
 )
 
+FIRST_KNOB = "first_bucket_bytes"
+PARTITION_KNOB = "buckets"
+
 
 def enumerate_candidates(
     space: Space, baseline: Configuration, tensors: Sequence[Tensor]
-) -> list[Configuration]:
-    """All candidates, the baseline first; of equal layouts one stands for all."""
+) -> tuple[Configuration, ...]:
+    """All candidates that are cut by size, the baseline first; of equal layouts one stands for
+    all."""
     choices: dict[str, Sequence[Value]] = {
         knob: _values(domain, baseline, knob) for knob, domain in space.items()
     }
@@ -36,7 +41,40 @@ def enumerate_candidates(
         Configuration(dict(zip(choices, values, strict=True)))
         for values in product(*choices.values())
     ]
-    return [baseline, *(configuration for configuration in grid if configuration != baseline)]
+    distinct = dict.fromkeys(_without_idle_sizes(configuration) for configuration in grid)
+    return (baseline, *(found for found in distinct if found != baseline))
+
+
+def explicit_candidates(
+    space: Space, baseline: Configuration, tensors: Sequence[Tensor], model: CostModel
+) -> list[Configuration]:
+    """The best explicit list of buckets for each way to reduce, by the cost model.
+
+    Its bucket size is that of its average bucket: where it stands among the other candidates.
+    """
+    domain = space[BUCKET_KNOB]
+    if not isinstance(domain, LogInteger):
+        return []
+    total_bytes = sum(tensor.bytes for tensor in tensors)
+    found = []
+    for kind in model.costs:
+        # The list is best for one channel and the gradients as they are.
+        counts = model.best_partition(kind) if kind == Kind(kind.hierarchical) else None
+        if counts is not None:
+            size = min(max(total_bytes // len(counts), domain.low), domain.high)
+            changes: dict[str, Value] = {BUCKET_KNOB: size, PARTITION_KNOB: counts}
+            if "hierarchical" in space:
+                changes["hierarchical"] = kind.hierarchical
+            found.append(Configuration({**baseline, **changes}))
+    return found
+
+
+def _without_idle_sizes(configuration: Configuration) -> Configuration:
+    """A first bucket that is no smaller than the others is none of its own."""
+    first = configuration.get(FIRST_KNOB, 0)
+    if isinstance(first, int) and first >= configuration.number(BUCKET_KNOB) > 0 < first:
+        return Configuration({**configuration, FIRST_KNOB: 0})
+    return configuration
 
 
 def _values(domain: Domain, baseline: Configuration, knob: str) -> Sequence[Value]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from statistics import fmean
 
-from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
 
 
@@ -15,10 +15,10 @@ from bagua_autotune.search.searcher import register
 class RandomSearcher:
     """See Searcher."""
 
-    def __init__(self, space: Space, candidates: Sequence[Configuration], seed: int) -> None:
-        rest = list(candidates[1:])
-        random.Random(seed).shuffle(rest)
-        self._order = [candidates[0], *rest]
+    def __init__(self, problem: Problem) -> None:
+        baseline, *rest = problem.candidates
+        random.Random(problem.seed).shuffle(rest)
+        self._order = [baseline, *rest]
         self._costs: dict[Configuration, list[float]] = {}
         self.initial_trials = min(3, len(self._order))
 

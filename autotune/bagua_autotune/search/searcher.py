@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search.problem import Problem
 
 
 class Searcher(Protocol):
@@ -17,9 +18,9 @@ class Searcher(Protocol):
     The smallest example tries the candidates in their order::
 
         class InOrder:
-            def __init__(self, space, candidates, seed):
-                self._candidates, self._costs = candidates, {}
-                self.initial_trials = len(candidates)
+            def __init__(self, problem):
+                self._candidates, self._costs = problem.candidates, {}
+                self.initial_trials = len(problem.candidates)
             def tell(self, configuration, cost, standard_error):
                 self._costs[configuration] = cost
             def ask(self):
@@ -32,8 +33,9 @@ class Searcher(Protocol):
                 return math.inf
     """
 
-    initial_trials: int
-    """So many trials are chosen before the search learns from any of them."""
+    @property
+    def initial_trials(self) -> int:
+        """So many trials are chosen before the search learns from any of them."""
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         """Learn a measured cost. ``standard_error`` is infinite where it is not known.
@@ -59,8 +61,7 @@ class Searcher(Protocol):
         """By how much the next trial is expected to lower the best cost; in units of cost."""
 
 
-Factory = Callable[[Space, Sequence[Configuration], int], Searcher]
-"""Makes a searcher for candidates (the baseline first) with a seed."""
+Factory = Callable[[Problem], Searcher]
 
 _factories: dict[str, Factory] = {}
 
@@ -79,9 +80,7 @@ def names() -> list[str]:
     return sorted(_factories)
 
 
-def make_searcher(
-    name: str, space: Space, candidates: Sequence[Configuration], seed: int
-) -> Searcher:
+def make_searcher(name: str, problem: Problem) -> Searcher:
     """Build the search method of this name.
 
     Raises:
@@ -89,4 +88,4 @@ def make_searcher(
     """
     if name not in _factories:
         raise ValueError(f"no search method {name!r}; there are {', '.join(names())}")
-    return _factories[name](space, candidates, seed)
+    return _factories[name](problem)

@@ -74,6 +74,13 @@ class Reports:
         with self.database.reading() as session:
             return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
 
+    def first_steps(self, job_id: str) -> dict[int, int]:
+        """By trial index the first step that was observed under it."""
+        query = select(TrialRow.index, func.min(ObservationRow.step)).join(ObservationRow)
+        with self.database.reading() as session:
+            rows = session.execute(query.where(TrialRow.job_id == job_id).group_by(TrialRow.index))
+            return {index: int(step) for index, step in rows}
+
     def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
         """Store a profiled step of a trial.
 

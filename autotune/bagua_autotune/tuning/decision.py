@@ -1,4 +1,4 @@
-"""What follows in a job: a pure function of its trials.
+"""What follows in a job: a pure function of its trials and of what is known of it.
 
 Nothing else is remembered, so a restarted service, or another replica, goes on as if
 nothing had happened.
@@ -7,15 +7,16 @@ nothing had happened.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
-from bagua_autotune.search import Searcher
+from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.stopping import search_has_ended
+from bagua_autotune.tuning.warm_start import confirmed_gain, measured_in, stored_best
 
 MOST_FAILURES = 3
 
@@ -39,45 +40,37 @@ class Keep:
 
 def decide(
     job: Job,
-    candidates: Sequence[Configuration],
     trials: Sequence[Trial],
     objective: Objective,
-    make_searcher: Callable[[Sequence[Configuration]], Searcher],
+    problem: Callable[[], Problem],
+    make_searcher: Callable[[Problem], Searcher],
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
     Args:
-        candidates: the baseline first.
-        trials: all of the job's, none of them open.
-        make_searcher: builds a fresh one for the candidates given.
+        trials: of this round, none of them open.
+        problem: all that may be tried, the baseline first; takes a while.
+        make_searcher: builds a fresh searcher.
     """
-    if len(candidates) == 1:
+    if not trials and len(problem().candidates) == 1:
         return Keep(job.baseline, reason="nothing else to try")
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):
         return Keep(job.baseline, reason="the ranks disagreed too often")
-    baseline = baseline_estimate(job, trials)
-    if baseline is None:
-        return Propose("search", job.baseline)
-    scale = objective.scale(baseline.center)
     # The baseline stays: it is what a job falls back to.
     banned = {trial.configuration for trial in failed} - {job.baseline}
-    allowed = [candidate for candidate in candidates if candidate not in banned]
+    start = _start(job, trials, banned, objective)
+    if start is not None:
+        return start
+    baseline = baseline_estimate(job, trials)
+    assert baseline is not None  # _start proposes it
+    scale = objective.scale(baseline.center)
     winner = _being_confirmed(job, trials, banned)
     if winner is None:
-        searches = [trial for trial in trials if trial.purpose == "search"]
-        searcher = make_searcher(allowed)
-        for trial in searches:
-            if trial.estimate:
-                searcher.tell(
-                    trial.configuration, trial.estimate.center, trial.estimate.standard_error
-                )
-        is_confirming = len(searches) < len(trials)
-        if not is_confirming and not search_has_ended(
-            searches, allowed, searcher, job.limits.max_samples, scale
-        ):
-            return Propose("search", searcher.ask())
-        winner = searcher.best()
+        found = _search(job, trials, banned, problem(), make_searcher, scale)
+        if isinstance(found, Propose):
+            return found
+        winner = found
     if winner == job.baseline:
         return Keep(job.baseline)
     confirmation = confirm(trials, winner, job.baseline, scale)
@@ -88,11 +81,56 @@ def decide(
     return Keep(winner, confirmation.gain)
 
 
+def _start(
+    job: Job, trials: Sequence[Trial], banned: set[Configuration], objective: Objective
+) -> Propose | Keep | None:
+    """The trials before the search: what runs already, the baseline, what was best before."""
+    stored = stored_best(job)
+    if stored in banned:
+        stored = None
+    # What runs already needs no switch: the baseline at first, the kept one in a later round.
+    first = [job.baseline, stored] if job.round == 0 else [stored, job.baseline]
+    for configuration in first:
+        if configuration is not None and measured_in(trials, configuration) is None:
+            return Propose("search", configuration)
+    baseline = baseline_estimate(job, trials)
+    if stored is None or baseline is None or len(trials) > len(set(first)):
+        return None
+    if job.round == 0 and stored == job.baseline:
+        return Keep(job.baseline, reason="the best of an earlier run")
+    found = measured_in(trials, stored)
+    gain = confirmed_gain(job, baseline, found, objective) if found else None
+    return Keep(stored, gain) if gain is not None and gain.low > 0 else None
+
+
+def _search(
+    job: Job,
+    trials: Sequence[Trial],
+    banned: set[Configuration],
+    problem: Problem,
+    make_searcher: Callable[[Problem], Searcher],
+    scale: float,
+) -> Propose | Configuration:
+    """The next search trial, or the winner of the search."""
+    if banned:
+        allowed = tuple(c for c in problem.candidates if c not in banned)
+        problem = replace(problem, candidates=allowed)
+    searches = [trial for trial in trials if trial.purpose == "search"]
+    searcher = make_searcher(problem)
+    for trial in searches:
+        if trial.estimate and trial.configuration not in banned:
+            found = trial.estimate
+            # In parts of the baseline: the searcher knows what a cost of 0.01 means.
+            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+    is_confirming = len(searches) < len(trials)
+    if not is_confirming and not search_has_ended(searches, problem, searcher, job.limits):
+        return Propose("search", searcher.ask())
+    return searcher.best()
+
+
 def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
     """The first measurement of the job's own configuration."""
-    return next(
-        (t.estimate for t in trials if t.configuration == job.baseline and t.estimate), None
-    )
+    return measured_in(trials, job.baseline)
 
 
 def incumbent(trials: Sequence[Trial]) -> Trial | None:

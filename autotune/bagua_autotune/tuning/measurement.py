@@ -10,16 +10,22 @@ from collections.abc import Sequence
 from itertools import accumulate
 from statistics import median
 
-from bagua_autotune.model.job import Limits
+from bagua_autotune.model.job import Limits, Purpose
 from bagua_autotune.model.statistics import Estimate, estimate
 
 # Looking again after each batch until the interval is narrow favours intervals that are too
-# narrow; a spread known from eight steps makes up for it: 93 to 97 % hold the truth at 0.5 to
+# narrow; a spread known from several steps makes up for it: 93 to 97 % hold the truth at 0.5 to
 # 5 % noise (tests/autotune/tuning/test_measurement.py measures it).
 NARROW = 0.025
-NARROW_STEPS = 8
+NARROW_STEPS = 6
+# A search trial is one of several points of a curve, and may be repeated; what switching to it
+# took is spent.  A confirming one stands for itself.
+MOST_STEPS: dict[Purpose, int] = {"search": 10, "confirm": 20}
 CLEARLY_WORSE = 0.05
 FEWEST_STEPS = 3
+# Every step that much slower than the incumbent: no noise, and no need to wait for a third.
+FAR_WORSE = 0.5
+FEWEST_STEPS_FAR_WORSE = 2
 SETTLED = 0.1
 SETTLED_STEPS = 5
 
@@ -47,6 +53,7 @@ def measured(
     costs: Sequence[float],
     seconds: Sequence[float],
     limits: Limits,
+    purpose: Purpose,
     rival: Estimate | None = None,
     scale: float = 1.0,
 ) -> Estimate | None:
@@ -56,15 +63,18 @@ def measured(
         costs: of the steps that count, in order.
         seconds: how long each took.
         limits: ``trial_seconds`` bounds the trial.
+        purpose: of the trial.
         rival: the incumbent; a trial that is clearly worse is closed early.
         scale: the difference of costs that is 100 %.
     """
-    if len(costs) < FEWEST_STEPS:
+    if len(costs) < FEWEST_STEPS_FAR_WORSE:
         return None
     found = estimate(costs)
+    if rival is not None and min(costs) > rival.center + FAR_WORSE * scale:
+        return found
     if found.count < FEWEST_STEPS:
         return None
-    if sum(seconds) >= limits.trial_seconds:
+    if sum(seconds) >= limits.trial_seconds or found.count >= MOST_STEPS[purpose]:
         return found
     if found.count >= NARROW_STEPS and found.half_width <= NARROW * scale:
         return found

@@ -7,51 +7,52 @@ from dataclasses import replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import describe, describe_bytes
+from bagua_autotune.model.text import UNUSED, describe, describe_bytes
+from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.decision import Keep, baseline_estimate
 from bagua_autotune.tuning.objective import Objective
 
 
 def make_result(
-    job: Job, trials: Sequence[Trial], kept: Keep, objective: Objective, steps: int, at: float
+    job: Job, trials: Sequence[Trial], kept: Keep, objective: Objective, bill: Bill, at: float
 ) -> Result:
-    """The final choice as a result, with its summary line.
+    """The final choice of a round as a result, with its summary line.
 
     Args:
-        steps: how many were observed.
-        at: when tuning ended, in seconds since the epoch.
+        trials: of the round.
+        bill: what it cost.
+        at: when it ended, in seconds since the epoch.
     """
     baseline = baseline_estimate(job, trials)
     speedup = low = high = 1.0
     if kept.gain and baseline:
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
         speedup, low, high = (objective.speedup(gain, baseline.center) for gain in gains)
-    measured = sum(trial.state == "measured" for trial in trials)
-    seconds = max(0.0, at - job.created_at)
-    cost = _name_cost(measured, seconds)
     is_winner = kept.configuration != job.baseline
-    if is_winner:
-        times = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
-        text = describe(kept.configuration)
-        summary = f"{text}: {times} over {_name_default(job.baseline)}; {cost}"
-    else:
-        summary = _name_kept(job.baseline, kept.reason, cost)
-    return Result(
+    result = Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
         speedup=speedup,
         low=low,
         high=high,
-        trials=measured,
-        steps=steps,
-        seconds=seconds,
-        summary=summary,
+        trials=sum(trial.state == "measured" for trial in trials),
+        steps=bill.steps,
+        seconds=max(0.0, at - _began_at(job, trials)),
+        summary="",
+        cost_steps=bill.cost_steps,
+        cost_seconds=bill.cost_seconds,
+        payback_steps=bill.payback_steps(speedup) if is_winner else None,
     )
+    if not is_winner:
+        return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
+    text = describe(kept.configuration)
+    times = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
+    summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
+    return replace(result, summary=summary)
 
 
 def revoke(result: Result, job: Job, reason: str) -> Result:
     """The result of a job whose ranks could not switch to the winner and run the baseline."""
-    summary = _name_kept(job.baseline, reason, _name_cost(result.trials, result.seconds))
     return replace(
         result,
         configuration=job.baseline,
@@ -59,21 +60,36 @@ def revoke(result: Result, job: Job, reason: str) -> Result:
         speedup=1.0,
         low=1.0,
         high=1.0,
-        summary=summary,
+        payback_steps=None,
+        summary=_name_kept(job.baseline, reason, result),
     )
 
 
-def _name_kept(baseline: Configuration, reason: str, cost: str) -> str:
-    return f"{describe(baseline)} (the default) kept: {reason}; {cost}"
+def _began_at(job: Job, trials: Sequence[Trial]) -> float:
+    starts = [trial.started_at for trial in trials if trial.started_at is not None]
+    return min(starts, default=job.created_at) if job.round else job.created_at
 
 
-def _name_cost(trials: int, seconds: float) -> str:
-    return f"{trials} {'trial' if trials == 1 else 'trials'}, {seconds:.0f} s"
+def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
+    return f"{describe(baseline)} (the default) kept: {reason}; {_name_cost(result)}"
+
+
+def _name_cost(result: Result) -> str:
+    """Such as ``9 trials, 130 steps, 31 s; cost 4.1 steps, paid back after 18``."""
+    parts = [f"{result.trials} {'trial' if result.trials == 1 else 'trials'}"]
+    if result.steps:
+        parts.append(f"{result.steps} steps")
+    text = ", ".join([*parts, f"{result.seconds:.0f} s"])
+    if result.cost_seconds:
+        text += f"; cost {result.cost_steps:.1f} steps"
+    if result.cost_seconds and result.payback_steps is not None:
+        text += f", paid back after {result.payback_steps}"
+    return text
 
 
 def _name_default(baseline: Configuration) -> str:
     """``the 25 MiB default``, with its other knobs where they are not the usual ones."""
-    usual = {"bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
+    usual = {**UNUSED, "bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
     if "bucket_bytes" in baseline and all(usual.get(k) == v for k, v in baseline.items()):
         return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
     return f"the default ({describe(baseline)})"

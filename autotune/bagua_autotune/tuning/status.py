@@ -95,7 +95,10 @@ def job_status(
 
 
 def trial_statuses(job: Job, trials: Sequence[Trial], objective: Objective) -> list[TrialStatus]:
-    return [_trial_status(job, trials, trial, objective) for trial in trials]
+    return [
+        _trial_status(job, [t for t in trials if t.round == trial.round], trial, objective)
+        for trial in trials
+    ]
 
 
 def speedup(job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective) -> float | None:

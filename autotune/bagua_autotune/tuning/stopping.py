@@ -5,47 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.search import Searcher
+from bagua_autotune.search import Problem, Searcher
+from bagua_autotune.tuning.knowledge import TRIAL_STEPS
 
+# Differences that a live job does not show, however many steps remain.
 SMALLEST_GAIN = 0.005
-TRIALS_BEYOND_DESIGN = 2
+# What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
+SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
 PATIENCE_TRIALS = 6
+PATIENCE_WITH_MODEL = 3
 
 
 def search_has_ended(
-    trials: Sequence[Trial],
-    candidates: Sequence[Configuration],
-    searcher: Searcher,
-    max_samples: int,
-    scale: float,
+    trials: Sequence[Trial], problem: Problem, searcher: Searcher, limits: Limits
 ) -> bool:
-    """Whether the search trials so far are enough.
+    """Whether the search trials so far are enough. Costs are in parts of the baseline's.
 
     Args:
         trials: the search trials, failed ones too: they cost time as well.
-        candidates: what may still be proposed.
+        problem: what may still be proposed.
         searcher: told of all measured ones.
-        max_samples: the most search trials.
-        scale: the difference of costs that is a gain of 100 %.
+        limits: the most search trials, and the steps over which a gain counts.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
-    if len(trials) >= max_samples:
+    if len(trials) >= limits.max_samples:
         return True
-    if set(candidates) <= {trial.configuration for trial in measured}:
+    if set(problem.candidates) <= {trial.configuration for trial in measured}:
         return True
-    if len(measured) < searcher.initial_trials + TRIALS_BEYOND_DESIGN:
+    beyond = 1 if problem.predictor else 2
+    if len(measured) < searcher.initial_trials + beyond:
         return False
-    if searcher.expected_gain() < SMALLEST_GAIN * scale:
+    worthwhile = max(SMALLEST_GAIN, _cost_of_a_trial(searcher) / limits.remaining_steps)
+    if searcher.expected_gain() < worthwhile:
         return True
-    if len(measured) < searcher.initial_trials + PATIENCE_TRIALS:
+    patience = PATIENCE_WITH_MODEL if problem.predictor else PATIENCE_TRIALS
+    if len(measured) < searcher.initial_trials + patience:
         return False
-    allowed = set(candidates)
+    allowed = set(problem.candidates)
     tried = [trial.configuration for trial in measured if trial.configuration in allowed]
-    return _gain_of_last(PATIENCE_TRIALS, tried, searcher) < SMALLEST_GAIN * scale
+    return _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
+
+
+def _cost_of_a_trial(searcher: Searcher) -> float:
+    """Of the next one, in steps: those of the trial are longer by what it is slower."""
+    slower = searcher.expected_cost(searcher.ask()) - searcher.expected_cost(searcher.best())
+    return SWITCH_STEPS + TRIAL_STEPS * max(0.0, math.expm1(min(slower, 10.0)))
 
 
 def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher) -> float:

@@ -10,33 +10,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 from bagua_autotune.model import job as model
 from bagua_autotune.model.job import Event, Job, JobSpec, Observation, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe
-from bagua_autotune.search import Searcher, make_searcher
-from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.decision import Keep, Propose, baseline_estimate, decide, incumbent
-from bagua_autotune.tuning.measurement import measured, warmup_steps
+from bagua_autotune.tuning.background import AtOnce, Background
+from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
+from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.next_step import NextStep, of_round
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import make_result, revoke
+from bagua_autotune.tuning.report import revoke
+from bagua_autotune.tuning.rounds import refusal
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 
 logger = logging.getLogger(__name__)
-
-
-FALLBACK_SEARCHER = "random"
-JOBS_REMEMBERED = 64
 
 
 class TunerListener:
@@ -47,6 +41,9 @@ class TunerListener:
 
     def on_decided(self, seconds: float) -> None:
         """A decision on what follows took so long."""
+
+    def on_round(self, job: Job) -> None:
+        """A finished job is tuned again."""
 
 
 class WrongStep(Exception):
@@ -67,6 +64,7 @@ class Tuner:
         searcher: name of the search method, see bagua_autotune.search.
         listeners: are told of measured trials and decisions.
         clock: seconds since the epoch.
+        background: where decisions on measured trials are made.
     """
 
     def __init__(
@@ -75,14 +73,14 @@ class Tuner:
         searcher: str = "bayesian",
         listeners: Sequence[TunerListener] = (),
         clock: Callable[[], float] = time.time,
+        background: Background = AtOnce(),  # noqa: B008  (it has no state)
     ) -> None:
         self.store = store
-        self._searcher = searcher
         self._listeners = listeners
         self._clock = clock
-        self._has_told_failure = False
-        # They never change and take long to cut; an id may be used again once it is pruned.
-        self._candidates = lru_cache(maxsize=JOBS_REMEMBERED)(self._enumerate)
+        self._background = background
+        self._knowledge = Knowledge(store)
+        self._next = NextStep(store, searcher, self._knowledge, clock)
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._locks_guard = threading.Lock()
 
@@ -99,7 +97,16 @@ class Tuner:
             JobConflict: it exists with other content.
         """
         now = self._clock()
-        is_new = self.store.create_job(job_id, spec, at=now, protocol=protocol, data=data)
+        is_new = self.store.create_job(
+            job_id,
+            spec,
+            at=now,
+            protocol=protocol,
+            data=data,
+            inherited=inherit(spec, self.store, self._knowledge) if protocol == "v2" else None,
+            model_key=model_key(spec),
+            network_key=network_key(spec),
+        )
         if is_new:
             logger.info(
                 "job %s (%s): registered, %d ranks, %d tensors, default %s",
@@ -128,7 +135,10 @@ class Tuner:
                     f"the world size is {world_size}"
                 )
         new = self.store.add_observations(job_id, index, observations, self._clock())
-        self._advance(job_id)
+        job, trials = self.store.job(job_id), self.store.trials(job_id)
+        current = trials[-1] if trials and trials[-1].is_open else None
+        if current and not job.is_over and self._next.estimate(job, trials, current):
+            self._background.start(job_id, lambda: self._advance(job_id))
         return new
 
     def take_profile(self, job_id: str, index: int, profile: Profile) -> None:
@@ -137,7 +147,7 @@ class Tuner:
         Raises:
             WrongStep: not exactly one ready time of each tensor, or more buckets than tensors.
         """
-        tensors = len(self.store.tensors(job_id))
+        tensors = len(self._knowledge.tensors(self.store.job(job_id)))
         if len(profile.ready_seconds) != tensors:
             raise WrongStep(
                 f"ready_seconds has {len(profile.ready_seconds)} values, "
@@ -195,15 +205,36 @@ class Tuner:
             self.store.end_job(job_id, now)
             logger.info("job %s: training ended", job_id)
         elif event.kind == "disagreement":
-            reason = clean(event.message) or "no reason given"
-            logger.error("job %s: the ranks disagreed: %s", job_id, reason)
-            if event.trial is not None:
-                self._advance(job_id, event.trial, failure=reason)
-            elif job.result and job.result.kept == "winner":
-                revoked = revoke(job.result, job, f"the ranks disagreed: {reason}")
-                self.store.replace_result(job_id, revoked)
+            self._take_disagreement(job, event)
+        elif event.kind == "drift":
+            self._take_drift(job, event)
         else:
             self._advance(job_id)
+
+    def _take_disagreement(self, job: Job, event: Event) -> None:
+        reason = clean(event.message) or "no reason given"
+        logger.error("job %s: the ranks disagreed: %s", job.id, reason)
+        if event.trial is not None:
+            self._advance(job.id, event.trial, failure=reason)
+        elif job.result and job.result.kept == "winner":
+            revoked = revoke(job.result, job, f"the ranks disagreed: {reason}")
+            self.store.replace_result(job.id, revoked)
+
+    def _take_drift(self, job: Job, event: Event) -> None:
+        """Tune the job again, from what is known, unless that happens too often."""
+        reason = clean(event.message) or "the step times changed"
+        if job.phase != "finished":
+            return
+        observed = [o.step for _, o in self.store.observations(job.id)]
+        since = event.step - max(observed) if event.step is not None and observed else None
+        refused = refusal(job, since)
+        if refused is not None:
+            logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
+        elif self.store.open_round(job.id, self._clock()):
+            logger.info("job %s: %s; tuning again, round %d", job.id, reason, job.round + 1)
+            for listener in self._listeners:
+                listener.on_round(job)
+            self._advance(job.id)
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""
@@ -213,14 +244,12 @@ class Tuner:
     def status(self, job_id: str) -> JobStatus:
         job = self.store.job(job_id)
         objective = OBJECTIVES[job.protocol]
-        trials = self.store.trials(job_id)
+        trials = of_round(job, self.store.trials(job_id))
         return job_status(job, trials, objective, self._clock(), self.is_deciding(job_id))
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether what follows in the job is being decided at this moment."""
-        with self._locks_guard:
-            lock = self._locks.get(job_id)
-        return lock is not None and lock.locked()
+        return self._background.is_busy(job_id)
 
     def trials(self, job_id: str) -> list[TrialStatus]:
         job = self.store.job(job_id)
@@ -244,87 +273,19 @@ class Tuner:
                     return False
                 if current:
                     if closes is None:
-                        estimated = self._measured(job, trials, current)
+                        estimated = self._next.estimate(job, trials, current)
                     if estimated is None and failure is None:
                         return False
                     state: model.TrialState = "failed" if failure else "measured"
                     current = replace(current, state=state, estimate=estimated, failure=failure)
                     trials = [*trials[:-1], current]
-                step = self._decide(job, trials, current)
+                started = time.perf_counter()
+                step = self._next.after(job, trials, current)
+                for listener in self._listeners:
+                    listener.on_decided(time.perf_counter() - started)
                 if self.store.advance(job_id, step):
                     self._announce(job, current, step)
                     return True
-
-    def _decide(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
-        started = time.perf_counter()
-        objective = OBJECTIVES[job.protocol]
-        decision = self._decide_with(self._searcher, job, trials)
-        at = self._clock()
-        step = Step(at)
-        if closing:
-            step = Step(at, closing.index, closing.estimate, closing.failure)
-        if isinstance(decision, Propose):
-            trial = Trial(len(trials), decision.purpose, decision.configuration)
-            step = replace(step, next_trial=trial)
-        else:
-            steps = self.store.count_observations(job.id)
-            result = make_result(job, trials, decision, objective, steps, at)
-            step = replace(step, result=result)
-        for listener in self._listeners:
-            listener.on_decided(time.perf_counter() - started)
-        return step
-
-    def _decide_with(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
-        """Decide by a search method; by the random one if it fails, so that no job is held up."""
-
-        def new_searcher(allowed: Sequence[Configuration]) -> Searcher:
-            # Seeded by what is tuned: another replica, or a restarted one, decides the same.
-            seed = zlib.crc32(job.fingerprint.encode())
-            return make_searcher(method, job.space, allowed, seed)
-
-        candidates = self._candidates(job.id, job.created_at)
-        try:
-            return decide(job, candidates, trials, OBJECTIVES[job.protocol], new_searcher)
-        except Exception as error:
-            if method == FALLBACK_SEARCHER:
-                raise
-            # Its traceback once: it fails for many trials in the same way.
-            told, self._has_told_failure = self._has_told_failure, True
-            logger.error(
-                "job %s: the %s search failed (%r); trial %d is chosen by the %s one",
-                job.id,
-                method,
-                error,
-                len(trials),
-                FALLBACK_SEARCHER,
-                exc_info=None if told else error,
-            )
-            return self._decide_with(FALLBACK_SEARCHER, job, trials)
-
-    def _enumerate(self, job_id: str, _created_at: float) -> list[Configuration]:
-        job = self.store.job(job_id)
-        return enumerate_candidates(job.space, job.baseline, self.store.tensors(job_id))
-
-    def _measured(self, job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
-        """The open trial's estimate if its observations suffice to close it."""
-        objective = OBJECTIVES[job.protocol]
-        if not objective.closes_itself:
-            return None
-        costs = [
-            objective.cost(observation.values)
-            for _, observation in self.store.observations(job.id, trial.index)
-        ]
-        seconds = [objective.seconds(cost) or 0.0 for cost in costs]
-        first: int | None = 0
-        if trial.index == 0:
-            first = warmup_steps(seconds, job.limits.warmup_seconds)
-        if first is None:
-            return None
-        baseline, best = baseline_estimate(job, trials), incumbent(trials)
-        # A confirming trial is measured to the end: stopping it early would favour one side.
-        rival = best.estimate if best and trial.purpose == "search" else None
-        scale = objective.scale(baseline.center) if baseline else 1.0
-        return measured(costs[first:], seconds[first:], job.limits, rival, scale)
 
     def _estimate(self, job: Job, observations: Sequence[Observation]) -> Estimate:
         objective = OBJECTIVES[job.protocol]

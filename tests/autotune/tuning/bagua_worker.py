@@ -8,7 +8,7 @@ from typing import Any
 
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.bagua.background import Background
+from bagua_autotune.tuning.background import Background
 from bagua_autotune.tuning.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
 from bagua_autotune.tuning.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner

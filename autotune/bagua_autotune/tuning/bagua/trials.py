@@ -14,7 +14,7 @@ from collections.abc import Callable
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import ranks
-from bagua_autotune.tuning.bagua.background import Background
+from bagua_autotune.tuning.background import Background
 from bagua_autotune.tuning.bagua.family import Family, Grant, Model, Window
 from bagua_autotune.tuning.bagua.windows import MOST_WINDOWS, are_enough, comparable
 from bagua_autotune.tuning.tuner import Tuner

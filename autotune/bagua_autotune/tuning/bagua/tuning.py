@@ -15,8 +15,8 @@ from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, Limits
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import families, ranks
+from bagua_autotune.tuning.background import Background, DaemonThreads
 from bagua_autotune.tuning.bagua import hyperparameters
-from bagua_autotune.tuning.bagua.background import Background, DaemonThreads
 from bagua_autotune.tuning.bagua.directory import Directory
 from bagua_autotune.tuning.bagua.family import Family, Grant, Window
 from bagua_autotune.tuning.bagua.trials import Trials

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.bagua.background import DaemonThreads
+from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.tuning.bagua_worker import Worker, cycle, enter
 
 UNENDING = """
 import threading
-from bagua_autotune.tuning.bagua.background import DaemonThreads
+from bagua_autotune.tuning.background import DaemonThreads
 DaemonThreads().start("job", threading.Event().wait)
 """
 

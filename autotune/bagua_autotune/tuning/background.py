@@ -14,10 +14,30 @@ MOST_AT_ONCE = 2
 
 
 class Background(Protocol):
-    """Where decisions are made; the smallest is ``def start(self, key, work): work()``."""
+    """Where decisions are made.
+
+    The smallest is::
+
+        class AtOnce:
+            def start(self, key, work): work()
+            def is_busy(self, key): return False
+    """
 
     def start(self, key: str, work: Callable[[], object]) -> None:
         """Do the work soon, unless some of the same key is under way."""
+
+    def is_busy(self, key: str) -> bool:
+        """Whether some of this key is under way."""
+
+
+class AtOnce:
+    """In the calling thread."""
+
+    def start(self, key: str, work: Callable[[], object]) -> None:
+        work()
+
+    def is_busy(self, key: str) -> bool:
+        return False
 
 
 class DaemonThreads:
@@ -35,6 +55,10 @@ class DaemonThreads:
             self._under_way.add(key)
         thread = threading.Thread(target=self._run, args=(key, work), name="decision", daemon=True)
         thread.start()
+
+    def is_busy(self, key: str) -> bool:
+        with self._guard:
+            return key in self._under_way
 
     def _run(self, key: str, work: Callable[[], object]) -> None:
         try:

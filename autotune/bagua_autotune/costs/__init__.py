@@ -1,0 +1,9 @@
+"""The cost model: how long a step takes under a configuration that was never tried."""
+
+from __future__ import annotations
+
+from bagua_autotune.costs.collectives import Cost, Costs, Kind
+from bagua_autotune.costs.layouts import Layouts
+from bagua_autotune.costs.model import CostModel, Predictor, fit_model
+
+__all__ = ["Cost", "CostModel", "Costs", "Kind", "Layouts", "Predictor", "fit_model"]

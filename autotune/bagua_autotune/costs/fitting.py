@@ -1,0 +1,209 @@
+"""Fits the costs of all kinds of collectives to profiled steps, robustly.
+
+Kinds differ by factors: each value of a knob changes latency and time per byte by a factor of
+its own, whatever the other knobs say.  So a kind that was never tried is predicted from those
+that were, and a factor that nothing was measured of stays at what is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from bagua_autotune.costs.collectives import Cost, Costs, Kind
+from bagua_autotune.costs.layouts import Floats
+from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.profile import Profile
+
+# A message of so many bytes takes twice its latency; between 64 KiB and 16 MiB is usual.
+USUAL_HALF_BYTES = 2.0**20
+HALF_BYTES_SPREAD = 1.5
+# How exactly one measured duration follows the straight line, and one inherited cost this network.
+DURATION_SPREAD = 0.1
+INHERITED_SPREAD = 0.15
+# An inherited network may have become faster or slower as a whole.
+SHIFT_SPREAD = 1.0
+UNKNOWN_SPREAD = 0.4
+SMALLEST_SECONDS = 1e-7
+
+
+class Effect(NamedTuple):
+    """What a knob's value does to log(seconds per byte), and to log(half bytes)."""
+
+    rate: float
+    half: float
+    rate_spread: float
+    half_spread: float
+
+
+class Point(NamedTuple):
+    """Buckets of about one size under one kind: what they took, of so many."""
+
+    kind: Kind
+    bytes: float
+    seconds: float
+    weight: int
+
+
+def usual_effect(knob: str, value: Value) -> Effect:
+    """What is expected of a value before anything is measured of it.
+
+    Channels share the link, so that each is slower; together they are a little faster.  Half the
+    bytes take half the time; a latency stays what it is.
+    """
+    if knob == "channels" and isinstance(value, int) and value > 1:
+        rate = 0.9 * math.log(value)
+        return Effect(rate, -rate, 0.1, 0.4)
+    if knob == "wire_precision" and value in ("bf16", "fp16"):
+        return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)
+    return Effect(0.0, 0.0, UNKNOWN_SPREAD, 0.8)
+
+
+def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
+    """The durations of one trial's buckets, thinned out to a few sizes.
+
+    A bucket that waits for the one before it on its channel starts when that has ended.
+    """
+    by_size: dict[int, list[tuple[float, float]]] = {}
+    for profile in profiles:
+        began = np.array([bucket.started_seconds for bucket in profile.buckets])
+        ended = np.array([bucket.ended_seconds for bucket in profile.buckets])
+        free = np.zeros_like(ended)
+        channels = kind.channel_count
+        free[channels:] = ended[:-channels]
+        durations = np.maximum(ended - np.maximum(began, free), SMALLEST_SECONDS)
+        for bucket, seconds in zip(profile.buckets, durations, strict=True):
+            size = max(bucket.bytes, 1)
+            by_size.setdefault(round(2 * math.log2(size)), []).append((size, float(seconds)))
+    return [
+        Point(
+            kind,
+            float(np.median([size for size, _ in members])),
+            float(np.median([seconds for _, seconds in members])),
+            len(members),
+        )
+        for members in by_size.values()
+    ]
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Where each parameter stands in the vector: base, shift, then two for each effect."""
+
+    levels: tuple[tuple[int, Value], ...]
+
+    @classmethod
+    def of(cls, kinds: Iterable[Kind]) -> _Parameters:
+        usual = Kind()
+        found = {
+            (place, value)
+            for kind in kinds
+            for place, value in enumerate(kind)
+            if value != usual[place]
+        }
+        return cls(tuple(sorted(found, key=str)))
+
+    @property
+    def count(self) -> int:
+        return 4 + 2 * len(self.levels)
+
+    def row(self, kind: Kind, is_inherited: bool = False) -> tuple[Floats, Floats]:
+        """Coefficients of log(seconds per byte) and of log(half bytes)."""
+        rate, half = np.zeros(self.count), np.zeros(self.count)
+        rate[0] = half[1] = 1.0
+        if is_inherited:
+            rate[2] = half[3] = 1.0
+        for index, (place, value) in enumerate(self.levels):
+            if kind[place] == value:
+                rate[4 + 2 * index] = half[5 + 2 * index] = 1.0
+        return rate, half
+
+    def prior(self, rate: float) -> tuple[Floats, Floats]:
+        """Means and spreads; the base's rate is as good as unknown."""
+        means = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0]
+        spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD]
+        for place, value in self.levels:
+            effect = usual_effect(Kind._fields[place], value)
+            means += [effect.rate, effect.half]
+            spreads += [effect.rate_spread, effect.half_spread]
+        return np.array(means), np.array(spreads)
+
+
+def fit_costs(
+    kinds: Sequence[Kind],
+    points: Sequence[Point],
+    inherited: Mapping[Kind, Cost] | None = None,
+) -> Costs | None:
+    """The costs of ``kinds``, by soft-L1 least squares in log seconds with priors.
+
+    Args:
+        points: measured in this round.
+        inherited: of this network, measured earlier; it may have changed as a whole since.
+
+    Returns:
+        None if nothing at all is known.
+    """
+    from scipy.optimize import least_squares  # here: takes long to import
+
+    inherited = inherited or {}
+    if not points and not inherited:
+        return None
+    parameters = _Parameters.of([*kinds, *(point.kind for point in points), *inherited])
+    data = _Data(parameters, points, inherited)
+    solution = least_squares(
+        data.residuals, data.means, jac=data.jacobian, loss="soft_l1", max_nfev=60
+    )
+    return {kind: _cost(parameters, solution.x, kind) for kind in kinds}
+
+
+class _Data:
+    """The residuals of a fit: points, then inherited costs, then priors; each in its spreads."""
+
+    def __init__(
+        self, parameters: _Parameters, points: Sequence[Point], inherited: Mapping[Kind, Cost]
+    ) -> None:
+        rows = [parameters.row(point.kind) for point in points]
+        self._rate = np.array([row[0] for row in rows]).reshape(-1, parameters.count)
+        self._half = np.array([row[1] for row in rows]).reshape(-1, parameters.count)
+        self._bytes = np.array([point.bytes for point in points], float)
+        self._seconds = np.log([point.seconds for point in points])
+        counts = np.array([point.weight for point in points], float)
+        self._weights = np.sqrt(np.minimum(counts, 16.0)) / DURATION_SPREAD
+        known = [(kind, _logs(cost)) for kind, cost in inherited.items()]
+        linear = [row for kind, _ in known for row in parameters.row(kind, is_inherited=True)]
+        rate = known[0][1][0] if known else 0.0
+        if len(points):
+            rate = float(np.median(self._seconds - np.log(self._bytes + USUAL_HALF_BYTES)))
+        self.means, spreads = parameters.prior(rate)
+        priors = np.eye(parameters.count) / spreads[:, None]
+        self._linear = np.concatenate(
+            [np.array(linear).reshape(-1, parameters.count) / INHERITED_SPREAD, priors]
+        )
+        targets = [log / INHERITED_SPREAD for _, logs in known for log in logs]
+        self._targets = np.concatenate([np.array(targets), self.means / spreads])
+
+    def residuals(self, x: Floats) -> Floats:
+        predicted = self._rate @ x + np.logaddexp(np.log(self._bytes), self._half @ x)
+        return np.concatenate(
+            [(predicted - self._seconds) * self._weights, self._linear @ x - self._targets]
+        )
+
+    def jacobian(self, x: Floats) -> Floats:
+        half_bytes = np.exp(self._half @ x)
+        share = half_bytes / (half_bytes + self._bytes)
+        measured = (self._rate + self._half * share[:, None]) * self._weights[:, None]
+        return np.concatenate([measured, self._linear])
+
+
+def _logs(cost: Cost) -> tuple[float, float]:
+    rate = math.log(cost.seconds_per_byte)
+    return rate, math.log(cost.latency_seconds) - rate
+
+
+def _cost(parameters: _Parameters, x: Floats, kind: Kind) -> Cost:
+    rate, half = (float(row @ x) for row in parameters.row(kind))
+    return Cost(math.exp(rate + half), math.exp(rate))

@@ -1,0 +1,46 @@
+"""The first trials of a search, before it has learned anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space, Value
+
+SPREAD_TRIALS = 4
+
+
+def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configuration]:
+    """The baseline, then candidates spread over the sizes with each categorical value in turn.
+
+    The spread starts in the middle of its quantiles: the ends are rarely good and can be slow.
+    """
+    baseline = candidates[0]
+    sizes = [knob for knob, domain in knobs.items() if isinstance(domain, LogInteger)]
+    choices = {
+        # The value of the baseline last: it has one trial already.
+        knob: [*(v for v in domain.values if v != baseline[knob]), baseline[knob]]
+        for knob, domain in knobs.items()
+        if isinstance(domain, Categorical)
+    }
+    count = max([SPREAD_TRIALS, *(len(values) for values in choices.values())])
+    design = [baseline]
+    for turn in range(count):
+        level = {knob: values[turn % len(values)] for knob, values in choices.items()}
+        members = [
+            c
+            for c in candidates
+            if c not in design and all(c[knob] == value for knob, value in level.items())
+        ]
+        if members:
+            members.sort(key=lambda c: [c.number(knob) for knob in sizes])
+            design.append(members[int((turn + 0.5) / count * len(members))])
+    return design
+
+
+def missing_levels(
+    candidates: Sequence[Configuration], knobs: Space, told: Sequence[Configuration]
+) -> set[tuple[str, Value]]:
+    """The values of categorical knobs that candidates have and nothing measured has."""
+    categorical = [knob for knob, domain in knobs.items() if isinstance(domain, Categorical)]
+    offered = {(knob, c[knob]) for c in candidates for knob in categorical}
+    return offered - {(knob, c[knob]) for c in told for knob in categorical}

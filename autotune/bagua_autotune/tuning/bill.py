@@ -1,0 +1,61 @@
+"""What a search cost the training, and after how many steps that is earned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bagua_autotune.model.job import Event, Trial
+from bagua_autotune.tuning.objective import Objective
+
+
+@dataclass(frozen=True)
+class Bill:
+    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost."""
+
+    steps: int
+    cost_seconds: float
+    cost_steps: float
+
+    def payback_steps(self, speedup: float) -> int | None:
+        """After how many steps at this speed-up the cost is earned; None if never."""
+        if speedup <= 1:
+            return None
+        saved_share = 1 - 1 / speedup
+        return math.ceil(self.cost_steps / saved_share)
+
+
+def bill(
+    trials: Sequence[Trial],
+    first_steps: Mapping[int, int],
+    events: Sequence[Event],
+    baseline_cost: float,
+    objective: Objective,
+) -> Bill:
+    """Add up a round.
+
+    Args:
+        trials: of the round, all closed.
+        first_steps: by trial index the first step observed under it.
+        events: of the job; switches say how long the ranks took to cut their buckets.
+        baseline_cost: of a step.
+        objective: what costs mean; without seconds nothing can be added up.
+    """
+    baseline_seconds = objective.seconds(baseline_cost)
+    ran = [trial for trial in trials if trial.index in first_steps]
+    steps = 0
+    seconds = 0.0
+    for trial, following in zip(ran, [*ran[1:], None], strict=True):
+        # A trial's steps run until the next one's begin: those dropped at the switch count too.
+        count = trial.estimate.count + trial.estimate.outliers if trial.estimate else 0
+        if following is not None:
+            count = max(count, first_steps[following.index] - first_steps[trial.index])
+        steps += count
+        own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
+        if own_seconds is not None and baseline_seconds is not None:
+            seconds += count * max(0.0, own_seconds - baseline_seconds)
+    indices = {trial.index for trial in trials}
+    cuts = [event for event in events if event.kind == "switched" and event.trial in indices]
+    seconds += sum(event.seconds or 0.0 for event in cuts)
+    return Bill(steps, seconds, seconds / baseline_seconds if baseline_seconds else 0.0)

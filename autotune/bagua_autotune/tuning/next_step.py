@@ -1,0 +1,127 @@
+"""The next step of a job: closes its open trial once it is measured, and says what follows.
+
+Takes long (a Gaussian process is fitted) and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bagua_autotune.model.job import Job, Result, Trial
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.search import make_searcher
+from bagua_autotune.store import Step, Store
+from bagua_autotune.tuning.bill import bill
+from bagua_autotune.tuning.decision import Keep, Propose, baseline_estimate, decide, incumbent
+from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.measurement import measured, warmup_steps
+from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.report import make_result
+
+logger = logging.getLogger(__name__)
+
+FALLBACK_SEARCHER = "random"
+
+
+def of_round(job: Job, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials of the job's present round."""
+    return [trial for trial in trials if trial.round == job.round]
+
+
+class NextStep:
+    """Decides for all jobs of a store.
+
+    Args:
+        store: is only read.
+        searcher: name of the search method, see bagua_autotune.search.
+        knowledge: what is known of jobs.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: Store, searcher: str, knowledge: Knowledge, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._searcher = searcher
+        self._knowledge = knowledge
+        self._clock = clock
+        self._has_told_failure = False
+
+    def estimate(self, job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
+        """The open trial's estimate if its observations suffice to close it."""
+        objective = OBJECTIVES[job.protocol]
+        if not objective.closes_itself:
+            return None
+        costs = [
+            objective.cost(observation.values)
+            for _, observation in self._store.observations(job.id, trial.index)
+        ]
+        seconds = [objective.seconds(cost) or 0.0 for cost in costs]
+        first: int | None = 0
+        if trial.index == 0:
+            first = warmup_steps(seconds, job.limits.warmup_seconds)
+        if first is None:
+            return None
+        current = of_round(job, trials)
+        baseline, best = baseline_estimate(job, current), incumbent(current)
+        # A confirming trial is measured to the end: stopping it early would favour one side.
+        rival = best.estimate if best and trial.purpose == "search" else None
+        scale = objective.scale(baseline.center) if baseline else 1.0
+        return measured(costs[first:], seconds[first:], job.limits, trial.purpose, rival, scale)
+
+    def after(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
+        """What follows when no trial is open any more.
+
+        Args:
+            trials: all of the job's, the closing one as it will be.
+        """
+        decision = self._decide(self._searcher, job, trials)
+        at = self._clock()
+        step = Step(at)
+        if closing:
+            step = Step(at, closing.index, closing.estimate, closing.failure)
+        if isinstance(decision, Propose):
+            index = len(trials)
+            trial = Trial(index, decision.purpose, decision.configuration, round=job.round)
+            return replace(step, next_trial=trial)
+        return replace(step, result=self._result(job, of_round(job, trials), decision, at))
+
+    def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
+        objective = OBJECTIVES[job.protocol]
+        baseline = baseline_estimate(job, trials)
+        cost = bill(
+            trials,
+            self._store.first_steps(job.id),
+            self._store.events(job.id),
+            baseline.center if baseline else 0.0,
+            objective,
+        )
+        return make_result(job, trials, kept, objective, cost, at)
+
+    def _decide(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
+        """Decide by a search method; by the random one if it fails, so that no job is held up."""
+        try:
+            return decide(
+                job,
+                of_round(job, trials),
+                OBJECTIVES[job.protocol],
+                lambda: self._knowledge.problem(job, trials),
+                lambda problem: make_searcher(method, problem),
+            )
+        except Exception as error:
+            if method == FALLBACK_SEARCHER:
+                raise
+            # Its traceback once: it fails for many trials in the same way.
+            told, self._has_told_failure = self._has_told_failure, True
+            logger.error(
+                "job %s: the %s search failed (%r); trial %d is chosen by the %s one",
+                job.id,
+                method,
+                error,
+                len(trials),
+                FALLBACK_SEARCHER,
+                exc_info=None if told else error,
+            )
+            return self._decide(FALLBACK_SEARCHER, job, trials)

@@ -1,0 +1,26 @@
+"""Whether a job is tuned again after a lasting change of its step times."""
+
+from __future__ import annotations
+
+from bagua_autotune.model.job import Job
+
+# From the second time on a job trains for so many steps before it is tuned again, twice as many
+# after each round: a machine that changes all the time is not worth following.
+FIRST_PAUSE_STEPS = 100
+
+
+def refusal(job: Job, steps_since: int | None) -> str | None:
+    """Why no new round is opened; None if one is.
+
+    Args:
+        job: finished.
+        steps_since: steps that it trained since its last trial, where that is known.
+    """
+    if job.round + 1 >= job.limits.max_rounds:
+        return f"it has been tuned {job.limits.max_rounds} times"
+    if job.round == 0 or steps_since is None:
+        return None
+    pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
+    if steps_since < pause:
+        return f"it was tuned {steps_since} steps ago, less than {pause}"
+    return None
