@@ -49,7 +49,7 @@ class Layouts:
             ValueError: ``buckets`` does not fit the tensors.
         """
         explicit = configuration.get("buckets", ())
-        if isinstance(explicit, tuple | list) and explicit:
+        if isinstance(explicit, tuple) and explicit:
             return self._explicit(explicit)
         size = _bytes_of(configuration, "bucket_bytes", 25 * 1024**2)
         first = min(_bytes_of(configuration, "first_bucket_bytes", 0), size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,21 @@ def test_a_file_without_measured_reductions_needs_the_network(
     path.write_text(json.dumps(one_node))
     output("simulate", "--model", str(path))
     assert "ran on one node" in run("simulate", "--model", str(path), "--nodes", "2").output
+
+
+def test_the_examples_of_the_documentation_run_as_printed() -> None:
+    page = Path(__file__).parents[3] / "docs" / "simulating.md"
+    blocks = [
+        [line[4:] for line in block.splitlines()]
+        for block in page.read_text().split("\n\n")
+        if block.startswith("    ")
+    ]
+    examples = [
+        (command[0].split()[1:], printed)
+        for command, printed in pairwise(blocks)
+        if len(command) == 1 and "--nodes" in command[0]
+    ]
+    assert len(examples) == 2
+    for arguments, printed in examples:
+        lines = output(*arguments).splitlines()
+        assert [line for line in printed if line != "..." and line not in lines] == []
