@@ -26,6 +26,8 @@ JSON = st.recursive(
 def test_a_jobs_state_is_read() -> None:
     state = JobState.from_json(STATE)
     assert (state.trial, state.speedup, state.summary) == (3, 1.25, None)
+    assert not state.deciding  # as earlier services, which do not say so
+    assert JobState.from_json({**STATE, "deciding": True}).deciding
     assert state.configuration == {"bucket_bytes": 1024, "hierarchical": "off"}
 
 

@@ -135,6 +135,8 @@ class Reporter:
     def _deliver(self, message: Message) -> None:
         try:
             state = self._send(message)
+            if state is None:
+                return
             self._refusals = 0
         except ServiceRefused as error:
             self._refusals += 1
@@ -143,8 +145,7 @@ class Reporter:
             if self._refusals >= MOST_REFUSALS:
                 raise
             state = self._connection.call(lambda service: service.state())
-        if state is not None:
-            self._follow(state)
+        self._follow(state)
 
     def _send(self, message: Message) -> JobState | None:
         """Say it to the service if there is anything to say."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_client.agent.clock import CpuClock
 from bagua_client.agent.inbox import LARGEST_INBOX, Event, Inbox, Samples, StepTable
+from bagua_client.agent.profiler import Recording
+from bagua_client.reducer.timeline import Timeline
 
 
 def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
@@ -16,9 +19,10 @@ def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
     assert [inbox.take(0.0) for _ in range(4)] == [*messages, None]
 
 
-def test_with_the_service_away_old_samples_are_dropped_but_no_event() -> None:
+def test_with_the_service_away_what_is_old_is_dropped_but_no_event() -> None:
     inbox = Inbox()
     event = Event("disagreement", 3, 10, "rank 1 disagreed")
+    inbox.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, [], []))
     inbox.put(event)
     for step in range(3 * LARGEST_INBOX):
         inbox.put(Samples(0, [(step, [0.1])]))

@@ -1,0 +1,136 @@
+"""A service that follows a script: real HTTP, but trials that end when the test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+Configuration = dict[str, Any]
+
+
+class _Script:
+    """What one job is told."""
+
+    def __init__(
+        self, rounds: Sequence[Sequence[Configuration]], steps: int, deciding: int
+    ) -> None:
+        self._rounds = [list(configurations) for configurations in rounds]
+        self._configurations = self._rounds.pop(0)
+        self._steps = steps
+        self._deciding_answers = deciding
+        self._deciding = 0
+        self._first = 0
+        self._trial = 0
+        self._measured: set[int] = set()
+
+    def answer(self, kind: str, body: Any) -> dict[str, Any]:
+        if kind == "observations" and body["trial"] == self._trial:
+            self._measured |= {step["step"] for step in body["steps"]}
+            if len(self._measured) >= self._steps:
+                self._trial, self._measured = self._trial + 1, set()
+                self._deciding = self._deciding_answers
+        elif self._deciding:
+            self._deciding -= 1
+        if kind == "drift" and self._rounds:
+            self._first, self._configurations = self._trial, self._rounds.pop(0)
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        trial = self._trial - 1 if self._deciding else self._trial
+        place = trial - self._first
+        ended = place >= len(self._configurations)
+        configuration = self._configurations[-1 if ended else place]
+        return {
+            "trial": None if ended else {"index": trial},
+            "configuration": configuration,
+            "progress": {"trials_measured": trial, "max_trials": 60, "speedup": None},
+            "result": {"summary": "the result"} if ended else None,
+            "deciding": self._deciding > 0,
+        }
+
+
+class ScriptedService:
+    """Context manager; lets each trial of each job measure so many steps, then comes the next.
+
+    Args:
+        rounds: for each round the configurations to try; a drift opens the next, if there is one.
+        steps: a trial ends when it has this many.
+        deciding: so many answers after a trial's end say that the next one is being chosen.
+        refuses: kinds of requests that are answered with this status.
+
+    A request's kind is the event's, else the last part of its path, else its method.
+
+    Attributes:
+        requests: kind and body of those that were taken.
+        refused: how many were not.
+    """
+
+    def __init__(
+        self,
+        rounds: Sequence[Sequence[Configuration]],
+        steps: int = 3,
+        deciding: int = 0,
+        refuses: dict[str, int] | None = None,
+    ) -> None:
+        self._new_script = partial(_Script, rounds, steps, deciding)
+        self._scripts: dict[str, _Script] = {}
+        self._lock = threading.Lock()
+        self.refuses = refuses or {}
+        self.refused = 0
+        self.requests: list[tuple[str, Any]] = []
+        handler = type("Handler", (_Handler,), {"service": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> ScriptedService:
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def bodies(self, kind: str) -> list[Any]:
+        """Of the requests of that kind that were taken."""
+        with self._lock:
+            return [body for found, body in self.requests if found == kind]
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        """Status and document."""
+        job, *rest = path.removeprefix("/api/v2/jobs/").split("/")
+        kind = body["kind"] if rest == ["events"] else rest[0] if rest else method
+        with self._lock:
+            if kind in self.refuses:
+                self.refused += 1
+                return self.refuses[kind], {"detail": "not here"}
+            self.requests.append((kind, body))
+            return 200, self._scripts.setdefault(job, self._new_script()).answer(kind, body)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: ScriptedService
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+        status, answer = self.service.answer(self.command, self.path, body)
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_POST = do_GET = do_PUT
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -1,0 +1,35 @@
+"""How often the ranks report."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from bagua_client.agent.pace import MOST_REDUCTIONS, WATCHING_REDUCTIONS, Pace
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "message_seconds", "reductions"),
+    [
+        (1.0, 0.001, 1),
+        (0.1, 0.0, 2),
+        (0.05, 0.0, 3),
+        (0.05, 0.001, 4),  # 0.5 % of 4 steps of 50 ms
+        (0.05, 0.1, MOST_REDUCTIONS),
+        (0.001, 0.0, MOST_REDUCTIONS),
+    ],
+)
+def test_reports_are_as_frequent_as_they_are_cheap(
+    monkeypatch: pytest.MonkeyPatch, step_seconds: float, message_seconds: float, reductions: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    for _ in range(20):
+        pace.took(message_seconds)
+    assert pace.next(0, is_tuning=True) == 1  # no step is known yet
+    now = 10 * step_seconds
+    assert pace.next(10, is_tuning=True) == reductions
+    now = 20 * step_seconds
+    assert pace.next(20, is_tuning=False) == WATCHING_REDUCTIONS

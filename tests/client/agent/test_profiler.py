@@ -1,0 +1,78 @@
+"""Which steps are recorded, and what reaches the service of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client import DistributedDataParallel
+from tests.client.agent.scripted_service import ScriptedService
+from tests.ranks import RankPool
+
+LAYERS, WIDTH = 5, 32
+
+
+def _tune(url: str, backward_passes: int) -> list[int]:
+    """Train until the tuning has ended; the steps in which this rank recorded."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    recorded = []
+    for step in range(3000):
+        for _ in range(backward_passes):
+            model(torch.ones(1, WIDTH)).sum().backward()
+            if model._reducer.timeline is not None:
+                recorded.append(step)
+        optimizer.step()
+        if not model.is_tuning:
+            break
+    del os.environ["BAGUA_AUTOTUNE"]
+    assert not model.is_tuning
+    return recorded if dist.get_rank() else []
+
+
+def test_three_measured_steps_of_each_trial_are_told_and_only_rank_0_records(
+    two_ranks: RankPool,
+) -> None:
+    element_bytes = 4
+    configurations = [{"bucket_bytes": size} for size in (10**6, WIDTH * WIDTH * element_bytes)]
+    with ScriptedService([configurations], steps=12) as service:
+        assert two_ranks.run(_tune, service.url, 1) == [[], []]
+        (registration,) = service.bodies("PUT")
+        profiles = service.bodies("profiles")
+        first_measured: dict[int, int] = {}
+        for batch in service.bodies("observations"):
+            first_measured.setdefault(batch["trial"], batch["steps"][0]["step"])
+    expected = [(trial, first + n) for trial, first in first_measured.items() for n in range(3)]
+    assert [(profile["trial"], profile["step"]) for profile in profiles] == expected
+    assert [len(profile["buckets"]) for profile in profiles] == [1] * 3 + [LAYERS] * 3
+    for profile in profiles:
+        _check(profile, registration["tensors"])
+
+
+def _check(profile: dict[str, Any], tensors: list[dict[str, Any]]) -> None:
+    ready = profile["ready_seconds"]
+    assert len(ready) == len(tensors) == 2 * LAYERS
+    assert min(ready) > 0
+    assert max(ready) <= profile["step_seconds"]
+    assert sum(bucket["bytes"] for bucket in profile["buckets"]) == sum(t["bytes"] for t in tensors)
+    # The order of the layout is that of the registered tensors.
+    done = 0
+    for bucket in profile["buckets"]:
+        first, size = done, 0
+        while size < bucket["bytes"]:
+            size, done = size + tensors[done]["bytes"], done + 1
+        assert size == bucket["bytes"]
+        assert max(ready[first:done]) <= bucket["started_seconds"] <= bucket["ended_seconds"]
+        assert bucket["ended_seconds"] <= profile["step_seconds"]
+
+
+def test_a_step_of_several_backward_passes_is_not_recorded(two_ranks: RankPool) -> None:
+    with ScriptedService([[{"bucket_bytes": 1000}]], steps=12) as service:
+        two_ranks.run(_tune, service.url, 2)
+        assert service.bodies("observations")
+        assert service.bodies("profiles") == []

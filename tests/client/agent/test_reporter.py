@@ -1,0 +1,198 @@
+"""What the reporter says to a service, what it does not, and what it has the ranks do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from bagua_client.agent.clock import CpuClock
+from bagua_client.agent.inbox import Event, Samples
+from bagua_client.agent.profiler import Recording
+from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
+from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
+from bagua_client.environment import Environment
+from bagua_client.reducer.timeline import Timeline
+from tests.client.agent.scripted_service import ScriptedService
+
+SMALL, LARGE = {"bucket_bytes": 1024}, {"bucket_bytes": 2048}
+DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
+WATCHED = BLOCK_STEPS * (REFERENCE_BLOCKS + LASTING_BLOCKS)
+
+Start = Callable[[ScriptedService], Reporter]
+
+
+@pytest.fixture
+def start(caplog: pytest.LogCaptureFixture) -> Iterator[Start]:
+    caplog.set_level(logging.INFO, "bagua_client")
+    reporters = []
+
+    def make(service: ScriptedService) -> Reporter:
+        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION))
+        return reporters[-1]
+
+    yield make
+    for reporter in reporters:
+        reporter.finish()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What it gives once that is something; the time is only to find a hang."""
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def command_of(reporter: Reporter) -> dict[str, Any]:
+    return dict(json.loads(wait_for(reporter.take_command)))
+
+
+def tell(reporter: Reporter, trial: int | None, first_step: int, seconds: Sequence[float]) -> None:
+    """Both ranks' times; the first is always fast, so that the slowest counts."""
+    for at in range(0, len(seconds), BLOCK_STEPS):
+        part = list(seconds[at : at + BLOCK_STEPS])
+        by_rank = [(first_step + at, [0.001] * len(part)), (first_step + at, part)]
+        reporter.put(Samples(trial, by_rank))
+
+
+def tuned(reporter: Reporter) -> None:
+    """Let a service of one trial end the tuning."""
+    assert command_of(reporter)["trial"] == 0
+    tell(reporter, 0, 1, [0.1] * 3)
+    assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}
+
+
+def _recording(trial: int) -> Recording:
+    timeline = Timeline(lambda: 2.0)
+    for index in (1, 0):
+        timeline.tensor_ready(index)
+    timeline.bucket_starts()()
+    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0), [24])
+
+
+def test_while_the_service_decides_it_is_asked_again(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]], deciding=3) as service:
+        reporter = start(service)
+        assert command_of(reporter)["configuration"] == SMALL
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
+        assert len(service.bodies("GET")) == 3
+
+
+def test_a_profile_arrives_as_it_was_recorded(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        start(service).put(_recording(0))
+        (profile,) = wait_for(lambda: service.bodies("profiles"))
+    bucket = {"bytes": 24, "started_seconds": 1.0, "ended_seconds": 1.0}
+    assert profile == {
+        "trial": 0,
+        "step": 7,
+        "step_seconds": 2.0,
+        "ready_seconds": [1.0, 1.0],
+        "buckets": [bucket],
+    }
+
+
+@pytest.mark.parametrize("status", [404, 405, 422])
+def test_a_service_that_takes_no_profiles_is_offered_none_again(
+    start: Start, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    with ScriptedService([[SMALL, LARGE]], refuses={"profiles": status}) as service:
+        reporter = start(service)
+        reporter.put(_recording(0))
+        wait_for(lambda: "takes no profiles" in caplog.text)
+        service.refuses.clear()
+        reporter.put(_recording(0))
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter)["trial"] == 0
+        assert command_of(reporter)["trial"] == 1
+        assert service.bodies("profiles") == []
+        assert len(service.bodies("PUT")) == 1  # it is not taken for an unknown job
+
+
+def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: Start) -> None:
+    with ScriptedService([[SMALL], [LARGE]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        said = len(service.requests)
+        tell(reporter, None, 4, [0.1] * 3000)
+        tell(reporter, None, 3004, [0.3] * WATCHED)
+        (drift,) = wait_for(lambda: service.bodies("drift"))
+        assert 3004 < drift["step"] < 3104
+        assert drift["seconds"] == pytest.approx(0.3)
+        assert drift["trial"] is None
+        assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
+        assert len(service.requests) == said + 1
+
+
+def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * 500 + [0.1] * WATCHED)
+        drifts = wait_for(lambda: len(service.bodies("drift")) == 2 and service.bodies("drift"))
+        assert [drift["seconds"] for drift in drifts] == [pytest.approx(0.3), pytest.approx(0.1)]
+        assert reporter.take_command() is None
+
+
+def test_a_change_reaches_a_service_that_was_away(start: Start) -> None:
+    with ScriptedService([[SMALL], [LARGE]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 503
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)
+        wait_for(lambda: service.refused)
+        service.refuses.clear()
+        assert command_of(reporter)["trial"] == 1
+        assert len(service.bodies("drift")) == 1
+
+
+def test_refusals_while_watching_leave_the_ranks_at_what_was_found(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 422
+        levels = [0.1 * (1 + place % 2) for place in range(2 * MOST_REFUSALS)]
+        tell(reporter, None, 4, [level for level in levels for _ in range(WATCHED)])
+        assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": False}
+        assert caplog.text.count("autotune is off") == 1
+
+
+@pytest.mark.parametrize("ends_while_tuning", [True, False])
+def test_the_end_of_the_training_is_told_and_called_early_only_while_tuning(
+    start: Start, caplog: pytest.LogCaptureFixture, ends_while_tuning: bool
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        if ends_while_tuning:
+            command_of(reporter)
+        else:
+            tuned(reporter)
+        reporter.close(60.0 if ends_while_tuning else 0.0)
+        wait_for(lambda: service.bodies("ended"))
+        assert ("ended before its tuning did" in caplog.text) is ends_while_tuning
+
+
+def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["ended"] = 503
+        reporter.close(60.0)
+        wait_for(lambda: not reporter._thread.is_alive())
+
+
+def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        reporter.put(Event("disagreement", None, 4, "rank 1 disagreed"))
+        assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}

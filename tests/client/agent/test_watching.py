@@ -1,0 +1,153 @@
+"""After the tuning: real ranks watch step times, which a clock of the test's own makes up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent import agent
+from bagua_client.agent.clock import CpuClock
+from tests.client.agent.scripted_service import ScriptedService
+from tests.ranks import RankPool
+
+FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "hierarchical": "leaders"}]
+SECOND = [{"bucket_bytes": 5000}, {"bucket_bytes": 2000, "hierarchical": "shards"}]
+FLAT = [{"bucket_bytes": 1000, "hierarchical": "leaders"}, {"bucket_bytes": 3000}]
+MOST_STEPS = 4000
+
+
+class _MadeUpClock(CpuClock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+class _Job:
+    """A tuned model; remembers for each step whether it was tuned, and its configuration."""
+
+    def __init__(self, clock: _MadeUpClock) -> None:
+        layers = [torch.nn.Linear(16, 16) for _ in range(5)]
+        self.model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        self.clock = clock
+        self.seen: list[tuple[bool, Configuration]] = []
+        self.gradients: list[float] = []
+
+    def train(self, seconds: float, steps: int, until: Callable[[], bool] | None = None) -> None:
+        """Take steps; stops early when ``until`` holds, which must be so on all ranks at once."""
+        for _ in range(steps):
+            self.clock.now += seconds
+            self.model.zero_grad()
+            self.model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum().backward()
+            self.seen.append((self.model.is_tuning, self.model.configuration))
+            time.sleep(0.001)
+            if until is not None and until():
+                return
+
+    def is_tuned(self) -> bool:
+        return not self.model.is_tuning
+
+    def groups(self) -> int:
+        return len(dist.distributed_c10d._world.pg_map)
+
+
+@contextmanager
+def _job(url: str) -> Iterator[_Job]:
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
+    clock, clock_for = _MadeUpClock(), agent.clock_for
+    agent.clock_for = lambda _: clock  # type: ignore[assignment]
+    try:
+        yield _Job(clock)
+    finally:
+        agent.clock_for = clock_for
+        del os.environ["BAGUA_AUTOTUNE"]
+
+
+def _two_rounds(url: str) -> tuple[list[tuple[bool, Configuration]], int, list[int]]:
+    with _job(url) as job:
+        job.train(0.1, MOST_STEPS, job.is_tuned)
+        job.train(0.1, 300)
+        changed, groups = len(job.seen), [job.groups()]
+        job.train(0.2, MOST_STEPS, lambda: job.model.is_tuning)
+        job.train(0.2, MOST_STEPS, job.is_tuned)
+        job.train(0.2, 100)
+        groups.append(job.groups())
+        return job.seen, changed, groups
+
+
+def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
+    four_ranks: RankPool,
+) -> None:
+    with ScriptedService([FIRST, SECOND]) as service:
+        first, *others = four_ranks.run(_two_rounds, service.url)
+        (drift,) = service.bodies("drift")
+        observed = {batch["trial"] for batch in service.bodies("observations")}
+    assert others == [first] * 3
+    seen, changed, _ = first
+    tuned = [tunes for tunes, _ in seen]
+    rounds = [at for at in range(1, len(tuned)) if tuned[at] != tuned[at - 1]]
+    assert [tuned[at] for at in rounds] == [False, True, False]
+    assert changed < drift["step"] <= changed + 100
+    assert rounds[1] > changed
+    ran = [configuration for _, configuration in seen]
+    assert ran[rounds[0] + 2] == Configuration(1000, "leaders")
+    assert ran[rounds[1] + 2] == Configuration(5000)
+    assert ran[-1] == Configuration(2000, "shards")
+    assert observed == {0, 1, 2, 3}
+
+
+def test_groups_that_a_round_needs_are_made_again(four_ranks: RankPool) -> None:
+    with ScriptedService([FLAT, SECOND]) as service:
+        for _, _, groups in four_ranks.run(_two_rounds, service.url):
+            # All ranks' group and the control group; then three more for the winner.
+            assert groups == [2, 5]
+
+
+def _watched_without_service(url: str) -> set[tuple[bool, Configuration]]:
+    with _job(url) as job:
+        job.train(0.1, MOST_STEPS, job.is_tuned)
+        tuned = len(job.seen)
+        for seconds in (0.1, 0.2, 0.1):
+            job.train(seconds, 150)
+        return set(job.seen[tuned:])
+
+
+def test_a_service_that_is_gone_while_watching_costs_no_step(two_ranks: RankPool) -> None:
+    with ScriptedService([[FIRST[0]]], refuses={"drift": 503}) as service:
+        results = two_ranks.run(_watched_without_service, service.url)
+    assert results == [{(False, Configuration(3000))}] * 2
+
+
+def _two_models(url: str) -> list[tuple[bool, bool]]:
+    """The second is tuned after the first; a step of the process is one of each."""
+    with _job(url) as first:
+        second = _Job(first.clock)
+        seen = [(True, True)]
+        while seen[-1] != (False, False) and len(seen) < MOST_STEPS:
+            # The second's tuning makes the process's steps slower.
+            first.train(0.1 if seen[-1][0] else 0.3, 1)
+            second.train(0.0, 1)
+            seen.append((first.model.is_tuning, second.model.is_tuning))
+        for _ in range(300):
+            first.train(0.2, 1)
+            second.train(0.0, 1)
+        return seen
+
+
+def test_models_of_one_process_do_not_take_one_anothers_tuning_for_drift(
+    two_ranks: RankPool,
+) -> None:
+    with ScriptedService([[FIRST[0]]], steps=200) as service:
+        one, other = two_ranks.run(_two_models, service.url)
+        assert service.bodies("drift") == []
+        assert len(service.bodies("PUT")) == 2
+    assert one == other
+    assert one[-1] == (False, False)
+    assert one.count((False, True)) > 200
