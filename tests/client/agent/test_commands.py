@@ -1,0 +1,68 @@
+"""What the service says is what the ranks run: every knob, on all of them, in the same step."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bagua_client import Configuration, DistributedDataParallel
+from tests.client.agent.scripted_service import ScriptedService
+from tests.ranks import RankPool
+
+MOST_STEPS = 4000
+TRIED = [
+    Configuration(),
+    Configuration(2000, channels=4),
+    Configuration(3000, first_bucket_bytes=1, last_bucket_bytes=1500),
+    Configuration(1000, "shards", channels=2, buckets=(1, 2, 3, 4)),
+    Configuration(1000, channels=2, buckets=(9, 1)),
+]
+
+
+def _tune(url: str) -> list[tuple[Configuration, list[int], float]]:
+    """After each step the configuration, the tensors by bucket, and a gradient's value."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
+    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(10)]
+    try:
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"]
+    seen = []
+    while len(seen) < MOST_STEPS and (model.is_tuning or model.configuration != TRIED[-1]):
+        model.zero_grad()
+        model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum().backward()
+        tensors = [len(bucket) for bucket in model._reducer.layout.partition]
+        gradient = layers[0].weight.grad
+        assert gradient is not None
+        seen.append((model.configuration, tensors, float(gradient.sum())))
+    return seen
+
+
+def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
+        first, *others = four_ranks.run(_tune, service.url)
+        assert service.bodies("disagreement") == []
+        (registration,) = service.bodies("PUT")
+    assert others == [first] * 3
+    assert [configuration for configuration, _ in groupby(first, lambda step: step[0])] == TRIED
+    tensors = {configuration: buckets for configuration, buckets, _ in first}
+    assert tensors[TRIED[0]] == [10]
+    # A tensor is 1024 bytes.
+    assert tensors[TRIED[1]] == [2] * 5
+    assert tensors[TRIED[2]] == [1, 3, 3, 1, 2]
+    assert tensors[TRIED[3]] == [1, 2, 3, 4]
+    assert tensors[TRIED[4]] == [9, 1]
+    gradients = [gradient for *_, gradient in first]
+    assert gradients == pytest.approx([gradients[0]] * len(gradients), rel=1e-4, abs=0)
+    # What is tried is what the client offered.
+    offered = registration["knobs"]
+    assert set(offered) == set(registration["default_configuration"]) == set(TRIED[0].to_json())
+    assert offered["channels"] == {"type": "categorical", "values": [1, 2, 4]}
+    assert offered["hierarchical"]["values"] == ["off", "leaders", "shards"]
+    for edge in ("first_bucket_bytes", "last_bucket_bytes"):
+        assert offered[edge] == {"type": "categorical", "values": [0, 2**20, 2**22]}
+    assert offered["buckets"] == {"type": "partition"}
