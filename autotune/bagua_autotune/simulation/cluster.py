@@ -24,7 +24,7 @@ class Cluster:
         flow_share: the most of a link that one collective alone fills.
         flow_bytes_per_second: the most that one collective alone sends; infinite with RDMA, a few
             gigabytes over TCP, where processor cores copy.
-        half_bytes: a message of this size reaches half of ``flow_share``.
+        half_seconds: a message that the link carries in this time reaches half of ``flow_share``.
         start_seconds: until all ranks have begun a collective, whatever its size.
     """
 
@@ -36,7 +36,7 @@ class Cluster:
     inside_latency_seconds: float = 4e-6
     flow_share: float = 0.93
     flow_bytes_per_second: float = math.inf
-    half_bytes: float = 128 * 1024
+    half_seconds: float = 40e-6
     start_seconds: float = 15e-6
 
     def __post_init__(self) -> None:

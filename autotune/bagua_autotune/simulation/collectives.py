@@ -121,4 +121,5 @@ def _reached(cluster: Cluster, message_bytes: float) -> float:
     limit = min(
         cluster.bandwidth_bytes_per_second * cluster.flow_share, cluster.flow_bytes_per_second
     )
-    return limit / (1 + math.pow(cluster.half_bytes / max(message_bytes, 1.0), RISE))
+    half_bytes = cluster.half_seconds * cluster.bandwidth_bytes_per_second
+    return limit / (1 + math.pow(half_bytes / max(message_bytes, 1.0), RISE))
