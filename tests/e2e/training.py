@@ -54,7 +54,7 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 128, generator=generator), torch.randn(8, 4, generator=generator)
 
 
-class _Lines(logging.Handler):
+class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.lines: list[str] = []
@@ -75,7 +75,7 @@ def train(
         steps_file: rank 0 writes the number of each step there.
         dissenting_rank: a rank that reads the third command of the service wrongly.
     """
-    handler = _Lines()
+    handler = Lines()
     logger = logging.getLogger("bagua_client")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -1,0 +1,145 @@
+"""A job whose network becomes slower while it runs: a backward pass that takes its time, and a
+link between the ranks that takes time for each bucket and each byte, one bucket after the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import GradientAllReduce
+from bagua_client.buckets.bucket import Bucket
+from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.operations import Operation
+from tests.e2e.training import Lines
+
+LAYERS, WIDTH = 6, 128
+LAYER_SECONDS = 0.003
+"""Of the backward pass of each layer, whose gradient has 64 KiB."""
+FAST_SECONDS_PER_BYTE = 1e-10
+SLOW_SECONDS_PER_BYTE = 0.003 / (WIDTH * WIDTH * 4)
+"""Then a layer's gradient travels as long as its backward pass takes: much to hide, or not."""
+SECONDS_PER_BUCKET = 0.0003
+
+
+@dataclass
+class Link:
+    """Carries one bucket at a time, whatever its channel."""
+
+    seconds_per_byte: float = FAST_SECONDS_PER_BYTE
+    seconds_per_bucket: float = SECONDS_PER_BUCKET
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, flat: Tensor) -> None:
+        """Be an operation of a bucket's chain; runs in a thread that relays buckets."""
+        with self.busy:
+            time.sleep(self.seconds_per_bucket + self.seconds_per_byte * flat.nbytes)
+
+
+class OverLink(GradientAllReduce):
+    """Gradients averaged as always, and then held up by the link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def operations(
+        self, bucket: Bucket, communicator: Communicator, configuration: Configuration
+    ) -> Sequence[Operation]:
+        return [*super().operations(bucket, communicator, configuration), self._link]
+
+
+class _Sleep(torch.autograd.Function):
+    """The identity, with a backward pass that takes LAYER_SECONDS."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(LAYER_SECONDS)
+        return gradient
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        result: Tensor = self.linear(_Sleep.apply(values)).tanh()
+        return result
+
+
+@dataclass
+class Course:
+    """What became of the job on one rank, by step.
+
+    Attributes:
+        tuning: whether it was being tuned.
+        configurations: in force after the step.
+        seconds: the step took.
+        slowed_at: the first step on the slow network.
+        logged: the client's log lines, with their levels.
+    """
+
+    tuning: list[bool] = field(default_factory=list)
+    configurations: list[Configuration] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    slowed_at: int = 0
+    logged: list[str] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The steps in which a tuning began or ended, in turns; the first began with the job."""
+        pairs = zip(self.tuning, self.tuning[1:], strict=False)
+        return [at for at, (before, now) in enumerate(pairs, 1) if before != now]
+
+
+def train_while_the_network_changes(
+    quiet_steps: int = 150, most_steps: int = 3000, last_steps: int = 20
+) -> Course:
+    """Train until the job is tuned, ``quiet_steps`` more, and then on a slow network until it is
+    tuned again, or for ``most_steps`` in each of the three."""
+    handler = Lines()
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    torch.manual_seed(7)
+    link = Link()
+    model = DistributedDataParallel(
+        nn.Sequential(*(_Layer() for _ in range(LAYERS))), algorithm=OverLink(link)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(4, WIDTH, requires_grad=True)
+    course = Course(logged=handler.lines)
+
+    def train(steps: int, until_tuning_is: bool | None = None) -> None:
+        for _ in range(steps):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            model(inputs * (dist.get_rank() + 1)).square().mean().backward()
+            optimizer.step()
+            course.seconds.append(time.perf_counter() - began)
+            course.tuning.append(model.is_tuning)
+            course.configurations.append(model.configuration)
+            if model.is_tuning is until_tuning_is:
+                return
+
+    train(most_steps, until_tuning_is=False)
+    train(quiet_steps)
+    link.seconds_per_byte = SLOW_SECONDS_PER_BYTE
+    course.slowed_at = len(course.tuning)
+    train(most_steps, until_tuning_is=True)
+    train(most_steps, until_tuning_is=False)
+    train(last_steps)
+    logger.removeHandler(handler)
+    return course
