@@ -36,7 +36,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tuner = Tuner(Store(f"sqlite:///{path}"))
     for job_id, name, trials in (("old", "digits", 100), ("new", "digits", 3), ("x", "[b]x", 0)):
         ranks = Ranks(noise=0.001)
-        tuner.register(job_id, make_spec(name=name))
+        # Jobs that are alike would begin at what is known of the others.
+        tuner.register(job_id, make_spec(name=name, fingerprint=job_id))
         while (trial := tuner.open_trial(job_id)) and trial.index < trials:
             steps = ranks.run(trial.configuration, 10)
             tuner.observe(job_id, trial.index, [Observation(n, tuple(s)) for n, s in steps])

@@ -30,6 +30,18 @@ def test_observations_are_stored_once(store: Store, job: str) -> None:
     assert store.job(job).last_contact_at == 3.0
 
 
+def test_where_each_trial_began_is_known(store: Store, job: str) -> None:
+    assert store.first_steps(job) == {}
+    store.advance(job, FIRST)
+    for step in (12, 10, 11):
+        store.add_observations(job, 0, [Observation(step, (0.1,))], 2.0)
+    following = Trial(1, "search", BASELINE)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=following))
+    assert store.first_steps(job) == {0: 10}
+    store.add_observations(job, 1, [Observation(20, (0.1,))], 3.0)
+    assert store.first_steps(job) == {0: 10, 1: 20}
+
+
 def test_events_come_back_in_order(store: Store, job: str) -> None:
     events = [Event("switched", 0, 10, "", 0.5, 2.0), Event("note", message="grüße", at=3.0)]
     for event in events:
