@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from bagua_autotune.model.job import Limits
 from bagua_autotune.settings import Settings
 
 
@@ -22,11 +23,7 @@ def test_bagua_s_variables_and_defaults_are_kept() -> None:
     }
     settings = Settings.load(environment)
     assert (settings.port, settings.world_size, settings.csv_log) == (9000, 8, True)
-    assert settings.limits.model_dump() == {
-        "max_samples": 12,
-        "trial_seconds": 2.5,
-        "warmup_seconds": 0.0,
-    }
+    assert settings.limits == Limits(max_samples=12, trial_seconds=2.5, warmup_seconds=0.0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ with what trying the candidate would cost.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -34,9 +35,12 @@ class BayesianSearcher:
         self._candidates = problem.candidates
         self._knobs = varying(problem.space, problem.candidates)
         self._is_guided = problem.predictor is not None
-        self._design = design.spread(self._candidates, self._knobs)
         self._told: list[Told] = []
         self._fitted: Posterior | None = None
+
+    @cached_property
+    def _design(self) -> list[Configuration]:
+        return design.spread(self._candidates, self._knobs)
 
     @property
     def initial_trials(self) -> int:
@@ -72,13 +76,13 @@ class BayesianSearcher:
             raise LookupError("no candidate was measured")
         if len(measured) == 1:
             return measured[0]
-        means = self._posterior().means(measured)
+        means = self._posterior().means_of(measured)
         return measured[int(np.argmin(means))]
 
     def expected_cost(self, configuration: Configuration) -> float:
         if len(self._told) == 1 or not self._knobs:
             return fmean(t.cost for t in self._told if t.configuration == configuration)
-        return float(self._posterior().means([configuration])[0])
+        return float(self._posterior().means_of([configuration])[0])
 
     def expected_gain(self) -> float:
         if len(self._told) < max(2, self.initial_trials):
@@ -86,17 +90,18 @@ class BayesianSearcher:
         if not self._knobs:
             return 0.0
         worth = self._worth()
-        return float(self._posterior().improvements()[int(np.argmax(worth))])
+        return float(self._posterior().improvements[int(np.argmax(worth))])
 
     def _ask_guided(self, measured: set[Configuration]) -> Configuration:
         allowed = self._within_reach(measured)
         missing = design.missing_levels(self._candidates, self._knobs, list(measured))
         if missing:
+            knobs = {knob for knob, _ in missing}
             new = np.array(
-                [sum((knob, c[knob]) in missing for knob in self._knobs) for c in self._candidates]
+                [sum((knob, c[knob]) in missing for knob in knobs) for c in self._candidates]
             )
             allowed &= new == new[allowed].max()
-            scores = -self._posterior().means(self._candidates)
+            scores = -self._posterior().means[: len(self._candidates)]
         else:
             scores = self._worth()
         return self._candidates[int(np.argmax(np.where(allowed, scores, -np.inf)))]
@@ -115,9 +120,10 @@ class BayesianSearcher:
     def _worth(self) -> NDArray[np.float64]:
         """What trying each candidate is expected to gain over the horizon, less what it costs."""
         posterior = self._posterior()
-        means = posterior.means(self._candidates)
-        extra = np.maximum(means - posterior.lowest, 0.0)
-        return posterior.improvements() * self._problem.horizon_trials - extra
+        extra = np.maximum(posterior.means - posterior.lowest, 0.0)
+        worth = posterior.improvements * self._problem.horizon_trials - extra
+        found: NDArray[np.float64] = worth[: len(self._candidates)]
+        return found
 
     def _posterior(self) -> Posterior:
         if self._fitted is None:

@@ -1,17 +1,15 @@
-"""Configurations as points of skopt's space: log2 of sizes, and the categorical values."""
+"""Configurations as points of a unit cube: log2 of sizes, and one input per categorical value."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Partition, Space
+from bagua_autotune.model.knobs import Configuration, Domain, LogInteger, Partition, Space
 
-BY_SIZE, EXPLICIT = "by size", "explicit"
+Floats = NDArray[np.float64]
 
 
 def varying(space: Space, configurations: Sequence[Configuration]) -> Space:
@@ -24,52 +22,44 @@ def varying(space: Space, configurations: Sequence[Configuration]) -> Space:
 
 
 class Points:
-    """Maps configurations to points.
+    """The points of some configurations.
+
+    Attributes:
+        inputs: what a process sees: shape (configurations, inputs), within 0..1.
+        is_size: for each input whether it is a size; the others are 0 or 1.
 
     Args:
         knobs: in which the configurations differ.
-        configurations: all that will be mapped: the sizes span the range of theirs.
+        configurations: all that will be asked for: the sizes span the range of theirs.
     """
 
     def __init__(self, knobs: Space, configurations: Sequence[Configuration]) -> None:
-        from skopt.space import Categorical as Choice
-        from skopt.space import Real
-        from skopt.space import Space as PointSpace
-        from skopt.utils import normalize_dimensions
+        self._row_of = {configuration: row for row, configuration in enumerate(configurations)}
+        blocks = [_block(domain, knob, configurations) for knob, domain in knobs.items()]
+        self.inputs: Floats = np.hstack(blocks)
+        self.is_size = np.concatenate(
+            [
+                np.full(block.shape[1], isinstance(domain, LogInteger))
+                for block, domain in zip(blocks, knobs.values(), strict=True)
+            ]
+        )
 
-        self._knobs = knobs
-        self.dimensions: list[Any] = []
-        for knob, domain in knobs.items():
-            if isinstance(domain, LogInteger):
-                exponents = [math.log2(c.number(knob)) for c in configurations]
-                self.dimensions.append(Real(min(exponents), max(exponents)))
-            elif isinstance(domain, Partition):
-                self.dimensions.append(Choice([BY_SIZE, EXPLICIT]))
-            else:
-                self.dimensions.append(Choice(list(domain.values)))
-        self._space: PointSpace = normalize_dimensions(self.dimensions)
+    def rows(self, configurations: Sequence[Configuration]) -> list[int]:
+        """Where they stand in ``inputs``. Raises KeyError for one that is not there."""
+        return [self._row_of[configuration] for configuration in configurations]
 
-    @property
-    def is_size(self) -> NDArray[np.bool_]:
-        """For each input of the process whether it is a size; others are 0 or 1."""
-        flags = [
-            [not isinstance(domain, Categorical | Partition)] * dimension.transformed_size
-            for domain, dimension in zip(self._knobs.values(), self._space.dimensions, strict=True)
-        ]
-        return np.array([flag for group in flags for flag in group])
 
-    def of(self, configuration: Configuration) -> list[Any]:
-        return [self._coordinate(configuration, knob) for knob in self._knobs]
-
-    def inputs(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
-        """What the process sees: shape (configurations, inputs), within 0..1."""
-        found: NDArray[np.float64] = self._space.transform([self.of(c) for c in configurations])
-        return found
-
-    def _coordinate(self, configuration: Configuration, knob: str) -> Any:
-        domain, value = self._knobs[knob], configuration[knob]
-        if isinstance(domain, LogInteger):
-            return math.log2(configuration.number(knob))
-        if isinstance(domain, Partition):
-            return EXPLICIT if value else BY_SIZE
-        return value
+def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
+    """One knob's inputs. Two values need one input; more have one each."""
+    if isinstance(domain, LogInteger):
+        exponents = np.log2([configuration.number(knob) for configuration in configurations])
+        scaled: Floats = (exponents - exponents.min()) / (float(np.ptp(exponents)) or 1.0)
+        return scaled[:, None]
+    if isinstance(domain, Partition):
+        return np.array([[float(bool(configuration[knob]))] for configuration in configurations])
+    place_of = {str(value): place for place, value in enumerate(domain.values)}
+    places = [place_of[str(configuration[knob])] for configuration in configurations]
+    count = len(domain.values)
+    table = np.array([[0.0], [1.0]]) if count == 2 else np.eye(count)
+    found: Floats = table[places]
+    return found

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
-from bagua_autotune.search.points import Points
+from bagua_autotune.search.points import Floats, Points
 from bagua_autotune.search.problem import Problem
-
-Floats = NDArray[np.float64]
 
 # The cost model is believed unless the plain process says clearly better, of each measurement
 # that is left out, what it was; in units of log likelihood.
@@ -36,81 +34,94 @@ class Posterior:
     """A process fitted to what was told.
 
     Attributes:
-        lowest: the lowest posterior mean of what was measured.
+        deviations: of each cost from what all others predict for it, in standard deviations.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
     """
 
     def __init__(
         self,
-        problem: Problem,
         points: Points,
         told: Sequence[Told],
         errors: Floats,
-        prior: dict[bytes, float] | None,
+        prior: Floats | None,
+        seed: int,
     ) -> None:
         import skopt  # here: takes seconds to import
 
-        from bagua_autotune.search.process import make_process
+        from bagua_autotune.search.process import make_process, scaled, top
 
-        self._problem = problem
         self._points = points
+        self._told = told
+        count = len(points.inputs)
         optimizer = skopt.Optimizer(
-            points.dimensions,
-            base_estimator=make_process(
-                points.is_size, errors, None if prior is None else _Table(prior), problem.seed
-            ),
+            [(0.0, float(top(count)))],
+            base_estimator=make_process(points, errors, prior, seed),
             n_initial_points=1,
             acq_func="EI",
             # Its own proposal, from random points, is not used: ours are the candidates.
             acq_optimizer="sampling",
             acq_optimizer_kwargs={"n_points": 1},
             avoid_duplicates=False,
-            random_state=problem.seed,
+            random_state=seed,
         )
-        optimizer.tell([points.of(t.configuration) for t in told], [t.cost for t in told])
+        rows = points.rows([t.configuration for t in told])
+        optimizer.tell([[float(row)] for row in rows], [t.cost for t in told])
         self._process: Any = optimizer.models[-1]
         residuals, variances = self._process.loo_residuals, self._process.loo_variances
         self.deviations: Floats = residuals / np.sqrt(variances)
+        self._all = scaled(count)
         self.likelihood = float(-0.5 * np.sum(self.deviations**2 + np.log(variances)))
-        self.lowest = float(self.means([t.configuration for t in told]).min())
 
-    def means(self, configurations: Sequence[Configuration]) -> Floats:
-        """Posterior means of the cost."""
-        found: Floats = self._process.predict(self._points.inputs(configurations))
+    @cached_property
+    def means(self) -> Floats:
+        """Posterior means of the cost, in the order of the points."""
+        found: Floats = self._process.predict(self._all)
         return found
 
+    def means_of(self, configurations: Sequence[Configuration]) -> Floats:
+        found: Floats = self.means[self._points.rows(configurations)]
+        return found
+
+    @cached_property
+    def lowest(self) -> float:
+        """The lowest posterior mean of what was measured."""
+        return float(self.means_of([t.configuration for t in self._told]).min())
+
+    @cached_property
     def improvements(self) -> Floats:
-        """How far below ``lowest`` each candidate is expected to come (Jones, Schonlau and
-        Welch, "Efficient global optimization", 1998, eq. 15)."""
+        """How far below ``lowest`` each point is expected to come (Jones, Schonlau and Welch,
+        "Efficient global optimization", 1998, eq. 15)."""
         from skopt.acquisition import gaussian_ei
 
-        inputs = self._points.inputs(self._problem.candidates)
-        found: Floats = gaussian_ei(inputs, self._process, y_opt=self.lowest, xi=0.0)
+        found: Floats = gaussian_ei(self._all, self._process, y_opt=self.lowest, xi=0.0)
         return found
 
 
 def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
-    """The posterior from the cost model, or the plain one if that explains the costs better."""
+    """The posterior from the cost model, or the plain one if that explains the costs better.
+
+    Its points are the candidates, then what was told besides them.
+    """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
     points = Points(knobs, [*problem.candidates, *others])
     errors = _errors(told)
 
-    def fit(prior: dict[bytes, float] | None) -> Posterior:
-        found = Posterior(problem, points, told, errors, prior)
+    def fit(prior: Floats | None) -> Posterior:
+        found = Posterior(points, told, errors, prior, problem.seed)
         outliers = np.abs(found.deviations) > OUTLIER_DEVIATIONS
         if len(told) < FEWEST_FOR_OUTLIERS or not outliers.any():
             return found
-        return Posterior(problem, points, told, np.where(outliers, OUTLIER_ERROR, errors), prior)
+        doubted = np.where(outliers, OUTLIER_ERROR, errors)
+        return Posterior(points, told, doubted, prior, problem.seed)
 
     if problem.predictor is None:
         return fit(None)
-    predicted = [*problem.predictor.predict(problem.candidates)]
+    predicted = problem.predictor.predict(problem.candidates)
     if others:
-        predicted += [*problem.predictor.predict(others)]
-    keys = _keys(points.inputs([*problem.candidates, *others]))
-    guided = fit(dict(zip(keys, predicted, strict=True)))
+        predicted = np.concatenate([predicted, problem.predictor.predict(others)])
+    guided = fit(predicted)
     if len(told) < 2:
         return guided
     plain = fit(None)
@@ -124,18 +135,3 @@ def _errors(told: Sequence[Told]) -> Floats:
     return np.array(
         [t.standard_error if math.isfinite(t.standard_error) else typical for t in told]
     )
-
-
-class _Table:
-    """A prior mean that is known at the points of a finite list only."""
-
-    def __init__(self, means: dict[bytes, float]) -> None:
-        self._means = means
-
-    def __call__(self, inputs: Floats) -> Floats:
-        # Elsewhere (skopt looks at a random point of its own) any value does.
-        return np.array([self._means.get(key, 0.0) for key in _keys(inputs)])
-
-
-def _keys(inputs: Floats) -> list[bytes]:
-    return [row.tobytes() for row in np.round(np.asarray(inputs, float), 9) + 0.0]

@@ -16,35 +16,42 @@ from numpy.typing import NDArray
 from skopt.learning import GaussianProcessRegressor
 from skopt.learning.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-Floats = NDArray[np.float64]
+from bagua_autotune.search.points import Floats, Points
 
 # Nobody knows the level beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
 # How far two values of a categorical knob are apart, in length scales.
 CATEGORICAL_LENGTH_SCALE = 1.0
-AMPLITUDES = (0.01, 0.03, 0.1, 0.3)
-SIZE_LENGTH_SCALES = (0.15, 0.3, 0.6)
+AMPLITUDES = (0.02, 0.06, 0.2)
+SIZE_LENGTH_SCALES = (0.2, 0.5)
 # What repeated trials of one configuration differ by, beyond their own errors.
 REPEAT_ERRORS = (0.003, 0.03)
 
 
-class PriorMeanProcess(GaussianProcessRegressor):  # type: ignore[misc]
-    """A process of what the costs differ from ``prior_mean``.
+class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
+    """A process of what the costs of candidates differ from a prior mean.
 
-    After a fit, ``loo_residuals`` and ``loo_variances`` say how each cost compares with what all
-    others predict for it (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
-    eqs. 5.10 to 5.12).
+    It is shown candidates by their number (see ``scaled``), so that skopt has one dimension to
+    keep and a prior mean may be anything.  After a fit, ``loo_residuals`` and ``loo_variances``
+    say how each cost compares with what all others predict for it (Rasmussen and Williams,
+    "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
 
     Args:
-        prior_mean: of inputs, shape (points, inputs), the expected cost of each point.
+        kernel: over ``inputs``.
+        alpha: variance of each cost that it is fitted to.
+        inputs: shape (candidates, inputs): where the candidates lie.
+        prior_mean: shape (candidates,): their expected costs, up to a common level.
+        optimizer: chooses the kernel's settings, see scikit-learn.
+        random_state: of what is random in skopt.
     """
 
     def __init__(
         self,
         kernel: Any = None,
         alpha: Any = 1e-10,
-        prior_mean: Callable[[Floats], Floats] | None = None,
-        optimizer: Any = "fmin_l_bfgs_b",
+        inputs: Floats | None = None,
+        prior_mean: Floats | None = None,
+        optimizer: Any = None,
         random_state: int | None = None,
     ) -> None:
         super().__init__(
@@ -55,53 +62,65 @@ class PriorMeanProcess(GaussianProcessRegressor):  # type: ignore[misc]
             # Predictions are of the cost itself, without the error of measuring it once more.
             noise="gaussian",
         )
+        self.inputs = inputs
         self.prior_mean = prior_mean
 
-    def fit(self, X: Any, y: Any) -> PriorMeanProcess:
-        inputs, costs = np.asarray(X, float), np.asarray(y, float)
-        residuals = costs - self._mean(inputs)
+    def fit(self, X: Any, y: Any) -> CandidateProcess:
+        rows = self._rows(X)
+        residuals = np.asarray(y, float) - self.prior_mean[rows]
         self.level_ = float(np.median(residuals))
-        super().fit(inputs, residuals - self.level_)
+        super().fit(self.inputs[rows], residuals - self.level_)
         inverse_diagonal = np.diag(self.K_inv_)
         self.loo_residuals = self.alpha_ / inverse_diagonal
         self.loo_variances = 1.0 / inverse_diagonal
         return self
 
     def predict(self, X: Any, return_std: bool = False, **others: Any) -> Any:
-        found = super().predict(X, return_std=return_std, **others)
-        mean = self._mean(np.asarray(X, float)) + self.level_
+        rows = self._rows(X)
+        found = super().predict(self.inputs[rows], return_std=return_std, **others)
+        mean = self.prior_mean[rows] + self.level_
         if isinstance(found, tuple):
             return (found[0] + mean, *found[1:])
         return found + mean
 
-    def _mean(self, inputs: Floats) -> Floats:
-        return np.zeros(len(inputs)) if self.prior_mean is None else self.prior_mean(inputs)
+    def _rows(self, X: Any) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.rint(np.asarray(X, float)[:, 0] * top(len(self.inputs)))
+        return found.astype(np.int64)
+
+
+def top(count: int) -> int:
+    """The end of skopt's dimension over so many candidates, which must not be empty."""
+    return max(1, count - 1)
+
+
+def scaled(count: int) -> Floats:
+    """All of so many candidates as the process is shown them: shape (candidates, 1)."""
+    found: Floats = np.arange(count, dtype=float)[:, None] / top(count)
+    return found
 
 
 def make_process(
-    is_size: NDArray[np.bool_],
-    errors: Floats,
-    prior_mean: Callable[[Floats], Floats] | None,
-    seed: int,
-) -> PriorMeanProcess:
+    points: Points, errors: Floats, prior_mean: Floats | None, seed: int
+) -> CandidateProcess:
     """A process to be fitted.
 
     Args:
-        is_size: for each input, whether it is a size.
+        points: of the candidates.
         errors: the standard error of each cost that it will be fitted to.
-        prior_mean: see PriorMeanProcess.
+        prior_mean: see CandidateProcess; flat if None.
         seed: of what is random in skopt.
     """
-    scales = np.where(is_size, 0.3, CATEGORICAL_LENGTH_SCALE)
+    scales = np.where(points.is_size, 0.3, CATEGORICAL_LENGTH_SCALE)
     kernel = (
         ConstantKernel(LEVEL_VARIANCE, "fixed")
         + ConstantKernel(0.01, (1e-6, 1.0)) * Matern(scales, [(0.05, 5.0)] * len(scales), nu=2.5)
     ) + WhiteKernel(1e-5, (1e-8, 1e-2))
-    return PriorMeanProcess(
+    return CandidateProcess(
         kernel=kernel,
         alpha=np.square(errors) + 1e-10,
-        prior_mean=prior_mean,
-        optimizer=_Grid(is_size),
+        inputs=points.inputs,
+        prior_mean=np.zeros(len(points.inputs)) if prior_mean is None else prior_mean,
+        optimizer=_Grid(points.is_size),
         random_state=seed,
     )
 

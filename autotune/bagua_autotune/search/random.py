@@ -38,7 +38,9 @@ class RandomSearcher:
         return min(measured, key=self.expected_cost)
 
     def expected_cost(self, configuration: Configuration) -> float:
-        return fmean(self._costs[configuration])
+        """The mean of its own costs; of one that was not measured, that of all."""
+        repeats = self._costs.get(configuration)
+        return fmean(repeats or [cost for costs in self._costs.values() for cost in costs])
 
     def expected_gain(self) -> float:
         """As for draws from a uniform distribution.

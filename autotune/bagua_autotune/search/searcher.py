@@ -28,7 +28,7 @@ class Searcher(Protocol):
             def best(self):
                 return min(self._costs, key=self._costs.__getitem__)
             def expected_cost(self, configuration):
-                return self._costs[configuration]
+                return self._costs.get(configuration, fmean(self._costs.values()))
             def expected_gain(self):
                 return math.inf
     """
@@ -55,7 +55,7 @@ class Searcher(Protocol):
         """
 
     def expected_cost(self, configuration: Configuration) -> float:
-        """What a configuration that was told costs, the noise of its measurement allowed for."""
+        """What a candidate, or a configuration that was told, costs; once anything was told."""
 
     def expected_gain(self) -> float:
         """By how much the next trial is expected to lower the best cost; in units of cost."""

@@ -73,8 +73,17 @@ def test_sizes_read_well(size_bytes: int, text: str) -> None:
 
 def test_configurations_read_as_in_the_summary() -> None:
     text = describe({"bucket_bytes": 4 << 20, "hierarchical": "leaders", "channels": 2})
-    assert text == "bucket 4 MiB, hierarchical, channels 2"
+    assert text == "bucket 4 MiB, hierarchical, 2 channels"
     assert describe({"hierarchical": "off"}) == "flat"
+
+
+def test_refinements_are_named_only_where_they_are_in_use() -> None:
+    unused = {"channels": 1, "first_bucket_bytes": 0, "last_bucket_bytes": 0, "buckets": ()}
+    usual = {"bucket_bytes": 25 << 20, "hierarchical": "off", **unused}
+    assert describe(usual) == "bucket 25 MiB, flat"
+    sized = {**usual, "first_bucket_bytes": 1 << 20, "last_bucket_bytes": 4 << 20}
+    assert describe(sized) == "bucket 25 MiB, flat, first bucket 1 MiB, last bucket 4 MiB"
+    assert describe({**sized, "buckets": (3, 1)}) == "flat, 2 buckets of its own"
 
 
 def test_values_that_no_words_are_known_for_are_told_as_they_are() -> None:

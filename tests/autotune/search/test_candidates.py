@@ -66,4 +66,4 @@ def test_a_model_of_one_tensor_leaves_one_candidate() -> None:
         "hierarchical": Categorical(values=("off",)),
     }
     baseline = Configuration(bucket_bytes=25 * MIB, hierarchical="off")
-    assert enumerate_candidates(space, baseline, tensors([1000])) == [baseline]
+    assert enumerate_candidates(space, baseline, tensors([1000])) == (baseline,)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.background import Background
+from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
 from bagua_autotune.tuning.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
@@ -32,13 +32,6 @@ class Clock:
         return self.now
 
 
-class AtOnce:
-    """Decisions are made before the ask that asks for them is answered."""
-
-    def start(self, key: str, work: Callable[[], object]) -> None:
-        work()
-
-
 class Later:
     """Decisions are made when the test says so."""
 
@@ -47,6 +40,9 @@ class Later:
 
     def start(self, key: str, work: Callable[[], object]) -> None:
         self.waiting.setdefault(key, work)
+
+    def is_busy(self, key: str) -> bool:
+        return key in self.waiting
 
     def finish(self) -> None:
         waiting, self.waiting = self.waiting, {}
