@@ -109,7 +109,7 @@ class Configuration(Mapping[str, Value]):
     4194304
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_hash", "_values")
 
     def __init__(self, values: Mapping[str, Value] | None = None, /, **named: Value) -> None:
         given = {**(values or {}), **named}
@@ -118,6 +118,7 @@ class Configuration(Mapping[str, Value]):
             knob: tuple(value) if isinstance(value, list) else value
             for knob, value in given.items()
         }
+        self._hash: int | None = None
 
     def __getitem__(self, knob: str) -> Value:
         return self._values[knob]
@@ -136,7 +137,15 @@ class Configuration(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
+        # Once: searches look hundreds of them up in every decision.
+        if self._hash is None:
+            self._hash = hash(frozenset(self._values.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Configuration):
+            return self._values == other._values
+        return Mapping.__eq__(self, other)
 
     def __repr__(self) -> str:
         return f"Configuration({self._values})"

@@ -72,7 +72,7 @@ def explicit_candidates(
 def _without_idle_sizes(configuration: Configuration) -> Configuration:
     """A first bucket that is no smaller than the others is none of its own."""
     first = configuration.get(FIRST_KNOB, 0)
-    if isinstance(first, int) and 0 < first and first >= configuration.number(BUCKET_KNOB):
+    if isinstance(first, int) and first > 0 and first >= configuration.number(BUCKET_KNOB):
         return Configuration({**configuration, FIRST_KNOB: 0})
     return configuration
 

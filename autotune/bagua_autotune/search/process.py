@@ -49,8 +49,8 @@ class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
         self,
         kernel: Any = None,
         alpha: Any = 1e-10,
-        inputs: Floats | None = None,
-        prior_mean: Floats | None = None,
+        inputs: Any = None,
+        prior_mean: Any = None,
         optimizer: Any = None,
         random_state: int | None = None,
     ) -> None:
