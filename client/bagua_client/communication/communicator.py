@@ -48,12 +48,14 @@ class Communicator:
     """The ranks that train one model together.
 
     Buckets travel on channels, used in turn: each has process groups of its own, so that a
-    bucket need not wait for the one before it. The first channel's flat group is the user's.
+    bucket need not wait for the one before it. The first channel's flat group is the user's. One
+    thread (for each place in a chain) issues what travels on a channel, in the order of the
+    layout, so all ranks issue the same order on each group.
 
     Several NCCL communicators on one device can only wait for one another for ever when the
-    ranks issue in different orders. They do not: all chains are issued whole, in the order of
-    the layout, whatever their channel; so the earliest operation that is not done waits for
-    nothing but its peers. (What is left is that the kernels in flight, at most one for each
+    ranks issue in different orders. They do not: on CUDA all chains are issued whole, in the
+    order of the layout, whatever their channel; so the earliest operation that is not done waits
+    for nothing but its peers. (What is left is that the kernels in flight, at most one for each
     group, must fit on the device side by side; NCCL's take a few multiprocessors each.)
 
     Attributes:
@@ -104,9 +106,7 @@ class Communicator:
         for group in unneeded:
             dist.destroy_process_group(group)
 
-    def sum_operations(
-        self, configuration: Configuration, channel: int = 0
-    ) -> tuple[Operation, ...]:
+    def sum_operations(self, configuration: Configuration, channel: int) -> tuple[Operation, ...]:
         """The chain that leaves the sum over all ranks on all ranks, for a bucket of ``channel``.
 
         Call :meth:`prepare` first. Sums stay sums on the way, so that nodes with different

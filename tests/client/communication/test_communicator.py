@@ -52,7 +52,7 @@ def _sum(hierarchical: str, elements: int) -> tuple[list[str], bool]:
     communicator = Communicator(_world(), CPU)
     configuration = Configuration(hierarchical=hierarchical)
     communicator.prepare(configuration)
-    operations = communicator.sum_operations(configuration)
+    operations = communicator.sum_operations(configuration, channel=0)
     return [type(operation).__name__ for operation in operations], _sums(
         communicator, configuration, elements
     )
