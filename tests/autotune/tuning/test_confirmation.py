@@ -46,7 +46,7 @@ class Machine:
 
     def _block(self, center: float) -> Estimate:
         costs: list[float] = []
-        while (found := measured(costs, [0.2] * len(costs), Limits())) is None:
+        while (found := measured(costs, [0.2] * len(costs), Limits(), "confirm")) is None:
             costs.append(self._random.gauss(center, NOISE))
         return found
 

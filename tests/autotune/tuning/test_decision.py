@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.search import Searcher, make_searcher
+from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.decision import Keep, Propose, decide, incumbent
 from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.report import make_result
@@ -51,10 +53,8 @@ def follow(
 ) -> Propose | Keep:
     job = job or make_job()
 
-    def searcher(allowed: Sequence[Configuration]) -> Searcher:
-        return make_searcher("random", job.space, allowed, 0)
-
-    return decide(job, candidates, trials, StepTime(), searcher)
+    problem = Problem(job.space, candidates)
+    return decide(job, trials, StepTime(), lambda: problem, partial(make_searcher, "random"))
 
 
 SEARCHED = (("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.3))
@@ -154,20 +154,26 @@ def test_the_summary_of_a_winner() -> None:
     trials = history(*steps)
     final = follow(trials, candidates=ONCE_EACH)
     assert isinstance(final, Keep)
-    result = make_result(make_job(), trials, final, StepTime(), steps=140, at=141.2)
+    bill = Bill(steps=140, cost_seconds=0.82, cost_steps=4.1)
+    result = make_result(make_job(), trials, final, StepTime(), bill, at=141.2)
     assert result.summary == (
-        "bucket 4 MiB, hierarchical: 1.33x (1.33 to 1.34) over the 25 MiB default; 7 trials, 41 s"
+        "bucket 4 MiB, hierarchical: 1.33x (1.33 to 1.34) over the 25 MiB default; "
+        "7 trials, 140 steps, 41 s; cost 4.1 steps, paid back after 17"
     )
     assert (result.kept, result.trials, result.steps) == ("winner", 7, 140)
+    assert (result.cost_steps, result.cost_seconds, result.payback_steps) == (4.1, 0.82, 17)
     assert 1 < result.low < result.speedup < result.high
 
 
 def test_the_summary_of_a_kept_baseline() -> None:
     trials = history(*SEARCHED)
-    result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), steps=60, at=141.2)
+    bill = Bill(steps=60, cost_seconds=1.3, cost_steps=6.5)
+    result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), bill, at=141.2)
     assert result.summary == (
-        "bucket 25 MiB, flat (the default) kept: nothing measured faster; 3 trials, 41 s"
+        "bucket 25 MiB, flat (the default) kept: nothing measured faster; "
+        "3 trials, 60 steps, 41 s; cost 6.5 steps"
     )
+    assert result.payback_steps is None
     assert (result.kept, result.speedup, result.low, result.high) == ("baseline", 1.0, 1.0, 1.0)
 
 

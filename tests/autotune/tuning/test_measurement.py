@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from bagua_autotune.model.job import Limits
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.job import Limits, Purpose
+from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 
 LIMITS = Limits(trial_seconds=60.0)
@@ -23,52 +23,120 @@ def measure(
     limits: Limits = LIMITS,
     rival: Estimate | None = None,
     seconds: float | None = None,
+    purpose: Purpose = "confirm",
 ) -> Estimate | None:
-    return measured(found, [seconds or math.exp(cost) for cost in found], limits, rival)
+    took = [seconds or math.exp(cost) for cost in found]
+    return measured(found, took, limits, purpose, rival)
 
 
-def test_quiet_steps_close_a_trial_after_eight_and_noisy_ones_later() -> None:
-    assert measure(costs(7, 0.001)) is None
-    assert measure(costs(8, 0.001)) is not None
-    assert measure(costs(10, 0.1)) is None
-    found = measure(costs(400, 0.1))
-    assert found is not None
-    assert found.half_width <= 0.025
+def test_quiet_steps_close_a_trial_after_six_and_noisy_ones_later() -> None:
+    assert measure(costs(5, 0.001)) is None
+    assert measure(costs(6, 0.001)) is not None
+    assert measure(costs(9, 0.1)) is None
+
+
+def test_a_noisy_trial_of_the_search_is_closed_sooner_than_one_that_confirms() -> None:
+    noisy = costs(20, 0.1)
+    assert estimate(noisy).outliers == 0
+    assert measure(noisy[:9], purpose="search") is None
+    assert measure(noisy[:10], purpose="search") is not None
+    assert measure(noisy[:19]) is None
+    assert measure(noisy) is not None
 
 
 def test_outliers_do_not_count_as_measured_steps() -> None:
-    quiet = costs(7, 0.001)
+    quiet = costs(5, 0.001)
     assert measure([*quiet, 0.0]) is None
 
 
-@pytest.mark.parametrize(("noise", "longest"), [(0.005, 9), (0.02, 10), (0.03, 15), (0.05, 25)])
-def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
-    noise: float, longest: float
-) -> None:
+def closings(
+    noise: float, purpose: Purpose, rival: Estimate | None = None, limits: Limits = LIMITS
+) -> list[Estimate]:
+    """The estimates of many trials whose truth is 0, each closed as soon as it may be."""
     rng = random.Random(3)
     found = []
     for _ in range(600):
         trial: list[float] = []
-        while (closed := measure(trial, Limits(trial_seconds=25.0), seconds=1.0)) is None:
+        while (closed := measure(trial, limits, rival, 1.0, purpose)) is None:
             trial.append(rng.gauss(0, noise))
         found.append(closed)
-    assert 0.92 <= fmean(one.low <= 0 <= one.high for one in found) <= 0.99
-    assert fmean(one.count + one.outliers for one in found) <= longest
+    return found
+
+
+def coverage(found: list[Estimate]) -> float:
+    return fmean(one.low <= 0 <= one.high for one in found)
+
+
+def steps(found: list[Estimate]) -> float:
+    return fmean(one.count + one.outliers for one in found)
+
+
+@pytest.mark.parametrize(
+    ("noise", "purpose", "longest"),
+    [
+        (0.005, "search", 6.5),
+        (0.02, "search", 9),
+        (0.05, "search", 10.5),
+        (0.005, "confirm", 6.5),
+        (0.02, "confirm", 9),
+        (0.03, "confirm", 14),
+        (0.05, "confirm", 20.5),
+    ],
+)
+def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
+    noise: float, purpose: Purpose, longest: float
+) -> None:
+    found = closings(noise, purpose)
+    assert 0.92 <= coverage(found) <= 0.99
+    assert steps(found) <= longest
+
+
+@pytest.mark.parametrize("purpose", ["search", "confirm"])
+def test_what_is_far_from_its_rival_need_not_be_known_as_well(purpose: Purpose) -> None:
+    far = closings(0.05, purpose, rival=Estimate(0.4, 0.01, 20))
+    near = closings(0.05, purpose, rival=Estimate(0.0, 0.01, 20))
+    assert 0.92 <= coverage(far) <= 0.99
+    assert steps(far) < 0.8 * steps(near)
+
+
+@pytest.mark.parametrize("level", [0.1, -0.1, 0.3, -0.3])
+def test_the_interval_of_a_trial_that_is_closed_early_is_honest(level: float) -> None:
+    """It is closed where it looks worse than it is; that must not make its interval wrong."""
+    found = closings(0.03, "search", rival=Estimate(-level, 0.01, 10))
+    assert 0.92 <= coverage(found) <= 0.99
 
 
 def test_time_closes_a_noisy_trial_but_not_before_three_steps() -> None:
     limits = Limits(trial_seconds=1.0)
-    assert measure(costs(9, 0.3), limits) is None
-    assert measure(costs(30, 0.3), limits) is not None
-    assert measure(costs(2, 0.3, seconds=10), limits) is None
-    assert measure(costs(3, 0.3, seconds=10), limits) is not None
+    assert measure(costs(9, 0.3), limits, seconds=0.1) is None
+    assert measure(costs(11, 0.3), limits, seconds=0.1) is not None
+    assert measure(costs(2, 0.3), limits, seconds=10) is None
+    assert measure(costs(3, 0.3), limits, seconds=10) is not None
+
+
+RIVAL = Estimate(math.log(0.1), 0.002, 20)
 
 
 def test_a_clearly_worse_trial_is_closed_early() -> None:
-    rival = Estimate(math.log(0.1), 0.002, 20)
-    assert measure(costs(3, 0.01, seconds=0.2), rival=rival) is not None
-    assert measure(costs(2, 0.01, seconds=0.2), rival=rival) is None
-    assert measure(costs(3, 0.01, seconds=0.105), rival=rival) is None
+    slow = [math.log(0.13) + wobble for wobble in (0.0, 0.004, -0.004)]
+    assert measure(slow, rival=RIVAL, purpose="search") is not None
+    assert measure(slow[:2], rival=RIVAL, purpose="search") is None
+    assert measure(slow, purpose="search") is None
+    assert measure([cost - 0.2 for cost in slow], rival=RIVAL, purpose="search") is None
+
+
+def test_a_far_slower_trial_is_closed_after_two_steps_that_both_say_so() -> None:
+    far = math.log(0.2)
+    assert measure([far], rival=RIVAL, purpose="search") is None
+    assert measure([far, far + 0.3], rival=RIVAL, purpose="search") is not None
+    assert measure([far, math.log(0.12)], rival=RIVAL, purpose="search") is None
+    assert measure([far, far], purpose="search") is None
+
+
+def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
+    slow = [math.log(0.2) + wobble for wobble in (0.0, 0.004, -0.004, 0.002, -0.002)]
+    for count in range(2, 6):
+        assert measure(slow[:count], rival=RIVAL) is None
 
 
 @pytest.mark.parametrize(

@@ -5,41 +5,86 @@ from __future__ import annotations
 import math
 import random
 
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.search import make_searcher
+from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.tuning.stopping import search_has_ended
 from tests.autotune.support import make_spec, peaked
 
 SPEC = make_spec()
 BASELINE = Configuration(SPEC.default_configuration)
 CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
-MAX_SAMPLES = 60
 
 
-def search(seed: int, drift: float) -> list[Trial]:
+def search(
+    seed: int,
+    drift: float = 0.0,
+    limits: Limits = Limits(),
+    error: float = 0.008,  # noqa: B008
+) -> list[Trial]:
     """The trials of a search on a machine that gets slower by ``drift`` with each."""
     rng = random.Random(seed)
     trials: list[Trial] = []
+    problem = Problem(SPEC.knobs, CANDIDATES, seed)
     while True:
-        searcher = make_searcher("bayesian", SPEC.knobs, CANDIDATES, seed)
+        searcher = make_searcher("bayesian", problem)
         for trial in trials:
             assert trial.estimate is not None
             searcher.tell(trial.configuration, trial.estimate.center, trial.estimate.standard_error)
-        if trials and search_has_ended(trials, CANDIDATES, searcher, MAX_SAMPLES, 1.0):
+        if trials and search_has_ended(trials, problem, searcher, limits):
             return trials
         asked = searcher.ask()
-        cost = math.log(peaked(asked)) + drift * len(trials) + rng.gauss(0, 0.008)
-        trials.append(Trial(len(trials), "search", asked, "measured", Estimate(cost, 0.008, 8)))
+        cost = math.log(peaked(asked)) + drift * len(trials) + rng.gauss(0, error)
+        trials.append(Trial(len(trials), "search", asked, "measured", Estimate(cost, error, 8)))
 
 
 def test_a_search_on_a_steady_machine_is_short() -> None:
     for seed in range(3):
-        assert len(search(seed, drift=0.0)) <= 20
+        assert len(search(seed)) <= 20
 
 
 def test_a_machine_that_gets_slower_does_not_keep_the_search_going() -> None:
     for seed in range(3):
         assert len(search(seed, drift=0.02)) <= 25
+
+
+def test_the_fewer_steps_remain_the_sooner_a_search_ends() -> None:
+    lengths = [
+        sum(
+            len(search(seed, limits=Limits(remaining_steps=steps), error=0.02)) for seed in range(3)
+        )
+        for steps in (100, 10_000)
+    ]
+    assert lengths[0] < lengths[1]
+
+
+def ends(expected_gain: float, slower: float, remaining_steps: int) -> bool:
+    """Whether a search ends whose next trial is expected to gain so much and to be so slow."""
+
+    class Expects(RandomSearcher):
+        def expected_gain(self) -> float:
+            return expected_gain
+
+        def expected_cost(self, configuration: Configuration) -> float:
+            return slower if configuration == self.ask() else 0.0
+
+    searcher = Expects(Problem(SPEC.knobs, CANDIDATES))
+    trials = []
+    for index, candidate in enumerate(CANDIDATES[:5]):
+        searcher.tell(candidate, 0.0, 0.01)
+        trials.append(Trial(index, "search", candidate, "measured", Estimate(0.0, 0.01, 8)))
+    problem = Problem(SPEC.knobs, CANDIDATES)
+    return search_has_ended(trials, problem, searcher, Limits(remaining_steps=remaining_steps))
+
+
+def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> None:
+    # Half as slow again over the steps of a trial, and the switch: about ten steps.
+    slower = math.log(1.5)
+    assert not ends(0.02, slower, remaining_steps=1000)
+    assert ends(0.02, slower, remaining_steps=300)
+    assert not ends(0.02, 0.0, remaining_steps=300)
+    assert ends(0.004, 0.0, remaining_steps=10**9), "a live job does not show so little"
+    assert ends(0.02, 1e9, remaining_steps=10**6), "an endless step"
