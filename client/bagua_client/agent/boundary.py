@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod
+from weakref import WeakMethod, WeakSet, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -19,7 +19,8 @@ class StepBoundary:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._ours = {id(parameter) for parameter in parameters}
-        self._is_ours: WeakKeyDictionary[torch.optim.Optimizer, bool] = WeakKeyDictionary()
+        self._optimizers: list[ref[torch.optim.Optimizer]] = []
+        self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._stepped = True
         method = WeakMethod(self._after_step)
 
@@ -36,7 +37,7 @@ class StepBoundary:
         Every one is, where no torch optimizer holds the parameters.
         """
         begins = self._stepped
-        self._stepped = not any(self._is_ours.values())
+        self._stepped = all(reference() is None for reference in self._optimizers)
         return begins
 
     def close(self) -> None:
@@ -44,8 +45,14 @@ class StepBoundary:
         self._handle.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        is_ours = self._is_ours.get(optimizer)
-        if is_ours is None:
-            is_ours = any(id(p) in self._ours for g in optimizer.param_groups for p in g["params"])
-            self._is_ours[optimizer] = is_ours
-        self._stepped = self._stepped or is_ours
+        for reference in self._optimizers:
+            if reference() is optimizer:
+                self._stepped = True
+                return
+        if optimizer in self._others:
+            return
+        if any(id(p) in self._ours for g in optimizer.param_groups for p in g["params"]):
+            self._optimizers.append(ref(optimizer))
+            self._stepped = True
+        else:
+            self._others.add(optimizer)
