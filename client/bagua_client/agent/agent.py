@@ -124,7 +124,7 @@ class Agent:
         if begins:
             self._step += 1
             self._timer.tick(self._step)
-        if self._profiler is not None:
+        if self._is_tuning and self._profiler is not None:
             self._profiler.reduction_done(self._step, begins)
         if self._reductions - 1 == self._switched_in:
             self._switched()

@@ -36,8 +36,10 @@ class StepBoundary:
 
         Every one is, where no torch optimizer holds the parameters.
         """
-        begins = self._stepped
-        self._stepped = all(reference() is None for reference in self._optimizers)
+        begins, self._stepped = self._stepped, True
+        for reference in self._optimizers:
+            if reference() is not None:
+                self._stepped = False
         return begins
 
     def close(self) -> None:

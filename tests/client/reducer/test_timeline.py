@@ -2,47 +2,79 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
+import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent.clock import clock_for
 from bagua_client.reducer.timeline import Timeline
 from tests.ranks import RankPool
 
 
-def _recorded_step(hierarchical: str) -> list[str]:
+def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
     """What is wrong with the record of a step of several buckets."""
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", dist.get_rank())
+        torch.cuda.set_device(device)
     layers = [torch.nn.Linear(64, 64) for _ in range(6)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    assert model.reconfigure(Configuration(bucket_bytes=20_000, hierarchical=hierarchical))
-    timeline = Timeline(time.perf_counter)
-    began = time.perf_counter()
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers).to(device), process_group=dist.new_group(backend=backend)
+    )
+    assert model.reconfigure(configuration)
+    inputs = torch.ones(1, 64, device=device)
+    clock = clock_for(device)
+    for _ in range(4):  # the order of gradients is recorded, and buckets cut by it
+        model(inputs).sum().backward()
+    timeline = Timeline(clock.mark)
+    began = clock.mark()
     model._reducer.timeline = timeline
-    model(torch.ones(1, 64)).sum().backward()
-    finished = time.perf_counter()
+    model(inputs).sum().backward()
     model._reducer.timeline = None
+    finished = clock.mark()
+    model(inputs).sum().backward()  # not recorded
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     partition = model._reducer.layout.partition
     assert len(partition) > 2
-    model(torch.ones(1, 64)).sum().backward()  # not recorded
-    wrong = []
     if sorted(timeline.ready) != list(range(12)) or len(timeline.started) != len(partition):
-        wrong.append(f"incomplete: {timeline.ready}, {timeline.started}")
+        return [f"incomplete: {timeline.ready}, {timeline.started}"]
     if sorted(timeline.ended) != list(range(len(partition))):
-        wrong.append(f"ends: {timeline.ended}")
-    if timeline.started != sorted(timeline.started):
-        wrong.append(f"starts out of order: {timeline.started}")
+        return [f"ends: {timeline.ended}"]
+    wrong = []
     for place, bucket in enumerate(partition):
-        last_ready = max(timeline.ready[index] for index in bucket)
-        started, ended = timeline.started[place], timeline.ended[place]
-        if not began <= last_ready <= started <= ended <= finished:
-            wrong.append(f"bucket {place}: {last_ready}, {started}, {ended} until {finished}")
+        marks = [timeline.ready[index] for index in bucket]
+        last_ready = max(clock.seconds(began, mark) for mark in marks)
+        started, ended, step = (
+            clock.seconds(began, mark)
+            for mark in (timeline.started[place], timeline.ended[place], finished)
+        )
+        if not 0 < last_ready <= started <= ended <= step:
+            wrong.append(f"bucket {place}: {last_ready}, {started}, {ended} until {step}")
     return wrong
 
 
-@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
+CONFIGURATIONS = [
+    Configuration(bucket_bytes=20_000, hierarchical=hierarchical, channels=channels)
+    for hierarchical, channels in [("off", 1), ("off", 2), ("leaders", 1), ("shards", 2)]
+]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_tensors_are_ready_before_their_bucket_starts_and_it_ends_within_the_step(
-    four_ranks: RankPool, hierarchical: str
+    four_ranks: RankPool, configuration: Configuration
 ) -> None:
-    assert four_ranks.run(_recorded_step, hierarchical) == [[]] * 4
+    assert four_ranks.run(_recorded_step, "gloo", configuration) == [[]] * 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_on_cuda_marks_are_the_devices(configuration: Configuration) -> None:
+    """On one node of one rank, or on two of two where there are as many devices."""
+    pool = RankPool((2, 2) if torch.cuda.device_count() >= 4 else (1,))
+    try:
+        found = pool.run(_recorded_step, "nccl", configuration)
+    finally:
+        pool.close()
+    assert found == [[]] * pool.world_size
