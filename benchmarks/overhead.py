@@ -1,9 +1,11 @@
-"""The agent's cost on the training thread: while tuning, after it ended, and when off.
+"""The agent's cost on the training thread: while tuning, in a profiled step, while it watches after
+the tuning, and when off.
 
 Ranks train a small model with a real service; each step sleeps, so that it takes about 50 ms as
 on a device that computes by itself. What the agent does at the end of each step is timed on every
-rank; the rank with the highest mean counts. After the tuning, and when off, nothing of the agent
-is called: what is left is timed in a loop.
+rank; the rank with the highest mean counts. What a profiled step costs more is timed on rank 0,
+which alone has some. When off, nothing of the agent is called: what is left, and is there in the
+other phases too, is timed in a loop.
 
     python benchmarks/overhead.py --json overhead.json
 """
@@ -20,6 +22,7 @@ import tempfile
 import threading
 import time
 import timeit
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, quantiles
@@ -32,6 +35,8 @@ from torch import nn
 STEP_SECONDS = 0.05
 LAYERS = 80
 WIDTH = 64
+WATCHED_STEPS = 320
+PHASES = ("tuning", "profiled", "watching", "off")
 LIMITS = {
     "BAGUA_AUTOTUNE_MAX_SAMPLES": "12",
     "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2",
@@ -70,30 +75,35 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
     store = dist.FileStore(f"{folder}/store-{on}", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     spent: list[float] = []
+    profiled: list[float] = []
     if on:
         time_the_agent(spent)
+        time_the_profiler(profiled)
     from bagua_client import DistributedDataParallel
 
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     )
-    begin_seconds = work_seconds(model)
-    tuning: list[float] = []
-    while model.is_tuning:
-        step(model, begin_seconds)
-        tuning, spent[:] = tuning + spent, []
-    for _ in range(20):
-        step(model, begin_seconds)
-    costs = [Cost("tuning", rank, len(tuning), *statistics(tuning))] if on else []
-    phase = "ended" if on else "off"
-    # All that a step still does for the agent: two questions, in forward and after reducing.
-    loops = 100_000
-    question = "reducer.after_reduction is not None; model._agent is not None"
-    names = {"reducer": model._reducer, "model": model}
-    left = [seconds / loops for seconds in timeit.repeat(question, number=loops, globals=names)]
-    costs.append(Cost(phase, rank, loops * len(left), *statistics([*left, *spent])))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    begin_seconds = work_seconds(model, optimizer)
+    costs = []
+    if on:
+        while model.is_tuning:
+            step(model, optimizer, begin_seconds)
+        costs.append(Cost("tuning", rank, *statistics(spent)))
+        if profiled:
+            costs.append(Cost("profiled", rank, *statistics(profiled)))
+        for _ in range(20):
+            step(model, optimizer, begin_seconds)
+        spent.clear()
+        for _ in range(WATCHED_STEPS):
+            step(model, optimizer, begin_seconds)
+        costs.append(Cost("watching", rank, *statistics(spent)))
+    else:
+        costs.append(Cost("off", rank, *statistics(idle_seconds(model))))
     threads = sum(thread.name.startswith("bagua-") for thread in threading.enumerate())
     groups = len(dist.distributed_c10d._world.pg_map)
+    phase = "watching" if on else "off"
     footprint = Footprint(phase, threads, groups, "bagua_client.agent" in sys.modules)
     results.put((costs, footprint if rank == 0 else None))
     dist.barrier()
@@ -101,40 +111,90 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
 
 
 def time_the_agent(spent: list[float]) -> None:
-    """Time every call of the agent at the end of a step."""
+    """Time every call of the agent at the end of a step, and after the optimizer's."""
     from bagua_client.agent.agent import Agent
+    from bagua_client.agent.boundary import StepBoundary
 
-    reduction_done = Agent.reduction_done
+    reduction_done, after_step = Agent.reduction_done, StepBoundary._after_step
 
     def timed(self: Agent) -> None:
         began = time.perf_counter()
         reduction_done(self)
         spent.append(time.perf_counter() - began)
 
+    def timed_after_step(self: StepBoundary, optimizer: torch.optim.Optimizer) -> None:
+        began = time.perf_counter()
+        after_step(self, optimizer)
+        if spent:
+            spent[-1] += time.perf_counter() - began
+
     Agent.reduction_done = timed  # type: ignore[method-assign]
+    StepBoundary._after_step = timed_after_step  # type: ignore[method-assign]
 
 
-def work_seconds(model: nn.Module) -> float:
-    """How long a step takes without sleeping."""
+def time_the_profiler(profiled: list[float]) -> None:
+    """Time what is recorded in each profiled step; at its two ends the agent is timed anyway."""
+    from bagua_client.reducer.timeline import Timeline
+
+    begin = Timeline.__init__
+
+    def counted(self: Timeline, *arguments: Any) -> None:
+        profiled.append(0.0)
+        begin(self, *arguments)
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = method(*arguments)
+            profiled[-1] += time.perf_counter() - began
+            return result
+
+        return call
+
+    Timeline.__init__ = counted  # type: ignore[method-assign]
+    for name in ("tensor_ready", "bucket_starts", "_bucket_ends"):
+        setattr(Timeline, name, timed(getattr(Timeline, name)))
+
+
+def idle_seconds(model: Any) -> list[float]:
+    """All that a step still does for the agent: a question in forward and one after reducing, and
+    one for each tensor and each bucket."""
+    loops = 2_000
+    places = range(LAYERS + len(model._reducer.layout.partition))
+    question = (
+        "reducer.after_reduction is not None; model._agent is not None\n"
+        "for _ in places: reducer.timeline is not None"
+    )
+    names = {"reducer": model._reducer, "model": model, "places": places}
+    return [
+        seconds / loops
+        for seconds in timeit.repeat(question, number=loops, repeat=20, globals=names)
+    ]
+
+
+def work_seconds(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """How long a step is to sleep."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        step(model, 0.0)
+        step(model, optimizer, 0.0)
         times.append(time.perf_counter() - began)
     longest = torch.tensor(median(times))
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return max(STEP_SECONDS - longest.item(), 0.001)
 
 
-def step(model: nn.Module, sleep_seconds: float) -> None:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, sleep_seconds: float) -> None:
     time.sleep(sleep_seconds)
     model(torch.ones(1, WIDTH)).sum().backward()
-    model.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
-def statistics(seconds: list[float]) -> tuple[float, float, float, float]:
+def statistics(seconds: list[float]) -> tuple[int, float, float, float, float]:
+    """The fields of a Cost from ``steps`` on."""
     micro = [value * 1e6 for value in seconds]
-    return mean(micro), median(micro), quantiles(micro, n=20)[-1], max(micro)
+    return len(micro), mean(micro), median(micro), quantiles(micro, n=20)[-1], max(micro)
 
 
 def measure(on: bool, ranks: int) -> tuple[list[Cost], Footprint]:
@@ -170,7 +230,7 @@ def main() -> None:
     print(
         f"{'phase':8} {'steps':>7} {'mean us':>9} {'median':>8} {'p95':>8} {'of 50 ms':>9}  spread"
     )
-    for phase in ("tuning", "ended", "off"):
+    for phase in PHASES:
         rounds = [cost for cost in costs if cost.phase == phase]
         worst = sorted(rounds, key=lambda cost: cost.mean)
         # The rank with the highest mean of each round; the median of these over the rounds.
