@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bagua_client import Configuration
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
 from tests.e2e.training import Report, train, train_two
@@ -38,20 +39,23 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     assert all(report.tuned for report in reports)
     job, trials = service.job(), service.trials()
     assert job["state"] == "finished"
-    assert trials[0]["configuration"] == {"bucket_bytes": 25 * 1024**2, "hierarchical": "off"}
+    assert trials[0]["configuration"] == Configuration().to_json()
     assert {trial["state"] for trial in trials} == {"measured"}
     ways = {trial["configuration"]["hierarchical"] for trial in trials}
     assert ways == {"off", "leaders", "shards"}
     # Every trial was really run, by all ranks, and the final choice is in force.
-    ran = {(c.bucket_bytes, c.hierarchical) for c in reports[0].configurations}
-    wanted = [t["configuration"] for t in trials]
-    assert {(c["bucket_bytes"], c["hierarchical"]) for c in wanted} <= ran
-    assert reports[0].configurations[-1].to_json() == job["result"]["configuration"]
+    ran = set(reports[0].configurations)
+    assert {Configuration.from_json(trial["configuration"]) for trial in trials} <= ran
+    winner = reports[0].configurations[-1]
+    assert winner.to_json() == job["result"]["configuration"]
     assert any(job["result"]["summary"] in line for line in reports[0].logged)
-    # Afterwards nothing is left but what a hierarchical winner needs.
-    assert not any("reporter" in name for report in reports for name in report.threads)
-    is_flat = reports[0].configurations[-1].hierarchical == "off"
-    assert {report.groups for report in reports} == {1 if is_flat else 4}
+    # Afterwards nothing is left but what the winner needs, and the watch on step times: the job's
+    # own group is the first channel's; by node each channel takes three.
+    groups = winner.channels - 1 if winner.hierarchical == "off" else 3 * winner.channels
+    assert {report.groups for report in reports} == {1 + groups + 1}
+    if winner.hierarchical == "off":
+        # Rank 0's reporter waits for a drift.
+        assert [report.threads for report in reports] == [["bagua-reporter"], [], [], []]
 
 
 def test_rank_0_starts_a_service_that_ends_with_the_job(
