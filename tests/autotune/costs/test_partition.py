@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
+from bagua_autotune.costs.partition import MOST_PLACES, best_partition
+from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.knobs import Configuration
+
+COSTS = st.builds(Cost, st.floats(1e-6, 0.1), st.floats(1e-12, 1e-6))
+KIB = 1024
+
+
+def tensors(sizes: list[int], groups: int = 1) -> list[Tensor]:
+    return [
+        Tensor(name=str(i), elements=size, bytes=size, dtype="u8", group=f"u8/cuda#{i % groups}")
+        for i, size in enumerate(sizes)
+    ]
+
+
+def models(most_tensors: int) -> st.SearchStrategy[tuple[list[int], list[float], Cost]]:
+    """Sizes of tensors, seconds between them, and the cost of a collective."""
+    sizes = st.lists(
+        st.tuples(st.integers(0, 4 << 20), st.floats(0, 0.1)), min_size=1, max_size=most_tensors
+    )
+    return st.builds(
+        lambda members, cost: ([s for s, _ in members], [g for _, g in members], cost), sizes, COSTS
+    )
+
+
+def compositions(count: int) -> list[tuple[int, ...]]:
+    """All ways to cut a list of so many into consecutive parts."""
+    found = []
+    for cuts in product([False, True], repeat=count - 1):
+        places = [0, *(place + 1 for place, is_cut in enumerate(cuts) if is_cut), count]
+        found.append(tuple(np.diff(places).tolist()))
+    return found
+
+
+def step_seconds(model: CostModel, counts: tuple[int, ...]) -> float:
+    explicit = Configuration(bucket_bytes=1, buckets=counts)
+    return float(np.exp(model.predict([explicit])[0]))
+
+
+@given(models(most_tensors=10))
+def test_no_way_to_cut_is_better(case: tuple[list[int], list[float], Cost]) -> None:
+    sizes, gaps, cost = case
+    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost})
+    counts = model.best_partition(Kind())
+    assert counts is not None
+    assert sum(counts) == len(sizes)
+    every = [step_seconds(model, other) for other in compositions(len(sizes))]
+    assert step_seconds(model, counts) == pytest.approx(min(every), rel=1e-9)
+
+
+@given(models(most_tensors=60))
+def test_no_bucket_size_is_better(case: tuple[list[int], list[float], Cost]) -> None:
+    sizes, gaps, cost = case
+    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost})
+    counts = model.best_partition(Kind())
+    assert counts is not None
+    by_size = [Configuration(bucket_bytes=int(KIB * 2 ** (half / 2))) for half in range(30)]
+    lowest = np.exp(model.predict(by_size)).min()
+    assert step_seconds(model, counts) <= lowest * (1 + 1e-9)
+
+
+def test_long_lists_are_cut_nearly_as_well_though_more_coarsely() -> None:
+    count = 3 * MOST_PLACES + 1
+    model = CostModel(
+        Layouts(tensors([40 * KIB] * count)),
+        np.linspace(0.1, 0.4, count).tolist(),
+        {Kind(): Cost(1e-3, 2e-9)},
+    )
+    counts = model.best_partition(Kind())
+    assert counts is not None
+    assert sum(counts) == count
+    assert min(counts) > 0
+    by_size = [Configuration(bucket_bytes=int(KIB * 2 ** (half / 2))) for half in range(12, 36)]
+    assert step_seconds(model, counts) <= np.exp(model.predict(by_size)).min() * 1.001
+
+
+def test_one_list_cannot_hold_tensors_of_several_groups() -> None:
+    mixed = tensors([10, 10, 10], groups=2)
+    assert best_partition(mixed, np.zeros(3), Cost(1e-3, 1e-9)) is None
+
+
+def test_equal_ways_are_cut_into_less_that_waits_for_the_last_tensor() -> None:
+    # Nothing is ready before the end, and messages are free: the last one may be the smallest.
+    counts = best_partition(tensors([10] * 4), np.full(4, 1.0), Cost(0.0, 0.0))
+    assert counts is not None
+    assert counts[-1] == 1
