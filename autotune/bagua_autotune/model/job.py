@@ -14,6 +14,7 @@ from bagua_autotune.model.knobs import (
     Configuration,
     Knob,
     LogInteger,
+    Partition,
     Space,
     Value,
     check_configuration,
@@ -89,6 +90,14 @@ class JobSpec(BaseModel):
             check_configuration(self.default_configuration, self.knobs)
         except ValueError as error:
             raise ValueError(f"default_configuration: {error}") from error
+        for knob, domain in self.knobs.items():
+            counts = self.default_configuration[knob]
+            held = sum(counts) if isinstance(counts, tuple) else 0
+            if isinstance(domain, Partition) and held not in (0, len(self.tensors)):
+                raise ValueError(
+                    f"default_configuration: {knob} holds {held} tensors, "
+                    f"the job has {len(self.tensors)}"
+                )
         return self
 
 

@@ -46,7 +46,8 @@ def bill(
     ran = [trial for trial in trials if trial.index in first_steps]
     steps = 0
     seconds = 0.0
-    for trial, following in zip(ran, [*ran[1:], None], strict=True):
+    for place, trial in enumerate(ran):
+        following = ran[place + 1] if place + 1 < len(ran) else None
         # A trial's steps run until the next one's begin: those dropped at the switch count too.
         count = trial.estimate.count + trial.estimate.outliers if trial.estimate else 0
         if following is not None:

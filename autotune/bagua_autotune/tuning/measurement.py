@@ -18,6 +18,8 @@ from bagua_autotune.model.statistics import Estimate, estimate
 # 5 % noise (tests/autotune/tuning/test_measurement.py measures it).
 NARROW = 0.025
 NARROW_STEPS = 6
+# An interval is narrow, too, if it is so small a part of the difference that it is to show.
+NARROW_SHARE = 0.25
 # A search trial is one of several points of a curve, and may be repeated; what switching to it
 # took is spent.  A confirming one stands for itself.
 MOST_STEPS: dict[Purpose, int] = {"search": 10, "confirm": 20}
@@ -64,20 +66,26 @@ def measured(
         seconds: how long each took.
         limits: ``trial_seconds`` bounds the trial.
         purpose: of the trial.
-        rival: the incumbent; a trial that is clearly worse is closed early.
+        rival: what it is compared with: a search trial with the incumbent, and one that is
+            clearly worse is closed early; a confirming one with the other side.
         scale: the difference of costs that is 100 %.
     """
     if len(costs) < FEWEST_STEPS_FAR_WORSE:
         return None
     found = estimate(costs)
-    if rival is not None and min(costs) > rival.center + FAR_WORSE * scale:
+    # A confirming trial is measured to the end: stopping it early would favour one side.
+    incumbent = rival if purpose == "search" else None
+    if incumbent is not None and min(costs) > incumbent.center + FAR_WORSE * scale:
         return found
     if found.count < FEWEST_STEPS:
         return None
     if sum(seconds) >= limits.trial_seconds or found.count >= MOST_STEPS[purpose]:
         return found
-    if found.count >= NARROW_STEPS and found.half_width <= NARROW * scale:
+    narrow = NARROW * scale
+    if rival is not None:
+        narrow = max(narrow, NARROW_SHARE * abs(found.center - rival.center))
+    if found.count >= NARROW_STEPS and found.half_width <= narrow:
         return found
-    if rival is not None and found.low > rival.high + CLEARLY_WORSE * scale:
+    if incumbent is not None and found.low > incumbent.high + CLEARLY_WORSE * scale:
         return found
     return None

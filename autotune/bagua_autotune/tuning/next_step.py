@@ -30,6 +30,17 @@ def of_round(job: Job, trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.round == job.round]
 
 
+def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
+    """What the open trial is compared with."""
+    if trial.purpose == "search":
+        best = incumbent(trials)
+        return best.estimate if best else None
+    if trial.configuration != job.baseline:
+        return baseline_estimate(job, trials)
+    winner = next((t for t in reversed(trials) if t.purpose == "confirm" and t.estimate), None)
+    return winner.estimate if winner else None
+
+
 class NextStep:
     """Decides for all jobs of a store.
 
@@ -65,9 +76,8 @@ class NextStep:
         if first is None:
             return None
         current = of_round(job, trials)
-        baseline, best = baseline_estimate(job, current), incumbent(current)
-        # A confirming trial is measured to the end: stopping it early would favour one side.
-        rival = best.estimate if best and trial.purpose == "search" else None
+        baseline = baseline_estimate(job, current)
+        rival = _rival(job, current, trial)
         scale = objective.scale(baseline.center) if baseline else 1.0
         return measured(costs[first:], seconds[first:], job.limits, trial.purpose, rival, scale)
 
