@@ -50,7 +50,9 @@ def configurations(draw: st.DrawFn, kinds: Kinds) -> Configuration:
 
 def made_by_client(kinds: Kinds, configuration: Configuration) -> list[tuple[int, int]]:
     """For each bucket of the client its bytes and the position of its last tensor."""
-    specs = [TensorSpec(str(i), (size,), 1, dtype, "cpu#0") for i, (size, dtype) in enumerate(kinds)]
+    specs = [
+        TensorSpec(str(i), (size,), 1, dtype, "cpu#0") for i, (size, dtype) in enumerate(kinds)
+    ]
     layout = plan(specs, range(len(specs)), ClientConfiguration.from_json(configuration))
     return [(sum(specs[i].bytes for i in bucket), bucket[-1]) for bucket in layout.partition]
 

@@ -1,0 +1,162 @@
+"""Fits to profiles of networks whose costs are known, and to profiles that make no sense."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagua_autotune.costs import Cost, Kind
+from bagua_autotune.costs.fitting import fit_costs, points_of
+from bagua_autotune.model.profile import BucketTiming, Profile
+from tests.autotune.costs.profiled import KIB, MIB, SIZES, profile, seconds
+
+FLAT, LEADERS, TWO, BOTH = Kind(), Kind("leaders"), Kind("off", 2), Kind("leaders", 2)
+BF16 = Kind("off", 1, "bf16")
+SOME = Cost(1e-3, 1e-9)
+LOOKED_AT = (256 * KIB, MIB, 10 * MIB, 40 * MIB)
+
+
+def check_close(found: Cost, truth: Cost, tolerance: float) -> None:
+    for size in LOOKED_AT:
+        ratio = seconds(found, size) / seconds(truth, size)
+        assert abs(math.log(ratio)) < tolerance, (size, ratio)
+
+
+@settings(max_examples=40)
+@given(
+    rate=st.floats(-11, -8),
+    half=st.floats(16, 24),
+    kind=st.sampled_from([FLAT, LEADERS, TWO, BOTH]),
+    seed=st.integers(0, 2**32),
+)
+def test_known_costs_are_found_again_under_noise(
+    rate: float, half: float, kind: Kind, seed: int
+) -> None:
+    truth = Cost(10**rate * 2**half, 10**rate)
+    generator = np.random.default_rng(seed)
+    profiles = [profile(truth, kind, generator=generator) for _ in range(3)]
+    found = fit_costs([kind], points_of(kind, profiles))
+    assert found is not None
+    check_close(found[kind], truth, 0.12)
+    assert found[kind].seconds_per_byte == pytest.approx(truth.seconds_per_byte, rel=0.15)
+
+
+@pytest.mark.parametrize("place", range(len(SIZES)))
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_bucket_that_took_ten_times_as_long_misleads_little(place: int, steps: int) -> None:
+    generator = np.random.default_rng(place)
+    profiles = [profile(SOME, generator=generator, slow={place: 10.0})]
+    profiles += [profile(SOME, generator=generator) for _ in range(steps - 1)]
+    found = fit_costs([FLAT], points_of(FLAT, profiles))
+    assert found is not None
+    check_close(found[FLAT], SOME, 0.4 if steps == 1 else 0.12)
+
+
+def test_a_bucket_waits_for_those_before_it_on_its_channel_only() -> None:
+    truth = Cost(5e-3, 4e-9)
+    for kind in (FLAT, TWO, Kind("off", 4)):
+        points = points_of(kind, [profile(truth, kind, noise=0.0)])
+        for point in points:
+            assert point.seconds == pytest.approx(seconds(truth, point.bytes), rel=0.01)
+
+
+def test_a_way_that_was_never_tried_is_expected_to_cost_what_is_usual() -> None:
+    found = fit_costs([FLAT, LEADERS, TWO, BF16], points_of(FLAT, [profile(SOME)]))
+    assert found is not None
+    check_close(found[LEADERS], found[FLAT], 0.01)
+    # Each of two channels is slower than one alone; together they are a little faster.
+    assert 1 < seconds(found[TWO], 40 * MIB) / seconds(found[FLAT], 40 * MIB) < 2
+    # Half the bytes: what is large takes about half the time, what is small as long.
+    assert 0.45 < seconds(found[BF16], 400 * MIB) / seconds(found[FLAT], 400 * MIB) < 0.65
+    assert seconds(found[BF16], 1) == pytest.approx(seconds(found[FLAT], 1), rel=0.1)
+
+
+def test_what_two_knobs_do_is_put_together() -> None:
+    leaders, two = Cost(4e-3, 0.3e-9), Cost(1.2e-3, 1.9e-9)
+    generator = np.random.default_rng(1)
+    points = [
+        point
+        for kind, cost in ((FLAT, SOME), (LEADERS, leaders), (TWO, two))
+        for point in points_of(kind, [profile(cost, kind, generator=generator) for _ in range(3)])
+    ]
+    found = fit_costs([BOTH], points)
+    assert found is not None
+    check_close(found[BOTH], Cost(4e-3 * 1.2, 0.3e-9 * 1.9), 0.2)
+
+
+def test_what_is_measured_goes_before_what_is_usual() -> None:
+    """Two channels that do not slow one another at all, and bf16 that gains nothing."""
+    points = [
+        point for kind in (FLAT, TWO, BF16) for point in points_of(kind, [profile(SOME, kind)] * 3)
+    ]
+    found = fit_costs([TWO, BF16], points)
+    assert found is not None
+    check_close(found[TWO], SOME, 0.15)
+    check_close(found[BF16], SOME, 0.2)
+
+
+INHERITED = {FLAT: Cost(1e-3, 1e-9), LEADERS: Cost(4e-3, 0.3e-9)}
+
+
+def test_nothing_known_is_no_fit_and_an_inherited_network_is_one() -> None:
+    assert fit_costs([FLAT], []) is None
+    found = fit_costs([FLAT, LEADERS], [], INHERITED)
+    assert found is not None
+    for kind, cost in INHERITED.items():
+        check_close(found[kind], cost, 0.1)
+
+
+def test_a_network_that_became_slower_as_a_whole_is_seen_from_one_way_to_reduce() -> None:
+    slower = Cost(3e-3, 3e-9)
+    points = points_of(FLAT, [profile(slower, generator=np.random.default_rng(2))] * 3)
+    found = fit_costs([FLAT, LEADERS], points, INHERITED)
+    assert found is not None
+    check_close(found[FLAT], slower, 0.15)
+    check_close(found[LEADERS], Cost(12e-3, 0.9e-9), 0.25)
+
+
+def test_the_order_of_the_profiles_and_of_the_kinds_does_not_matter() -> None:
+    flat, leaders = points_of(FLAT, [profile(SOME)]), points_of(LEADERS, [profile(INHERITED[FLAT])])
+    one = fit_costs([FLAT, LEADERS], [*flat, *leaders])
+    other = fit_costs([LEADERS, FLAT], [*leaders, *flat])
+    assert one is not None
+    assert other is not None
+    check_close(one[LEADERS], other[LEADERS], 1e-3)
+
+
+MOMENTS = st.floats(0, 1e9) | st.sampled_from([0.0, 5e-324, 1e-12, 1e9])
+BYTES = st.integers(0, 2**53) | st.sampled_from([0, 1, MIB])
+
+
+@st.composite
+def odd_profiles(draw: st.DrawFn) -> Profile:
+    """What the wire takes and no network does."""
+    bucket = st.builds(BucketTiming, bytes=BYTES, started_seconds=MOMENTS, ended_seconds=MOMENTS)
+    buckets = draw(st.lists(bucket, min_size=1, max_size=6))
+    return Profile(step=0, step_seconds=draw(MOMENTS), ready_seconds=(0.0,), buckets=tuple(buckets))
+
+
+KINDS = st.sampled_from([FLAT, LEADERS, TWO, BOTH, BF16, Kind("off", 4), Kind("x", "y", "z")])
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(KINDS, st.lists(odd_profiles(), min_size=1, max_size=3)), max_size=3),
+    st.dictionaries(KINDS, st.just(SOME), max_size=2),
+)
+def test_no_profile_breaks_the_fit(
+    measured: list[tuple[Kind, list[Profile]]], inherited: dict[Kind, Cost]
+) -> None:
+    points = [point for kind, profiles in measured for point in points_of(kind, profiles)]
+    found = fit_costs([FLAT, LEADERS, BOTH, BF16], points, inherited)
+    assert (found is None) == (not points and not inherited)
+    # Of what was found so a later job may inherit.
+    for costs in (found, fit_costs([TWO], points, found)):
+        for cost in (costs or {}).values():
+            for size in (0, 1, MIB, 2**40):
+                assert math.isfinite(seconds(cost, size))
+                assert seconds(cost, size) > 0

@@ -1,0 +1,91 @@
+"""From profiles to predictions of step times."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bagua_autotune.costs import Cost, CostModel, Kind, Layouts, fit_model
+from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.simulation import Simulator
+from bagua_autotune.simulation.problems import problems
+from tests.autotune.costs.profiled import MIB, profile
+
+FLAT = Kind()
+TENSORS = [
+    Tensor(name=str(i), elements=10, bytes=10, dtype="u8", group="u8/cpu#0") for i in range(4)
+]
+
+
+def predicted(model: CostModel, **knobs: int | str) -> float:
+    return math.exp(model.predict([Configuration(**knobs)])[0])
+
+
+def test_a_step_by_hand() -> None:
+    costs = {FLAT: Cost(1.0, 0.1), Kind("off", 2): Cost(1.0, 0.1)}
+    model = CostModel(Layouts(TENSORS), [1.0, 2.0, 3.0, 4.0], costs)
+    # Two buckets of 20 bytes, 3 s each: full at 2 and 4.
+    assert predicted(model, bucket_bytes=20) == pytest.approx(8.0)
+    assert predicted(model, bucket_bytes=20, channels=2) == pytest.approx(7.0)
+    assert predicted(model, bucket_bytes=40) == pytest.approx(4.0 + 5.0)
+    # 10 bytes at once and the rest at the end, on a free network.
+    assert predicted(model, bucket_bytes=40, first_bucket_bytes=5) == pytest.approx(4.0 + 4.0)
+
+
+def test_gradients_that_seem_to_be_ready_out_of_order_wait_for_those_before_them() -> None:
+    model = CostModel(Layouts(TENSORS), [3.0, 1.0, 2.0, 4.0], {FLAT: Cost(1.0, 0.0)})
+    assert model.ready_seconds.tolist() == [3.0, 3.0, 3.0, 4.0]
+
+
+def test_parts_that_are_missing_come_from_earlier_jobs_or_there_is_no_model() -> None:
+    layouts = Layouts(TENSORS)
+    ready, costs = [0.1, 0.2, 0.3, 0.4], {FLAT: Cost(1e-3, 1e-9)}
+    assert fit_model(layouts, [FLAT], []) is None
+    assert fit_model(layouts, [FLAT], [], ready) is None
+    assert fit_model(layouts, [FLAT], [], None, costs) is None
+    assert fit_model(layouts, [FLAT], [], ready[:3], costs) is None, "times of another model"
+    both = fit_model(layouts, [FLAT], [], ready, costs)
+    assert both is not None
+    assert both.ready_seconds.tolist() == ready
+    own = profile(Cost(1e-3, 1e-9), sizes=[MIB] * 4)
+    measured = fit_model(layouts, [FLAT], [(Configuration(bucket_bytes=1), own)], ready, costs)
+    assert measured is not None
+    assert measured.ready_seconds.tolist() == list(own.ready_seconds), "its own go first"
+
+
+def model_of(simulator: Simulator, generator: np.random.Generator) -> CostModel:
+    """Fitted to one size of each way to reduce, three noisy steps each."""
+    ran = [
+        Configuration({**simulator.default, "bucket_bytes": size, "hierarchical": way})
+        for size, way in ((25 * MIB, "off"), (8 * MIB, "leaders"), (8 * MIB, "shards"))
+    ]
+    profiled = [
+        (configuration, simulator.profile(configuration, step, generator, noise=0.05))
+        for configuration in ran
+        for step in range(3)
+    ]
+    kinds = [Kind.of(configuration) for configuration in ran]
+    model = fit_model(Layouts(simulator.workload.tensors), kinds, profiled)
+    assert model is not None
+    return model
+
+
+def test_after_three_trials_it_knows_a_nearly_best_setting_of_most_networks() -> None:
+    generator = np.random.default_rng(0)
+    lost, default_lost = [], []
+    for problem in problems():
+        simulator = problem.simulator
+        space = {knob: simulator.space[knob] for knob in ("bucket_bytes", "hierarchical")}
+        default = Configuration({knob: simulator.default[knob] for knob in space})
+        candidates = enumerate_candidates(space, default, simulator.workload.tensors)
+        seconds = np.array([simulator.step_seconds(candidate) for candidate in candidates])
+        expected = model_of(simulator, generator).predict(candidates)
+        lost.append(seconds[np.argmin(expected)] / seconds.min() - 1)
+        default_lost.append(seconds[0] / seconds.min() - 1)
+    assert np.median(default_lost) > 0.05, "there is something to know"
+    assert np.median(lost) < 0.01
+    assert np.quantile(lost, 0.9) < 0.1
