@@ -65,6 +65,7 @@ class Reducer:
         self._gradients = algorithm.communicates is Communicates.GRADIENT
         self._as_view = gradient_as_bucket_view
         self._find_unused = find_unused_parameters and algorithm.when is When.GRADIENT_READY
+        # One for each channel: a chain waits for no chain of another channel.
         self._pipelines = {
             (device, channel): pipeline_for(device)
             for device in {p.device for p in self._parameters}
