@@ -4,8 +4,8 @@ the tuning, and when off.
 Ranks train a small model with a real service; each step sleeps, so that it takes about 50 ms as
 on a device that computes by itself. What the agent does at the end of each step is timed on every
 rank; the rank with the highest mean counts. What a profiled step costs more is timed on rank 0,
-which alone has some. When off, nothing of the agent is called: what is left, and is there in the
-other phases too, is timed in a loop.
+which alone has some; a switch, its new groups and buckets, by itself. When off, nothing of the
+agent is called: what is left, and is there in the other phases too, is timed in a loop.
 
     python benchmarks/overhead.py --json overhead.json
 """
@@ -36,7 +36,7 @@ STEP_SECONDS = 0.05
 LAYERS = 80
 WIDTH = 64
 WATCHED_STEPS = 320
-PHASES = ("tuning", "profiled", "watching", "off")
+PHASES = ("tuning", "profiled", "switching", "watching", "off")
 LIMITS = {
     "BAGUA_AUTOTUNE_MAX_SAMPLES": "12",
     "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2",
@@ -76,8 +76,10 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     spent: list[float] = []
     profiled: list[float] = []
+    switches: list[float] = []
     if on:
-        time_the_agent(spent)
+        time_switches(switches)
+        time_the_agent(spent, switches)
         time_the_profiler(profiled)
     from bagua_client import DistributedDataParallel
 
@@ -86,11 +88,13 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     begin_seconds = work_seconds(model, optimizer)
+    switches.clear()
     costs = []
     if on:
         while model.is_tuning:
             step(model, optimizer, begin_seconds)
         costs.append(Cost("tuning", rank, *statistics(spent)))
+        costs.append(Cost("switching", rank, *statistics(switches)))
         if profiled:
             costs.append(Cost("profiled", rank, *statistics(profiled)))
         for _ in range(20):
@@ -110,17 +114,40 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
     dist.destroy_process_group()
 
 
-def time_the_agent(spent: list[float]) -> None:
-    """Time every call of the agent at the end of a step, and after the optimizer's."""
+def time_switches(switches: list[float]) -> None:
+    """Time the groups that each switch makes and the re-cut, which falls into unmeasured steps."""
+    from bagua_client.communication.communicator import Communicator
+    from bagua_client.reducer.reducer import Reducer
+
+    prepare, recut = Communicator.prepare, Reducer.recut
+
+    def timed_prepare(self: Communicator, *arguments: Any) -> None:
+        began = time.perf_counter()
+        prepare(self, *arguments)
+        switches.append(time.perf_counter() - began)
+
+    def timed_recut(self: Reducer, *arguments: Any) -> None:
+        began = time.perf_counter()
+        recut(self, *arguments)
+        if switches:
+            switches[-1] += time.perf_counter() - began
+
+    Communicator.prepare = timed_prepare  # type: ignore[method-assign]
+    Reducer.recut = timed_recut  # type: ignore[method-assign]
+
+
+def time_the_agent(spent: list[float], switches: list[float]) -> None:
+    """Time every call of the agent at the end of a step, and after the optimizer's; not the
+    groups made in it, which count as switching."""
     from bagua_client.agent.agent import Agent
     from bagua_client.agent.boundary import StepBoundary
 
     reduction_done, after_step = Agent.reduction_done, StepBoundary._after_step
 
     def timed(self: Agent) -> None:
-        began = time.perf_counter()
+        before, began = sum(switches), time.perf_counter()
         reduction_done(self)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.perf_counter() - began - (sum(switches) - before))
 
     def timed_after_step(self: StepBoundary, optimizer: torch.optim.Optimizer) -> None:
         began = time.perf_counter()
@@ -228,7 +255,7 @@ def main() -> None:
             found, footprint = measure(on, arguments.ranks)
             costs, footprints = costs + found, [*footprints, footprint]
     print(
-        f"{'phase':8} {'steps':>7} {'mean us':>9} {'median':>8} {'p95':>8} {'of 50 ms':>9}  spread"
+        f"{'phase':9} {'steps':>7} {'mean us':>9} {'median':>8} {'p95':>8} {'of 50 ms':>9}  spread"
     )
     for phase in PHASES:
         rounds = [cost for cost in costs if cost.phase == phase]
@@ -238,7 +265,7 @@ def main() -> None:
         typical = worst[-(arguments.rounds + 1) // 2]
         share = median(means) / 1e6 / STEP_SECONDS
         print(
-            f"{phase:8} {typical.steps:7d} {median(means):9.2f} {typical.median:8.2f} "
+            f"{phase:9} {typical.steps:7d} {median(means):9.2f} {typical.median:8.2f} "
             f"{typical.p95:8.1f} {share:9.5%}  {min(means):.1f} to {max(means):.1f} us"
         )
     for footprint in footprints[:2]:

@@ -85,6 +85,7 @@ class Agent:
         self._position = len(agents)
         self._rank = communicator.rank
         self._group = communicator.new_group([range(communicator.world_size)], backend="gloo")
+        self._exchange = Exchange(self._group)
         # Groups are made now, while all ranks are here, and not in the middle of the training.
         communicator.prepare(Configuration(hierarchical="leaders"))
         clock = clock_for(communicator.device)
@@ -158,8 +159,8 @@ class Agent:
         except Exception:
             logger.exception("autotune stops: an error on rank %d", self._rank)
             report.stop = True
-        exchange = Exchange(report, self._group)
-        return partial(self._read_report, exchange, command, time.perf_counter() - began)
+        self._exchange.start(report)
+        return partial(self._read_report, command, time.perf_counter() - began)
 
     def _next_command(self) -> bytes | None:
         if self._must_wait():
@@ -185,11 +186,9 @@ class Agent:
             report.first_step = sent[0][0]
             report.seconds = [seconds for _, seconds in sent]
 
-    def _read_report(
-        self, exchange: Exchange, command: bytes | None, start_seconds: float
-    ) -> Next | None:
+    def _read_report(self, command: bytes | None, start_seconds: float) -> Next | None:
         began = time.perf_counter()
-        reports = exchange.conclude()
+        reports = self._exchange.conclude()
         if any(report.stop for report in reports):
             self._stop()
             return None

@@ -60,11 +60,12 @@ class StepTimer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._mark = clock.mark
         self._ends: deque[tuple[int, Any]] = deque()
 
     def tick(self, step: int) -> None:
         """Step ``step`` ends now."""
-        self._ends.append((step, self._clock.mark()))
+        self._ends.append((step, self._mark()))
 
     def drain(self) -> list[tuple[int, float]]:
         """The steps whose time is known by now, oldest first: (step, seconds). Nobody knows how

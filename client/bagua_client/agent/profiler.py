@@ -48,17 +48,15 @@ class Recording:
         line = self.timeline
         ready = {index: self._seconds(mark) for index, mark in line.ready.items()}
         last = max(ready.values())
+        step_seconds = self._seconds(self.ended)
+        # A bucket's end is marked in a stream of its own, which may come a little later.
+        ended = [min(self._seconds(mark), step_seconds) for _, mark in sorted(line.ended.items())]
         buckets = [
-            BucketTiming(size, self._seconds(start), self._seconds(line.ended[place]))
-            for place, (size, start) in enumerate(zip(self.bucket_bytes, line.started, strict=True))
+            BucketTiming(size, self._seconds(start), end)
+            for size, start, end in zip(self.bucket_bytes, line.started, ended, strict=True)
         ]
-        return Profile(
-            self.trial,
-            self.step,
-            self._seconds(self.ended),
-            [ready.get(index, last) for index in self.order],
-            buckets,
-        )
+        ready_seconds = [ready.get(index, last) for index in self.order]
+        return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets)
 
     def _seconds(self, mark: Any) -> float:
         return self.clock.seconds(self.began, mark)

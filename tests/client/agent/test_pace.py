@@ -15,7 +15,7 @@ from bagua_client.agent.pace import MOST_REDUCTIONS, WATCHING_REDUCTIONS, Pace
         (1.0, 0.001, 1),
         (0.1, 0.0, 2),
         (0.05, 0.0, 3),
-        (0.05, 0.001, 4),  # 0.5 % of 4 steps of 50 ms
+        (0.05, 0.001, 5),  # 0.4 % of 5 steps of 50 ms
         (0.05, 0.1, MOST_REDUCTIONS),
         (0.001, 0.0, MOST_REDUCTIONS),
     ],
