@@ -75,10 +75,10 @@ def describe(configuration: Mapping[str, Value]) -> str:
     hidden: set[tuple[str, Value | None]] = set(UNUSED.items())
     if configuration.get("buckets"):
         hidden |= {(knob, configuration.get(knob)) for knob in SIZES}
+    # From JSON a list of buckets comes as a list.
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in configuration.items()}
     return ", ".join(
-        describe_knob(knob, value)
-        for knob, value in configuration.items()
-        if (knob, value) not in hidden
+        describe_knob(knob, value) for knob, value in values.items() if (knob, value) not in hidden
     )
 
 
