@@ -81,7 +81,8 @@ class BayesianSearcher:
 
     def expected_cost(self, configuration: Configuration) -> float:
         if len(self._told) == 1 or not self._knobs:
-            return fmean(t.cost for t in self._told if t.configuration == configuration)
+            own = [t.cost for t in self._told if t.configuration == configuration]
+            return fmean(own or [t.cost for t in self._told])
         return float(self._posterior().means_of([configuration])[0])
 
     def expected_gain(self) -> float:

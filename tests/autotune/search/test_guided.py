@@ -1,0 +1,157 @@
+"""Search with a cost model: fast where it is right, no worse than without where it is wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search import Problem, make_searcher
+from tests.autotune.search.problems import Simulated, Table, drive, simulated
+
+ALL_KNOBS = (
+    "bucket_bytes",
+    "hierarchical",
+    "channels",
+    "first_bucket_bytes",
+    "last_bucket_bytes",
+)
+
+
+def right(cost: float) -> float:
+    return cost
+
+
+def inverted(cost: float) -> float:
+    return -cost
+
+
+@pytest.mark.parametrize("is_guided", [True, False])
+def test_every_value_of_every_named_knob_is_in_the_initial_design(is_guided: bool) -> None:
+    job = simulated(knobs=ALL_KNOBS)
+    searcher = make_searcher("bayesian", job.guided_by(right) if is_guided else job.problem)
+    asked = drive(searcher, job, searcher.initial_trials)
+    for knob in ALL_KNOBS[1:]:
+        offered = {candidate[knob] for candidate in job.problem.candidates}
+        assert {configuration[knob] for configuration in asked} == offered
+    assert len(asked) <= 6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_a_right_model_the_best_is_found_as_soon_as_all_values_were_seen(seed: int) -> None:
+    job = simulated()
+    searcher = make_searcher("bayesian", job.guided_by(right, seed))
+    drive(searcher, job, searcher.initial_trials + 1, noise=0.02, seed=seed)
+    assert job.loss(searcher.best()) < 0.02
+
+
+def found_after(problem: Problem, job: Simulated, trials: int, seed: int) -> float:
+    searcher = make_searcher("bayesian", problem)
+    drive(searcher, job, trials, noise=0.02, seed=seed)
+    return job.loss(searcher.best())
+
+
+def test_with_a_model_that_ranks_the_wrong_way_round_it_ends_as_well_as_without() -> None:
+    job = simulated()
+    assert fmean(map(job.loss, job.problem.candidates)) > 0.2, "there is something to lose"
+    misled = [found_after(job.guided_by(inverted, s), job, 16, s) for s in range(4)]
+    plain = [found_after(job.problem, job, 16, s) for s in range(4)]
+    assert fmean(misled) < fmean(plain) + 0.02
+    assert max(misled) < 0.1
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_trial_three_times_too_slow_does_not_keep_the_best_from_winning(place: int) -> None:
+    """Such as one during which the file system hung."""
+    job = simulated()
+    searcher = make_searcher("bayesian", job.guided_by(right))
+    drive(searcher, job, place, noise=0.01)
+    searcher.tell(job.best, job.costs[job.best] + math.log(3), 0.01)
+    drive(searcher, job, 12, noise=0.01)
+    assert job.loss(searcher.best()) < 0.02
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_no_proposal_is_far_from_what_was_measured_whatever_the_model_says(seed: int) -> None:
+    job = simulated()
+    rng = random.Random(seed)
+    predictor = Table({c: rng.gauss(0, 1.0) for c in job.problem.candidates})
+    searcher = make_searcher(
+        "bayesian", Problem(job.problem.space, job.problem.candidates, 0, predictor)
+    )
+    asked = drive(searcher, job, 7, noise=0.05, seed=seed)
+    sizes = [configuration.number("bucket_bytes") for configuration in asked]
+    for place in range(1, len(sizes)):
+        nearest = min(abs(math.log2(sizes[place] / size)) for size in sizes[:place])
+        assert nearest <= 3.001, sizes
+
+
+def test_a_configuration_may_be_measured_again() -> None:
+    job = simulated(knobs=("bucket_bytes",))
+    searcher = make_searcher("bayesian", job.guided_by(right))
+    asked = drive(searcher, job, 12, noise=0.1)
+    assert len(set(asked)) < len(asked)
+
+
+def test_equal_seeds_and_tells_give_equal_answers_with_a_model_too() -> None:
+    job = simulated()
+    first, second = (make_searcher("bayesian", job.guided_by(right, 5)) for _ in range(2))
+    assert drive(first, job, 6, noise=0.05) == drive(second, job, 6, noise=0.05)
+    assert first.best() == second.best()
+    assert first.expected_gain() == second.expected_gain()
+
+
+def test_what_was_told_besides_the_candidates_is_learned_from() -> None:
+    """Such as a configuration that was banned since."""
+    job = simulated()
+    first, *rest = sorted(job.problem.candidates[1:], key=job.costs.__getitem__)
+    allowed = [job.problem.candidates[0], *rest]
+    guided = job.guided_by(right)
+    searcher = make_searcher("bayesian", Problem(guided.space, allowed, 0, guided.predictor))
+    searcher.tell(first, job.costs[first], 0.01)
+    assert searcher.ask() in allowed
+    drive(searcher, job, 3)
+    assert searcher.best() in allowed
+
+
+def test_what_was_not_measured_has_an_expected_cost() -> None:
+    job = simulated()
+    searcher = make_searcher("bayesian", job.guided_by(right))
+    drive(searcher, job, 1)
+    assert math.isfinite(searcher.expected_cost(job.best))
+    drive(searcher, job, 3)
+    assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.3)
+
+
+def test_a_model_that_tells_nothing_apart_leaves_a_search_without_one() -> None:
+    job = simulated()
+    flat = Problem(job.problem.space, job.problem.candidates, 0, Table())
+    searcher = make_searcher("bayesian", flat)
+    asked = drive(searcher, job, 8)
+    assert len(set(asked)) > 4
+    assert searcher.best() in asked
+
+
+def test_the_baseline_is_asked_first_with_a_model_too() -> None:
+    job = simulated()
+    searcher = make_searcher("bayesian", job.guided_by(right))
+    assert searcher.ask() == job.problem.candidates[0]
+
+
+def slower_than(job: Simulated, asked: list[Configuration]) -> float:
+    """Steps lost by running what was asked for instead of the default."""
+    default = job.problem.candidates[0]
+    return sum(max(0.0, math.expm1(job.costs[c] - job.costs[default])) for c in asked)
+
+
+def test_looking_around_costs_less_with_a_right_model_than_without() -> None:
+    job = simulated()
+    guided = make_searcher("bayesian", job.guided_by(right))
+    plain = make_searcher("bayesian", job.problem)
+    assert slower_than(job, drive(guided, job, 8)) <= slower_than(job, drive(plain, job, 8))
