@@ -22,13 +22,14 @@ CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
 def search(
     seed: int,
     drift: float = 0.0,
-    limits: Limits = Limits(),
-    error: float = 0.008,  # noqa: B008
+    remaining_steps: int = 10_000,
+    error: float = 0.008,
 ) -> list[Trial]:
     """The trials of a search on a machine that gets slower by ``drift`` with each."""
     rng = random.Random(seed)
     trials: list[Trial] = []
     problem = Problem(SPEC.knobs, CANDIDATES, seed)
+    limits = Limits(remaining_steps=remaining_steps)
     while True:
         searcher = make_searcher("bayesian", problem)
         for trial in trials:
