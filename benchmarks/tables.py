@@ -152,7 +152,7 @@ def _lost(what: str, ours: Figures, other: Figures, most: float) -> Goal:
 def _print_goals(goals: Sequence[Goal]) -> None:
     rows = [[what, found, "met" if is_met else "not met"] for what, found, is_met in goals]
     if rows:
-        _print("goals", ["goal", "found", ""], rows)
+        _print("goals (for 60 trials)", ["goal", "found", ""], rows)
 
 
 def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
