@@ -13,7 +13,11 @@ import json
 import sys
 from typing import Any
 
-from bagua.service.bayesian_optimizer import BayesianOptimizer, BoolParam, IntParam
+from bagua.service.bayesian_optimizer import (  # type: ignore[import-not-found]
+    BayesianOptimizer,
+    BoolParam,
+    IntParam,
+)
 
 
 def declare(request: dict[str, Any]) -> BayesianOptimizer:
