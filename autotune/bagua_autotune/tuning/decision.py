@@ -6,11 +6,12 @@ nothing had happened.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Purpose, Trial
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
@@ -113,7 +114,10 @@ def _search(
 ) -> Propose | Configuration:
     """The next search trial, or the winner of the search."""
     if banned:
-        allowed = tuple(c for c in problem.candidates if c not in banned)
+        hopeless = _hopeless_values(trials)
+        allowed = tuple(
+            c for c in problem.candidates if c not in banned and hopeless.isdisjoint(c.items())
+        )
         problem = replace(problem, candidates=allowed)
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = make_searcher(problem)
@@ -144,6 +148,15 @@ def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
     baseline = sum(trial.configuration == job.baseline for trial in failed)
     confirming = sum(trial.purpose == "confirm" for trial in failed)
     return max(baseline, confirming) >= MOST_FAILURES
+
+
+def _hopeless_values(trials: Sequence[Trial]) -> set[tuple[str, Value]]:
+    """What several configurations failed with and none was measured with."""
+    failed = Counter(
+        item for c in {t.configuration for t in trials if t.failure} for item in c.items()
+    )
+    measured = {item for t in trials if t.estimate for item in t.configuration.items()}
+    return {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
 
 
 def _being_confirmed(

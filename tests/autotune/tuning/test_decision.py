@@ -127,6 +127,23 @@ def test_a_failed_configuration_is_not_proposed_again() -> None:
     assert follow(history(*steps), candidates=ONCE_EACH) == Propose("search", SLOW)
 
 
+def test_a_value_that_fails_with_whatever_else_is_given_up() -> None:
+    """Such as a way to reduce that the ranks cannot run at all."""
+    leaders = [c for c in CANDIDATES if c["hierarchical"] == "leaders"]
+    steps = [("search", BASELINE, 0.2), *[("search", c, None) for c in leaders[:3]]]
+    while isinstance(decision := follow(history(*steps)), Propose) and len(steps) < 40:
+        assert decision.configuration["hierarchical"] == "off"
+        steps.append(("search", decision.configuration, 0.2))
+    assert len(steps) > 4
+    # One that was measured was not to blame.
+    steps = [("search", BASELINE, 0.2), ("search", FAST, 0.15)]
+    others = [c for c in leaders if c != FAST]
+    steps += [("search", c, None) for c in others[:3]]
+    following = follow(history(*steps), candidates=[BASELINE, *others])
+    assert isinstance(following, Propose)
+    assert following.configuration in others[3:]
+
+
 def test_a_winner_that_fails_gives_way_to_the_next_best() -> None:
     steps = [("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.18)]
     steps += [("confirm", FAST, 0.15), ("confirm", BASELINE, 0.2), ("confirm", FAST, None)]
