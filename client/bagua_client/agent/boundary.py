@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -22,12 +22,12 @@ class StepBoundary:
         self._optimizers: list[ref[torch.optim.Optimizer]] = []
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._stepped = True
-        method = WeakMethod(self._after_step)
+        reference = ref(self)
 
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            after_step = method()
-            if after_step is not None:
-                after_step(optimizer)
+            boundary = reference()
+            if boundary is not None:
+                boundary._after_step(optimizer)
 
         self._handle = register_optimizer_step_post_hook(hook)
 
