@@ -25,6 +25,16 @@ class Kind(NamedTuple):
         return cls(*(configuration.get(knob, cls._field_defaults[knob]) for knob in cls._fields))
 
     @property
+    def is_chain(self) -> bool:
+        """Whether it is of several operations, of which those of two buckets overlap."""
+        return self.hierarchical != "off"
+
+    @property
+    def operations(self) -> int:
+        """Of which one bucket's way is made."""
+        return 3 if self.is_chain else 1
+
+    @property
     def channel_count(self) -> int:
         return self.channels if isinstance(self.channels, int) else 1
 
@@ -44,10 +54,17 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective. ``seconds_per_byte`` counts the gradients' own bytes."""
+    """Of one collective; bytes are the gradients' own.
+
+    Attributes:
+        latency_seconds: of an empty one.
+        seconds_per_byte: for which the network is taken, before the next one may have it.
+        chain_seconds_per_byte: for which the rest of a hierarchical chain takes beside the next.
+    """
 
     latency_seconds: float
     seconds_per_byte: float
+    chain_seconds_per_byte: float = 0.0
 
 
 Costs = Mapping[Kind, Cost]

@@ -16,8 +16,9 @@ import numpy as np
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.layouts import Floats
+from bagua_autotune.costs.timeline import latencies
 from bagua_autotune.model.knobs import Value
-from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.profile import BucketTiming, Profile
 
 # A message of so many bytes takes twice its latency; between 64 KiB and 16 MiB is usual.
 USUAL_HALF_BYTES = 2.0**20
@@ -29,6 +30,10 @@ INHERITED_SPREAD = 0.15
 SHIFT_SPREAD = 1.0
 UNKNOWN_SPREAD = 0.4
 SMALLEST_SECONDS = 1e-7
+# The rest of a hierarchical chain, as a share of the time for which it takes the network.
+USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
+# Where these parameters stand in the vector.
+CHAIN, EFFECTS = 4, 5
 
 
 class Effect(NamedTuple):
@@ -40,23 +45,31 @@ class Effect(NamedTuple):
     half_spread: float
 
 
+class Queue(NamedTuple):
+    """Buckets that travelled without a pause; ``tail_bytes`` are those of the last chain's end."""
+
+    latencies: float
+    bytes: float
+    tail_bytes: float
+    seconds: float
+
+
 class Point(NamedTuple):
-    """Buckets of about one size under one kind: what they took, of so many."""
+    """A typical queue under one kind, the median of ``weight`` ones."""
 
     kind: Kind
-    bytes: float
-    seconds: float
+    queue: Queue
     weight: int
 
 
 def usual_effect(knob: str, value: Value) -> Effect:
     """What is expected of a value before anything is measured of it.
 
-    Channels share the link, so that each is slower; together they are a little faster.  Half the
-    bytes take half the time; a latency stays what it is.
+    Channels together fill the link a little better than one.  Half the bytes take half the time.
+    Latencies stay what they are.
     """
     if knob == "channels" and isinstance(value, int) and value > 1:
-        rate = 0.9 * math.log(value)
+        rate = -0.05 * math.log(value)
         return Effect(rate, -rate, 0.1, 0.4)
     if knob == "wire_precision" and value in ("bf16", "fp16"):
         return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)
@@ -64,35 +77,60 @@ def usual_effect(knob: str, value: Value) -> Effect:
 
 
 def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
-    """The durations of one trial's buckets, thinned out to a few sizes.
-
-    A bucket that waits for the one before it on its channel starts when that has ended.
-    """
-    by_size: dict[int, list[tuple[float, float]]] = {}
+    """What one trial's buckets took, thinned out to a few sizes."""
+    alike: dict[tuple[int, bool], list[Queue]] = {}
     for profile in profiles:
-        began = np.array([bucket.started_seconds for bucket in profile.buckets])
-        ended = np.array([bucket.ended_seconds for bucket in profile.buckets])
-        free = np.zeros_like(ended)
-        channels = kind.channel_count
-        free[channels:] = ended[:-channels]
-        durations = np.maximum(ended - np.maximum(began, free), SMALLEST_SECONDS)
-        for bucket, seconds in zip(profile.buckets, durations, strict=True):
-            size = max(bucket.bytes, 1)
-            by_size.setdefault(round(2 * math.log2(size)), []).append((size, float(seconds)))
+        for queue in _queues(profile, kind):
+            place = round(2 * math.log2(queue.bytes)), queue.tail_bytes > 0
+            alike.setdefault(place, []).append(queue)
     return [
-        Point(
-            kind,
-            float(np.median([size for size, _ in members])),
-            float(np.median([seconds for _, seconds in members])),
-            len(members),
-        )
-        for members in by_size.values()
+        Point(kind, Queue(*np.median(np.array(members), axis=0).tolist()), len(members))
+        for members in alike.values()
     ]
+
+
+def _queues(profile: Profile, kind: Kind) -> list[Queue]:
+    """What one profiled step shows.
+
+    On one channel each bucket is a queue of its own, which starts when the one before it has
+    ended.  Where they overlap, on several channels or in a chain, only the whole queue shows what
+    the network carries.
+    """
+    queues: list[Queue] = []
+    waiting: list[BucketTiming] = []
+    ended = 0.0
+    for bucket in profile.buckets:
+        if waiting and bucket.started_seconds >= ended:
+            queues += _split(waiting, kind)
+            waiting = []
+        waiting.append(bucket)
+        ended = max(ended, bucket.ended_seconds)
+    return queues + _split(waiting, kind)
+
+
+def _split(buckets: Sequence[BucketTiming], kind: Kind) -> list[Queue]:
+    began = buckets[0].started_seconds
+    if kind.is_chain or kind.channel_count > 1:
+        ended = max(bucket.ended_seconds for bucket in buckets)
+        sizes = [bucket.bytes for bucket in buckets]
+        tail_bytes = max(sizes) if kind.is_chain else 0
+        count = latencies(len(buckets), kind.channel_count)
+        return [_queue(count, sum(sizes), tail_bytes, ended - began)]
+    queues = []
+    for bucket in buckets:
+        began = max(began, bucket.started_seconds)
+        queues.append(_queue(1.0, bucket.bytes, 0, bucket.ended_seconds - began))
+        began = bucket.ended_seconds
+    return queues
+
+
+def _queue(count: float, held: int, tail: int, seconds: float) -> Queue:
+    return Queue(count, float(max(held, 1)), float(tail), max(seconds, SMALLEST_SECONDS))
 
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Where each parameter stands in the vector: base, shift, then two for each effect."""
+    """Where each parameter stands in the vector: base, shift, chain, then two for each effect."""
 
     levels: tuple[tuple[int, Value], ...]
 
@@ -109,7 +147,7 @@ class _Parameters:
 
     @property
     def count(self) -> int:
-        return 4 + 2 * len(self.levels)
+        return EFFECTS + 2 * len(self.levels)
 
     def row(self, kind: Kind, is_inherited: bool = False) -> tuple[Floats, Floats]:
         """Coefficients of log(seconds per byte) and of log(half bytes)."""
@@ -119,13 +157,13 @@ class _Parameters:
             rate[2] = half[3] = 1.0
         for index, (place, value) in enumerate(self.levels):
             if kind[place] == value:
-                rate[4 + 2 * index] = half[5 + 2 * index] = 1.0
+                rate[EFFECTS + 2 * index] = half[EFFECTS + 2 * index + 1] = 1.0
         return rate, half
 
     def prior(self, rate: float) -> tuple[Floats, Floats]:
         """Means and spreads; the base's rate is as good as unknown."""
-        means = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0]
-        spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD]
+        means = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0, math.log(USUAL_CHAIN_SHARE)]
+        spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD, CHAIN_SPREAD]
         for place, value in self.levels:
             effect = usual_effect(Kind._fields[place], value)
             means += [effect.rate, effect.half]
@@ -169,8 +207,10 @@ class _Data:
         rows = [parameters.row(point.kind) for point in points]
         self._rate = np.array([row[0] for row in rows]).reshape(-1, parameters.count)
         self._half = np.array([row[1] for row in rows]).reshape(-1, parameters.count)
-        self._bytes = np.array([point.bytes for point in points], float)
-        self._seconds = np.log([point.seconds for point in points])
+        queues = np.array([point.queue for point in points], float).reshape(-1, 4)
+        self._latencies = np.log(queues[:, 0])
+        self._bytes, self._tail_bytes = queues[:, 1], queues[:, 2]
+        self._seconds = np.log(queues[:, 3])
         counts = np.array([point.weight for point in points], float)
         self._weights = np.sqrt(np.minimum(counts, 16.0)) / DURATION_SPREAD
         known = [(kind, _logs(cost)) for kind, cost in inherited.items()]
@@ -187,16 +227,22 @@ class _Data:
         self._targets = np.concatenate([np.array(targets), self.means / spreads])
 
     def residuals(self, x: Floats) -> Floats:
-        predicted = self._rate @ x + np.logaddexp(np.log(self._bytes), self._half @ x)
+        predicted = self._rate @ x + np.log(sum(self._terms(x)))
         return np.concatenate(
             [(predicted - self._seconds) * self._weights, self._linear @ x - self._targets]
         )
 
     def jacobian(self, x: Floats) -> Floats:
-        half_bytes = np.exp(self._half @ x)
-        share = half_bytes / (half_bytes + self._bytes)
-        measured = (self._rate + self._half * share[:, None]) * self._weights[:, None]
-        return np.concatenate([measured, self._linear])
+        half_bytes, tail_bytes, held_bytes = self._terms(x)
+        total = half_bytes + tail_bytes + held_bytes
+        measured = self._rate + self._half * (half_bytes / total)[:, None]
+        measured[:, CHAIN] += tail_bytes / total
+        return np.concatenate([measured * self._weights[:, None], self._linear])
+
+    def _terms(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+        """What each queue took, in bytes: its latencies, the end of its last chain, its own."""
+        latencies_ = np.exp(np.clip(self._half @ x + self._latencies, -60.0, 60.0))
+        return latencies_, self._tail_bytes * np.exp(np.clip(x[CHAIN], -60.0, 60.0)), self._bytes
 
 
 def _logs(cost: Cost) -> tuple[float, float]:
@@ -206,4 +252,5 @@ def _logs(cost: Cost) -> tuple[float, float]:
 
 def _cost(parameters: _Parameters, x: Floats, kind: Kind) -> Cost:
     rate, half = (float(row @ x) for row in parameters.row(kind))
-    return Cost(math.exp(rate + half), math.exp(rate))
+    chain = math.exp(rate + float(x[CHAIN])) if kind.is_chain else 0.0
+    return Cost(math.exp(rate + half), math.exp(rate), chain)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
+from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
 from bagua_autotune.costs.fitting import fit_costs, points_of
 from bagua_autotune.costs.layouts import Floats, Layouts
 from bagua_autotune.costs.partition import best_partition
@@ -26,34 +27,46 @@ class Predictor(Protocol):
 
 
 class CostModel:
-    """Ready times of a model's gradients and costs of a network's collectives.
+    """When a model's gradients are ready, and what a network's collectives cost.
 
     Attributes:
-        ready_seconds: per tensor in gradient-ready order, since the step began.
+        ready_seconds: per tensor in gradient-ready order, since the step began, if no bucket
+            were launched.
         costs: by kind.
+        launch_seconds: of one operation, by which all that follows is later.
     """
 
-    def __init__(self, layouts: Layouts, ready_seconds: Sequence[float], costs: Costs) -> None:
+    def __init__(
+        self,
+        layouts: Layouts,
+        ready_seconds: Sequence[float],
+        costs: Costs,
+        launch_seconds: float = USUAL_LAUNCH_SECONDS,
+    ) -> None:
         self._layouts = layouts
         self.ready_seconds = np.maximum.accumulate(np.asarray(ready_seconds, float))
         self.costs = costs
+        self.launch_seconds = launch_seconds
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor. Raises KeyError for a kind that has no costs."""
         table = self._layouts.table(configurations)
         ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
+        launches = np.where(table.is_bucket, np.arange(1, table.is_bucket.shape[1] + 1), 0.0)
         places: dict[Kind, list[int]] = {}
         for place, configuration in enumerate(configurations):
             places.setdefault(Kind.of(configuration), []).append(place)
         seconds = np.empty(len(configurations))
         for kind, members in places.items():
             rows, row_of = np.unique(table.row_of[members], return_inverse=True)
-            cost = self.costs[kind]
-            carried = cost.seconds_per_byte * table.sizes_bytes[rows]
-            durations: Floats = np.where(
-                table.is_bucket[rows], cost.latency_seconds + carried, 0.0
-            ).astype(np.float64)
-            seconds[members] = ends(ready[rows], durations, kind.channel_count)[row_of]
+            found = ends(
+                ready[rows] + self.launch_seconds * kind.operations * launches[rows],
+                table.sizes_bytes[rows].astype(float),
+                table.is_bucket[rows].astype(float),
+                self.costs[kind],
+                kind.channel_count,
+            )
+            seconds[members] = found[row_of]
         return np.log(np.maximum(seconds, SHORTEST_STEP_SECONDS))
 
     def best_partition(self, kind: Kind) -> tuple[int, ...] | None:
@@ -89,15 +102,11 @@ def fit_model(
         for point in points_of(Kind.of(configuration), profiles)
     ]
     costs = fit_costs(kinds, points, known_costs)
-    ready = ready_seconds(profile for _, profile in profiled) or known_ready_seconds
-    if costs is None or ready is None or len(ready) != len(layouts.tensors):
+    computing = fit_computing([(Kind.of(c), profile) for c, profile in profiled])
+    if computing is None and known_ready_seconds is not None:
+        computing = Computing(np.asarray(known_ready_seconds, float), USUAL_LAUNCH_SECONDS)
+    if costs is None or computing is None:
         return None
-    return CostModel(layouts, ready, costs)
-
-
-def ready_seconds(profiles: Iterable[Profile]) -> list[float] | None:
-    """The median over some profiles, per tensor; None if there are none."""
-    times = [profile.ready_seconds for profile in profiles]
-    if not times:
+    if len(computing.ready_seconds) != len(layouts.tensors):
         return None
-    return [float(seconds) for seconds in np.median(np.array(times), axis=0)]
+    return CostModel(layouts, computing.ready_seconds.tolist(), costs, computing.launch_seconds)

@@ -131,7 +131,8 @@ class Inherited(BaseModel):
             are known.
         gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best.
         ready_seconds: of the same model's tensors; None if unknown.
-        costs: of the same network's collectives, by kind: (latency seconds, seconds per byte).
+        costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and
+            those of the rest of a chain.
         source: the job that it comes from.
     """
 
@@ -140,7 +141,7 @@ class Inherited(BaseModel):
     configuration: dict[str, Value] | None = None
     gain: float = 0.0
     ready_seconds: tuple[float, ...] | None = None
-    costs: dict[str, tuple[float, float]] = {}
+    costs: dict[str, tuple[float, ...]] = {}
     source: str
 
 

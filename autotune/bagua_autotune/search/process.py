@@ -22,7 +22,7 @@ from bagua_autotune.search.points import Floats, Points
 LEVEL_VARIANCE = 1.0
 # How far two values of a categorical knob are apart, in length scales.
 CATEGORICAL_LENGTH_SCALE = 1.0
-AMPLITUDES = (0.02, 0.06, 0.2)
+AMPLITUDES = (0.04, 0.1, 0.3)
 SIZE_LENGTH_SCALES = (0.2, 0.5)
 # What repeated trials of one configuration differ by, beyond their own errors.
 REPEAT_ERRORS = (0.003, 0.03)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from bagua_autotune.model.job import Inherited, JobSpec
@@ -47,10 +48,7 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         configuration=configuration,
         gain=gain,
         ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
-        costs={
-            str(kind): (cost.latency_seconds, cost.seconds_per_byte)
-            for kind, cost in (costs.costs if costs else {}).items()
-        },
+        costs={str(kind): astuple(cost) for kind, cost in (costs.costs if costs else {}).items()},
         source=sources[0].id,
     )
 

@@ -1,0 +1,56 @@
+"""When gradients are ready, with what launching buckets adds taken out.
+
+Launching a bucket takes the thread that computes, so that everything behind it is later: with
+many small buckets that is what they cost most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bagua_autotune.costs.collectives import Kind
+from bagua_autotune.costs.layouts import Floats
+from bagua_autotune.model.profile import Profile
+
+# What launching one operation takes, before anything is measured of it; about as uncertain.
+USUAL_LAUNCH_SECONDS = 20e-6
+# By what the length of one step's computing differs from the next one's.
+COMPUTING_SPREAD = 0.03
+
+
+class Computing(NamedTuple):
+    """``ready_seconds`` per tensor in gradient-ready order, not decreasing, without launches."""
+
+    ready_seconds: Floats
+    launch_seconds: float
+
+
+def fit_computing(profiled: Sequence[tuple[Kind, Profile]]) -> Computing | None:
+    """From some steps; None if there are none.
+
+    The launch cost is the slope of the last ready time over the number of operations, by least
+    squares with a normal prior.
+    """
+    if not profiled:
+        return None
+    last = np.array([max(profile.ready_seconds) for _, profile in profiled])
+    operations = np.array([kind.operations * len(profile.buckets) for kind, profile in profiled])
+    spread = COMPUTING_SPREAD * max(float(np.median(last)), 1e-9)
+    centred = operations - operations.mean()
+    precision = float(centred @ centred) / spread**2 + 1 / USUAL_LAUNCH_SECONDS**2
+    slope = (centred @ last / spread**2 + 1 / USUAL_LAUNCH_SECONDS) / precision
+    launch_seconds = max(float(slope), 0.0)
+    alone = [_without_launches(kind, profile, launch_seconds) for kind, profile in profiled]
+    ready = np.maximum.accumulate(np.maximum(np.median(alone, axis=0), 0.0))
+    return Computing(ready, launch_seconds)
+
+
+def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Floats:
+    ready = np.asarray(profile.ready_seconds, float)
+    started = np.sort([bucket.started_seconds for bucket in profile.buckets])
+    before = np.searchsorted(started, ready, side="left")
+    found: Floats = ready - launch_seconds * kind.operations * before
+    return found
