@@ -153,14 +153,18 @@ class Agent:
             if self._rank == 0:
                 command = self._next_command()
                 report.command_bytes = len(command or b"")
-                pause = self._pace.next(self._reductions, self._is_tuning)
-                report.next_report = self._reductions + pause
+                report.next_report = self._reductions + self._pause()
             self._write_samples(report)
         except Exception:
             logger.exception("autotune stops: an error on rank %d", self._rank)
             report.stop = True
         self._exchange.start(report)
         return partial(self._read_report, command, time.perf_counter() - began)
+
+    def _pause(self) -> int:
+        if self._is_tuning or self._reporter is None:
+            return self._pace.while_tuning(self._reductions)
+        return self._pace.while_watching(self._reductions, self._reporter.is_suspicious)
 
     def _next_command(self) -> bytes | None:
         if self._must_wait():

@@ -10,7 +10,8 @@ SHORTEST_SECONDS = 0.15
 LARGEST_SHARE = 0.004
 """Of the step time, for reports on the training thread; 0.5 % may be spent in all."""
 MOST_REDUCTIONS = 16
-WATCHING_REDUCTIONS = 16
+WATCHING_REDUCTIONS = 24
+SUSPICIOUS_REDUCTIONS = 4
 
 
 class Pace:
@@ -28,14 +29,17 @@ class Pace:
         """A report cost the training thread so long."""
         self._cost_seconds = (self._cost_seconds + seconds) / 2
 
-    def next(self, reductions: int, is_tuning: bool) -> int:
+    def while_tuning(self, reductions: int) -> int:
         """The reductions until the next report; one starts now, after ``reductions`` in all."""
         (before, then), now = self._last, time.monotonic()
         self._last = (reductions, now)
-        if not is_tuning:
-            return WATCHING_REDUCTIONS
         if reductions == before:
             return 1
         step_seconds = max((now - then) / (reductions - before), 1e-9)
         wanted = max(SHORTEST_SECONDS, self._cost_seconds / LARGEST_SHARE) / step_seconds
         return max(1, math.ceil(min(wanted, MOST_REDUCTIONS)))
+
+    def while_watching(self, reductions: int, is_suspicious: bool) -> int:
+        """The same, after the tuning."""
+        self._last = (reductions, time.monotonic())
+        return SUSPICIOUS_REDUCTIONS if is_suspicious else WATCHING_REDUCTIONS

@@ -79,6 +79,11 @@ class Reporter:
             command, self._command = self._command, None
         return command
 
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether step times may be changing, after the tuning."""
+        return self._watch.suspects
+
     def close(self, wait_seconds: float = 0.0) -> None:
         """The training is over: say so to the service, but never wait long for it."""
         atexit.unregister(self.close)

@@ -35,9 +35,14 @@ class Watch:
     of n steps then has the standard error 1.2533 sigma / sqrt(n), the asymptotic one of normal
     errors (Kendall and Stuart, The Advanced Theory of Statistics, vol. 1, ch. 14). A block's
     median and the reference's both have one.
+
+    Attributes:
+        suspects: the latest block was unlike the reference, or a change was just told: news of
+            further steps are wanted soon.
     """
 
     def __init__(self) -> None:
+        self.suspects = False
         self._next_step: int | None = None
         self.restart()
 
@@ -67,6 +72,7 @@ class Watch:
         return self._compare(median(block) - self._reference)
 
     def _learn(self, block: list[float]) -> None:
+        self.suspects = False
         self._learned.append(block)
         if len(self._learned) < REFERENCE_BLOCKS:
             return
@@ -86,6 +92,7 @@ class Watch:
 
     def _compare(self, change: float) -> Drift | None:
         assert self._reference is not None
+        self.suspects = abs(change) > self._limit
         self._last.append(change)
         if len(self._last) < LASTING_BLOCKS:
             return None

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bagua_client.agent.pace import MOST_REDUCTIONS, WATCHING_REDUCTIONS, Pace
+from bagua_client.agent.pace import MOST_REDUCTIONS, Pace
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,11 @@ def test_reports_are_as_frequent_as_they_are_cheap(
     pace = Pace()
     for _ in range(20):
         pace.took(message_seconds)
-    assert pace.next(0, is_tuning=True) == 1  # no step is known yet
+    assert pace.while_tuning(0) == 1  # no step is known yet
     now = 10 * step_seconds
-    assert pace.next(10, is_tuning=True) == reductions
-    now = 20 * step_seconds
-    assert pace.next(20, is_tuning=False) == WATCHING_REDUCTIONS
+    assert pace.while_tuning(10) == reductions
+
+
+def test_a_watched_job_reports_seldom_but_when_times_seem_to_change() -> None:
+    pace = Pace()
+    assert 1 < pace.while_watching(20, is_suspicious=True) < 5 < 20 < pace.while_watching(24, False)

@@ -81,3 +81,17 @@ def test_after_missing_steps_what_is_normal_is_learnt_anew() -> None:
     assert _drifts(watch, [0.1] * 200) == []
     assert _drifts(watch, [0.2] * 200, first_step=300) == []
     assert len(_drifts(watch, [0.1] * 200, first_step=500)) == 1
+
+
+def test_it_is_suspicious_from_the_first_changed_block_until_it_learns() -> None:
+    watch = Watch()
+    _drifts(watch, [0.1] * 160)
+    assert not watch.suspects
+    _drifts(watch, [0.2] * 16, first_step=160)
+    assert watch.suspects
+    _drifts(watch, [0.1] * 16, first_step=176)
+    assert not watch.suspects
+    assert len(_drifts(watch, [0.2] * 48, first_step=192)) == 1
+    assert watch.suspects
+    _drifts(watch, [0.2] * 16, first_step=240)
+    assert not watch.suspects
