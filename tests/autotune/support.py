@@ -66,17 +66,17 @@ class Ranks:
         self._noise = noise
         self._step_seconds = step_seconds
         self._world_size = world_size
-        self._step = 0
+        self.step = 0
 
     def run(self, configuration: Mapping[str, Value], steps: int) -> list[tuple[int, list[float]]]:
         """So many steps: pairs of step number and seconds by rank."""
         found = []
         for _ in range(steps):
-            self._step += 1
+            self.step += 1
             # What slows a step mostly slows all ranks; the slowest decides.
             common = self._step_seconds(configuration) * math.exp(
                 self._random.gauss(0, self._noise)
             )
             seconds = [common * self._random.uniform(0.99, 1) for _ in range(self._world_size)]
-            found.append((self._step, seconds))
+            found.append((self.step, seconds))
         return found

@@ -7,11 +7,17 @@ import sys
 import threading
 from pathlib import Path
 
-from bagua_autotune.model.job import Limits
+import pytest
+
+from bagua_autotune.model.job import Limits, Observation
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search import searcher
+from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import make_spec
 from tests.autotune.tuning.bagua_worker import Worker, cycle, enter
 
 UNENDING = """
@@ -78,4 +84,45 @@ def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypa
     while len(store.trials(store.jobs()[0].id)) < 2:
         cycle(workers, iteration)
         iteration += 100
+    store.close()
+
+
+STEADY = [Observation(step, (0.2,) * 4) for step in range(1, 40)]
+
+
+def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Pondering(RandomSearcher):
+        """Takes its time over what follows the baseline."""
+
+        def ask(self) -> Configuration:
+            if self._costs:
+                begun.set()
+                assert go_on.wait(60)
+            return super().ask()
+
+    monkeypatch.setitem(searcher._factories, "pondering", Pondering)
+    store = Store(f"sqlite:///{tmp_path}/autotune.db")
+    tuner = Tuner(store, "pondering", background=DaemonThreads())
+    tuner.register("job", make_spec())
+    tuner.register("other", make_spec())
+    assert not tuner.status("job").deciding
+    assert tuner.observe("job", 0, STEADY) == len(STEADY), "answered before it is decided"
+    assert begun.wait(60)
+    status = tuner.status("job")
+    assert status.deciding
+    assert status.trial is not None
+    assert status.trial.index == 0, "what the ranks run until it is decided"
+    # Of another job, and more of the same one.
+    assert tuner.observe("other", 0, STEADY[:2]) == 2
+    assert not tuner.status("other").deciding
+    more = [Observation(step, (0.2,) * 4) for step in range(40, 44)]
+    assert tuner.observe("job", 0, more) == 4
+    go_on.set()
+    while tuner.status("job").deciding:
+        pass
+    assert [trial.state for trial in store.trials("job")] == ["measured", "proposed"]
     store.close()

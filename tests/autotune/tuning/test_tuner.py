@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -80,6 +81,51 @@ def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
     first = tuner.trials("job")[0]
     assert (first.state, first.seconds) == ("measured", pytest.approx(0.2))
     assert first.outliers == 0
+
+
+def test_a_trial_that_is_far_slower_is_over_after_two_steps(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 1:
+        drive(tuner, "job", ranks, polls=1)
+    # Nobody runs a tenfold step more often than needed to be sure of it.
+    tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
+    assert tuner.open_trial("job").index == 1
+    tuner.observe("job", 1, [Observation(1002, (2.0,) * 4)])
+    assert tuner.open_trial("job").index == 2
+    first = tuner.trials("job")[1]
+    assert (first.state, first.steps) == ("measured", 2)
+
+
+def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
+    trials = []
+    for steps in (50, 1_000_000):
+        spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{steps:064}")
+        tuner.register(f"job{steps}", spec)
+        drive(tuner, f"job{steps}", Ranks(1, noise=0.03))
+        trials.append(len(tuner.trials(f"job{steps}")))
+    assert trials[0] < trials[1]
+
+
+def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while (trial := tuner.open_trial("job")) is not None:
+        if trial.state == "proposed":
+            tuner.take_event("job", Event("switched", trial.index, ranks.step, seconds=0.01))
+        drive(tuner, "job", ranks, polls=1)
+    result = tuner.status("job").result
+    assert result is not None
+    assert result.kept == "winner"
+    extra_seconds = 0.01 * len(tuner.trials("job")) + sum(
+        4 * math.ceil(trial.steps / 4) * max(0.0, (trial.seconds or 0.0) - peaked(BASELINE))
+        for trial in tuner.trials("job")
+    )
+    assert result.cost_seconds == pytest.approx(extra_seconds, rel=0.05)
+    assert result.cost_steps == pytest.approx(result.cost_seconds / peaked(BASELINE), rel=0.01)
+    assert result.payback_steps is not None
+    earned = result.payback_steps * peaked(BASELINE) * (1 - 1 / result.speedup)
+    assert earned == pytest.approx(result.cost_seconds, rel=0.2)
 
 
 def test_a_restarted_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
