@@ -71,7 +71,10 @@ class CostModel:
 
     def best_partition(self, kind: Kind) -> tuple[int, ...] | None:
         """Tensor counts of the buckets that would be best under a kind; see best_partition."""
-        return best_partition(self._layouts.tensors, self.ready_seconds, self.costs[kind])
+        launch_seconds = self.launch_seconds * kind.operations
+        return best_partition(
+            self._layouts.tensors, self.ready_seconds, self.costs[kind], launch_seconds
+        )
 
 
 def fit_model(

@@ -1,9 +1,11 @@
 """The best explicit list of buckets under a cost model, by dynamic programming.
 
-With one channel a list is best if every beginning of it is: the time at which tensors 0..j have
-arrived depends on what came before only through when that had arrived.  So
+With one channel, and as long as launching takes no time, a list is best if every beginning of it
+is: the time at which tensors 0..j have arrived depends on what came before only through when that
+had arrived.  So
 end(j) = min over i < j of max(ready(j), end(i)) + latency + bytes(i..j) x seconds per byte,
-the optimal merging that MG-WFBP (Shi, Chu and Li, INFOCOM 2019) finds greedily.
+the optimal merging that MG-WFBP (Shi, Chu and Li, INFOCOM 2019) finds greedily.  Launches make
+what follows later; they are counted along the best beginnings, which is nearly as good.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ MOST_PLACES = 600
 
 
 def best_partition(
-    tensors: Sequence[Tensor], ready_seconds: Floats, cost: Cost
+    tensors: Sequence[Tensor], ready_seconds: Floats, cost: Cost, launch_seconds: float = 0.0
 ) -> tuple[int, ...] | None:
     """Tensor counts of the buckets; None where one contiguous list cannot hold all tensors.
 
@@ -29,6 +31,7 @@ def best_partition(
         tensors: in gradient-ready order.
         ready_seconds: per tensor, not decreasing.
         cost: of the collectives, one after the other.
+        launch_seconds: by which all tensors behind a bucket are ready later.
     """
     if len({tensor.group for tensor in tensors}) > 1:
         return None
@@ -37,14 +40,19 @@ def best_partition(
     places = np.unique(np.append(np.arange(0, count, stride), count))
     held = np.concatenate([[0], np.cumsum([tensor.bytes for tensor in tensors])])[places]
     arrived = np.zeros(len(places))
+    launches = np.zeros(len(places))
     best_start = np.zeros(len(places), np.int64)
     for place in range(1, len(places)):
-        started = np.maximum(ready_seconds[places[place] - 1], arrived[:place])
-        carried = cost.latency_seconds + cost.seconds_per_byte * (held[place] - held[:place])
-        total = started + carried
+        launched = launch_seconds * (launches[:place] + 1)
+        started = np.maximum(ready_seconds[places[place] - 1] + launched, arrived[:place])
+        carried = held[place] - held[:place]
+        total = started + cost.latency_seconds + cost.seconds_per_byte * carried
+        if place == len(places) - 1:
+            total += cost.chain_seconds_per_byte * carried
         # Of equally good ones the latest start: fewer bytes wait for the last tensor.
         best_start[place] = place - 1 - int(np.argmin(total[::-1]))
         arrived[place] = total[best_start[place]]
+        launches[place] = launches[best_start[place]] + 1
     counts = []
     place = len(places) - 1
     while place > 0:

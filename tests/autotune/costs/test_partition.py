@@ -42,15 +42,15 @@ def compositions(count: int) -> list[tuple[int, ...]]:
     return found
 
 
-def step_seconds(model: CostModel, counts: tuple[int, ...]) -> float:
-    explicit = Configuration(bucket_bytes=1, buckets=counts)
+def step_seconds(model: CostModel, counts: tuple[int, ...], kind: Kind = Kind()) -> float:  # noqa: B008
+    explicit = Configuration(bucket_bytes=1, buckets=counts, hierarchical=kind.hierarchical)
     return float(np.exp(model.predict([explicit])[0]))
 
 
 @given(models(most_tensors=10))
 def test_no_way_to_cut_is_better(case: tuple[list[int], list[float], Cost]) -> None:
     sizes, gaps, cost = case
-    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost})
+    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost}, 0.0)
     counts = model.best_partition(Kind())
     assert counts is not None
     assert sum(counts) == len(sizes)
@@ -61,12 +61,31 @@ def test_no_way_to_cut_is_better(case: tuple[list[int], list[float], Cost]) -> N
 @given(models(most_tensors=60))
 def test_no_bucket_size_is_better(case: tuple[list[int], list[float], Cost]) -> None:
     sizes, gaps, cost = case
-    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost})
+    model = CostModel(Layouts(tensors(sizes)), np.cumsum(gaps).tolist(), {Kind(): cost}, 0.0)
     counts = model.best_partition(Kind())
     assert counts is not None
     by_size = [Configuration(bucket_bytes=int(KIB * 2 ** (half / 2))) for half in range(30)]
     lowest = np.exp(model.predict(by_size)).min()
     assert step_seconds(model, counts) <= lowest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", [Kind(), Kind("leaders")])
+def test_launches_and_chains_are_allowed_for(kind: Kind) -> None:
+    """Nearly: their number is counted along, and not searched over."""
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(40):
+        sizes = rng.choice([10_000, 500_000, 2_000_000], 8).tolist()
+        ready = np.cumsum(rng.choice([2e-4, 1e-3, 5e-3], 8)).tolist()
+        chain = 3e-10 if kind.is_chain else 0.0
+        cost = Cost(float(10 ** rng.uniform(-5, -3)), float(10 ** rng.uniform(-10, -8.5)), chain)
+        model = CostModel(Layouts(tensors(sizes)), ready, {kind: cost}, launch_seconds=20e-6)
+        found = model.best_partition(kind)
+        assert found is not None
+        every = [step_seconds(model, counts, kind) for counts in compositions(8)]
+        lost.append(step_seconds(model, found, kind) / min(every) - 1)
+    assert np.mean(lost) < 0.01
+    assert max(lost) < 0.03
 
 
 def test_long_lists_are_cut_nearly_as_well_though_more_coarsely() -> None:
@@ -75,6 +94,7 @@ def test_long_lists_are_cut_nearly_as_well_though_more_coarsely() -> None:
         Layouts(tensors([40 * KIB] * count)),
         np.linspace(0.1, 0.4, count).tolist(),
         {Kind(): Cost(1e-3, 2e-9)},
+        launch_seconds=0.0,
     )
     counts = model.best_partition(Kind())
     assert counts is not None

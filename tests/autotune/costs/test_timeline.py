@@ -5,28 +5,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.costs.timeline import ends
+from bagua_autotune.costs import Cost
+from bagua_autotune.costs.timeline import ends, latencies
 
-SECONDS = st.floats(0, 100)
-STEPS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12)
-
-
-def one_by_one(buckets: list[tuple[float, float]], channels: int) -> float:
-    free = [0.0] * channels
-    for place, (ready, duration) in enumerate(sorted(buckets)):
-        channel = place % channels
-        free[channel] = max(ready, free[channel]) + duration
-    return max(free)
+BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000)), min_size=1, max_size=12)
+COSTS = st.builds(Cost, st.floats(0, 10), st.floats(0, 1), st.floats(0, 1))
+CHANNELS = st.sampled_from([1, 2, 4])
 
 
-@given(st.lists(STEPS, min_size=1, max_size=5), st.sampled_from([1, 2, 3, 4]))
-def test_all_layouts_at_once_end_as_each_does_bucket_by_bucket(
-    steps: list[list[tuple[float, float]]], channels: int
-) -> None:
+def one_by_one(buckets: list[tuple[float, int]], cost: Cost, channels: int) -> float:
+    """The network takes bucket after bucket; what is not on it goes on beside the next ones."""
+    free, last = 0.0, 0.0
+    beside = cost.latency_seconds * (1 - 1 / channels)
+    for ready, size in sorted(buckets):
+        free = max(ready, free) + cost.latency_seconds / channels + cost.seconds_per_byte * size
+        last = max(last, free + cost.chain_seconds_per_byte * size + beside)
+    return last
+
+
+def table(steps: list[list[tuple[float, int]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ready times, sizes, and where there is a bucket."""
     shape = (len(steps), max(map(len, steps)))
-    ready, durations = np.zeros(shape), np.zeros(shape)
+    ready, sizes, is_bucket = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for row, step in enumerate(steps):
-        ready[row, : len(step)] = sorted(ready for ready, _ in step)
-        durations[row, : len(step)] = [duration for _, duration in sorted(step)]
-    found = ends(ready, durations, channels)
-    assert found.tolist() == pytest.approx([one_by_one(step, channels) for step in steps])
+        ready[row, : len(step)], sizes[row, : len(step)] = zip(*sorted(step), strict=True)
+        is_bucket[row, : len(step)] = 1
+    return ready, sizes, is_bucket
+
+
+@given(st.lists(BUCKETS, min_size=1, max_size=5), COSTS, CHANNELS)
+def test_all_layouts_at_once_end_as_each_does_bucket_by_bucket(
+    steps: list[list[tuple[float, int]]], cost: Cost, channels: int
+) -> None:
+    found = ends(*table(steps), cost, channels)
+    assert found.tolist() == pytest.approx([one_by_one(step, cost, channels) for step in steps])
+
+
+@given(BUCKETS, COSTS)
+def test_more_channels_never_make_a_step_longer_nor_faster_than_the_link(
+    step: list[tuple[float, int]], cost: Cost
+) -> None:
+    one, two, four = (float(ends(*table([step]), cost, channels)[0]) for channels in (1, 2, 4))
+    assert four <= two * (1 + 1e-9)
+    assert two <= one * (1 + 1e-9)
+    assert four >= cost.seconds_per_byte * sum(size for _, size in step) * (1 - 1e-9)
+
+
+def test_a_queue_takes_as_many_latencies_as_the_timeline_says() -> None:
+    empty = [(0.0, 0)] * 6
+    for channels in (1, 2, 4):
+        expected = ends(*table([empty]), Cost(3.0, 0.0), channels)[0]
+        assert 3.0 * latencies(6, channels) == pytest.approx(expected)
