@@ -41,8 +41,8 @@ class OurEngine:
         self._distort = distort
         tensors = list(landscape.tensors)
         candidates = enumerate_candidates(landscape.space, landscape.baseline, tensors)
-        self._problem = Problem(landscape.space, candidates, seed)
         self._layouts = Layouts(tensors)
+        self._problem = Problem(landscape.space, candidates, seed, layouts=self._layouts)
         self._kinds = list(dict.fromkeys(map(Kind.of, candidates)))
         self._told: list[tuple[Configuration, Measurement]] = []
 

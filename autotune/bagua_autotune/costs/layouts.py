@@ -117,6 +117,16 @@ class Layouts:
         self._latest = configurations, table
         return table
 
+    def cut(self, configuration: Configuration) -> Layout:
+        """The buckets of one configuration."""
+        return self._cut(cut_key(configuration))
+
+    def average_bytes(self, configurations: Sequence[Configuration]) -> Floats:
+        """Of one bucket, for each configuration: how finely its layout is cut."""
+        total_bytes = max(sum(tensor.bytes for tensor in self.tensors), 1)
+        counts = [len(self.cut(configuration).last) for configuration in configurations]
+        return total_bytes / np.array(counts, float)
+
     def _make(self, configurations: Sequence[Configuration]) -> LayoutTable:
         rows: dict[Key, int] = {}
         row_of = [rows.setdefault(cut_key(c), len(rows)) for c in configurations]

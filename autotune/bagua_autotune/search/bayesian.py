@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration, LogInteger
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import design
 from bagua_autotune.search.points import varying
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
@@ -24,6 +24,7 @@ from bagua_autotune.search.searcher import register
 # A size is at most eight times one that was measured: a wrong cost model costs a few per cent
 # of a trial then, not several times its length.
 LARGEST_JUMP = math.log2(8)
+OTHER_SIZE = math.log2(3)
 
 
 @register("bayesian")
@@ -49,7 +50,7 @@ class BayesianSearcher:
             return len(self._design)
         levels = design.missing_levels(self._candidates, self._knobs, self._candidates[:1])
         knobs = [knob for knob, _ in levels]
-        return 1 + max((knobs.count(knob) for knob in knobs), default=0)
+        return 2 + max((knobs.count(knob) for knob in knobs), default=0)
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         if not math.isfinite(cost):
@@ -90,33 +91,30 @@ class BayesianSearcher:
             return math.inf
         if not self._knobs:
             return 0.0
-        worth = self._worth()
-        return float(self._posterior().improvements[int(np.argmax(worth))])
+        return float(self._posterior().improvements[self._candidates.index(self.ask())])
 
     def _ask_guided(self, measured: set[Configuration]) -> Configuration:
-        allowed = self._within_reach(measured)
+        posterior = self._posterior()
+        means = posterior.means[: len(self._candidates)]
+        exponents = posterior.points.exponents
+        known = exponents[posterior.points.rows([t.configuration for t in self._told])]
+        own = exponents[: len(self._candidates)]
+        allowed = np.abs(own[:, None] - known[None, :]).min(axis=1) <= LARGEST_JUMP + 1e-9
         missing = design.missing_levels(self._candidates, self._knobs, list(measured))
+        finer = allowed & (own <= known.min() - OTHER_SIZE)
         if missing:
             knobs = {knob for knob, _ in missing}
             new = np.array(
                 [sum((knob, c[knob]) in missing for knob in knobs) for c in self._candidates]
             )
             allowed &= new == new[allowed].max()
-            scores = -self._posterior().means[: len(self._candidates)]
+            scores = -means
+        elif np.ptp(known) < OTHER_SIZE and finer.any():
+            # From buckets of one size latency and bandwidth cannot be told apart.
+            allowed, scores = finer, -means
         else:
             scores = self._worth()
         return self._candidates[int(np.argmax(np.where(allowed, scores, -np.inf)))]
-
-    def _within_reach(self, measured: set[Configuration]) -> NDArray[np.bool_]:
-        """Candidates whose sizes are no large jump away from something measured."""
-        sizes = [knob for knob, domain in self._knobs.items() if isinstance(domain, LogInteger)]
-        allowed = np.ones(len(self._candidates), bool)
-        for knob in sizes:
-            exponents = np.log2([c.number(knob) for c in self._candidates])
-            known = np.log2([c.number(knob) for c in measured])
-            distance = np.abs(exponents[:, None] - known[None, :]).min(axis=1)
-            allowed &= distance <= LARGEST_JUMP + 1e-9
-        return allowed
 
     def _worth(self) -> NDArray[np.float64]:
         """What trying each candidate is expected to gain over the horizon, less what it costs."""

@@ -7,11 +7,11 @@ sizes that cut the tensors into the same buckets do not differ at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 
-from bagua_autotune.costs import CostModel, Kind
-from bagua_autotune.model.buckets import Tensor, cut
+from bagua_autotune.costs import CostModel, Kind, Layouts
+from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
     Categorical,
@@ -22,27 +22,47 @@ from bagua_autotune.model.knobs import (
     Value,
 )
 
-FIRST_KNOB = "first_bucket_bytes"
+EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
+# Of so many the edges are a small part, and cutting them in every way takes long.
+MANY_TENSORS = 5_000
 PARTITION_KNOB = "buckets"
 
 
 def enumerate_candidates(
     space: Space, baseline: Configuration, tensors: Sequence[Tensor]
 ) -> tuple[Configuration, ...]:
-    """All candidates that are cut by size, the baseline first; of equal layouts one stands for
-    all."""
-    choices: dict[str, Sequence[Value]] = {
-        knob: _values(domain, baseline, knob) for knob, domain in space.items()
+    """All candidates that are cut by size, the baseline first.
+
+    Of those that do the same (the same buckets, on no more channels than there are buckets) one
+    stands for all: the baseline, or the one with the smallest values.
+    """
+    choices = {
+        knob: [baseline[knob]]
+        if knob in EDGE_KNOBS and len(tensors) > MANY_TENSORS
+        else _values(domain, baseline, knob)
+        for knob, domain in space.items()
     }
-    if BUCKET_KNOB in choices:
-        sizes = [size for size in choices[BUCKET_KNOB] if isinstance(size, int)]
-        choices[BUCKET_KNOB] = _distinct(sizes, baseline.number(BUCKET_KNOB), tensors)
-    grid = [
-        Configuration(dict(zip(choices, values, strict=True)))
-        for values in product(*choices.values())
+    layouts = Layouts(tensors)
+    found: dict[tuple[object, ...], Configuration] = {}
+    first = tuple(baseline[knob] for knob in choices)
+    for values in (first, *product(*choices.values())):
+        configuration = Configuration(dict(zip(choices, values, strict=True)))
+        found.setdefault(_effect(configuration, layouts), configuration)
+    return tuple(found.values())
+
+
+def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...]:
+    """What decides the step time; equal for configurations that do the same."""
+    cut = layouts.cut(configuration)
+    channels = configuration.get("channels", 1)
+    if isinstance(channels, int):
+        channels = min(channels, len(cut.last))
+    rest = [
+        (knob, value)
+        for knob, value in configuration.items()
+        if knob not in (BUCKET_KNOB, "channels", *EDGE_KNOBS)
     ]
-    distinct = dict.fromkeys(_without_idle_sizes(configuration) for configuration in grid)
-    return (baseline, *(found for found in distinct if found != baseline))
+    return (cut.sizes_bytes.tobytes(), cut.last.tobytes(), channels, *rest)
 
 
 def explicit_candidates(
@@ -69,14 +89,6 @@ def explicit_candidates(
     return found
 
 
-def _without_idle_sizes(configuration: Configuration) -> Configuration:
-    """A first bucket that is no smaller than the others is none of its own."""
-    first = configuration.get(FIRST_KNOB, 0)
-    if isinstance(first, int) and first > 0 and first >= configuration.number(BUCKET_KNOB):
-        return Configuration({**configuration, FIRST_KNOB: 0})
-    return configuration
-
-
 def _values(domain: Domain, baseline: Configuration, knob: str) -> Sequence[Value]:
     if isinstance(domain, LogInteger):
         return _half_powers(domain, baseline.number(knob))
@@ -94,17 +106,3 @@ def _half_powers(domain: LogInteger, baseline: int) -> list[int]:
 def _round(size: float) -> int:
     """To whole KiB where that changes little: such sizes read better."""
     return round(size / 1024) * 1024 if size >= 64 * 1024 else round(size)
-
-
-def _distinct(sizes: Sequence[int], baseline: int, tensors: Sequence[Tensor]) -> list[int]:
-    """One size for each layout: the baseline where it makes that layout, else the smallest."""
-    by_layout: dict[tuple[int, ...], int] = {}
-    for size in _baseline_first(sizes, baseline):
-        layout = tuple(len(bucket) for bucket in cut(tensors, size))
-        by_layout.setdefault(layout, size)
-    return sorted(by_layout.values())
-
-
-def _baseline_first(sizes: Sequence[int], baseline: int) -> Iterator[int]:
-    yield baseline
-    yield from (size for size in sizes if size != baseline)

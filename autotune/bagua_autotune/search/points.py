@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Configuration, Domain, LogInteger, Partition, Space
+from bagua_autotune.costs import Layouts
+from bagua_autotune.model.knobs import (
+    BUCKET_KNOB,
+    Configuration,
+    Domain,
+    LogInteger,
+    Partition,
+    Space,
+)
 
 Floats = NDArray[np.float64]
 
@@ -26,16 +34,31 @@ class Points:
 
     Attributes:
         inputs: what a process sees: shape (configurations, inputs), within 0..1.
+        exponents: log2 of the average bucket's size, shape (configurations,).
         is_size: for each input whether it is a size; the others are 0 or 1.
 
     Args:
         knobs: in which the configurations differ.
         configurations: all that will be asked for: the sizes span the range of theirs.
+        layouts: see Problem.
     """
 
-    def __init__(self, knobs: Space, configurations: Sequence[Configuration]) -> None:
+    def __init__(
+        self,
+        knobs: Space,
+        configurations: Sequence[Configuration],
+        layouts: Layouts | None = None,
+    ) -> None:
         self._row_of = {configuration: row for row, configuration in enumerate(configurations)}
-        blocks = [_block(domain, knob, configurations) for knob, domain in knobs.items()]
+        self.exponents: Floats = np.zeros(len(configurations))
+        if layouts is not None:
+            self.exponents = np.log2(layouts.average_bytes(configurations))
+        elif BUCKET_KNOB in knobs:
+            self.exponents = np.log2([c.number(BUCKET_KNOB) for c in configurations])
+        blocks = [
+            _scaled(self.exponents) if knob == BUCKET_KNOB else _block(domain, knob, configurations)
+            for knob, domain in knobs.items()
+        ]
         self.inputs: Floats = np.hstack(blocks)
         self.is_size = np.concatenate(
             [
@@ -49,12 +72,15 @@ class Points:
         return [self._row_of[configuration] for configuration in configurations]
 
 
+def _scaled(exponents: Floats) -> Floats:
+    scaled: Floats = (exponents - exponents.min()) / (float(np.ptp(exponents)) or 1.0)
+    return scaled[:, None]
+
+
 def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
     """One knob's inputs. Two values need one input; more have one each."""
     if isinstance(domain, LogInteger):
-        exponents = np.log2([configuration.number(knob) for configuration in configurations])
-        scaled: Floats = (exponents - exponents.min()) / (float(np.ptp(exponents)) or 1.0)
-        return scaled[:, None]
+        return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     if isinstance(domain, Partition):
         return np.array([[float(bool(configuration[knob]))] for configuration in configurations])
     place_of = {str(value): place for place, value in enumerate(domain.values)}

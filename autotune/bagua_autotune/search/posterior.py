@@ -51,7 +51,7 @@ class Posterior:
 
         from bagua_autotune.search.process import make_process, scaled, top
 
-        self._points = points
+        self.points = points
         self._told = told
         count = len(points.inputs)
         optimizer = skopt.Optimizer(
@@ -80,7 +80,7 @@ class Posterior:
         return found
 
     def means_of(self, configurations: Sequence[Configuration]) -> Floats:
-        found: Floats = self.means[self._points.rows(configurations)]
+        found: Floats = self.means[self.points.rows(configurations)]
         return found
 
     @cached_property
@@ -105,7 +105,7 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
-    points = Points(knobs, [*problem.candidates, *others])
+    points = Points(knobs, [*problem.candidates, *others], problem.layouts)
     errors = _errors(told)
 
     def fit(prior: Floats | None) -> Posterior:

@@ -16,7 +16,7 @@ from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.stopping import search_has_ended
+from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.tuning.warm_start import confirmed_gain, measured_in, stored_best
 
 MOST_FAILURES = 3
@@ -129,7 +129,9 @@ def _search(
     is_confirming = len(searches) < len(trials)
     if not is_confirming and not search_has_ended(searches, problem, searcher, job.limits):
         return Propose("search", searcher.ask())
-    return searcher.best()
+    winner = searcher.best()
+    gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
+    return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
 
 
 def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:

@@ -63,6 +63,7 @@ class Knowledge:
         return Problem(
             space=job.space,
             candidates=(*candidates, *listed) if listed else candidates,
+            layouts=layouts,
             # Seeded by what is tuned: another replica, or a restarted one, decides the same.
             seed=zlib.crc32(job.fingerprint.encode()),
             predictor=model,

@@ -39,6 +39,9 @@ def search_has_ended(
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:
         return False
+    if searcher.ask() == searcher.best():
+        # What is best now is measured again at the end anyway, beside the baseline.
+        return True
     worthwhile = max(SMALLEST_GAIN, _cost_of_a_trial(searcher) / limits.remaining_steps)
     if searcher.expected_gain() < worthwhile:
         return True
