@@ -104,42 +104,59 @@ class Course:
         return [at for at, (before, now) in enumerate(pairs, 1) if before != now]
 
 
+class _Job:
+    """The model on its link, and what became of it."""
+
+    def __init__(self, seconds_per_byte: float) -> None:
+        self.link = Link(seconds_per_byte)
+        torch.manual_seed(7)
+        self._lines = Lines()
+        self._logger = logging.getLogger("bagua_client")
+        self._logger.addHandler(self._lines)
+        self._logger.setLevel(logging.INFO)
+        self._model = DistributedDataParallel(
+            nn.Sequential(*(_Layer() for _ in range(LAYERS))), algorithm=OverLink(self.link)
+        )
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
+        self._inputs = torch.randn(4, WIDTH, requires_grad=True)
+        self.course = Course(logged=self._lines.lines)
+
+    def train(self, steps: int, until_tuning_is: bool | None = None) -> None:
+        for _ in range(steps):
+            began = time.perf_counter()
+            self._optimizer.zero_grad()
+            self._model(self._inputs * (dist.get_rank() + 1)).square().mean().backward()
+            self._optimizer.step()
+            self.course.seconds.append(time.perf_counter() - began)
+            self.course.tuning.append(self._model.is_tuning)
+            self.course.configurations.append(self._model.configuration)
+            if self._model.is_tuning is until_tuning_is:
+                return
+
+    def end(self) -> Course:
+        self._logger.removeHandler(self._lines)
+        return self.course
+
+
 def train_while_the_network_changes(
     quiet_steps: int = 150, most_steps: int = 3000, last_steps: int = 20
 ) -> Course:
     """Train until the job is tuned, ``quiet_steps`` more, and then on a slow network until it is
     tuned again, or for ``most_steps`` in each of the three."""
-    handler = Lines()
-    logger = logging.getLogger("bagua_client")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    torch.manual_seed(7)
-    link = Link()
-    model = DistributedDataParallel(
-        nn.Sequential(*(_Layer() for _ in range(LAYERS))), algorithm=OverLink(link)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(4, WIDTH, requires_grad=True)
-    course = Course(logged=handler.lines)
+    job = _Job(FAST_SECONDS_PER_BYTE)
+    job.train(most_steps, until_tuning_is=False)
+    job.train(quiet_steps)
+    job.link.seconds_per_byte = SLOW_SECONDS_PER_BYTE
+    job.course.slowed_at = len(job.course.tuning)
+    job.train(most_steps, until_tuning_is=True)
+    job.train(most_steps, until_tuning_is=False)
+    job.train(last_steps)
+    return job.end()
 
-    def train(steps: int, until_tuning_is: bool | None = None) -> None:
-        for _ in range(steps):
-            began = time.perf_counter()
-            optimizer.zero_grad()
-            model(inputs * (dist.get_rank() + 1)).square().mean().backward()
-            optimizer.step()
-            course.seconds.append(time.perf_counter() - began)
-            course.tuning.append(model.is_tuning)
-            course.configurations.append(model.configuration)
-            if model.is_tuning is until_tuning_is:
-                return
 
-    train(most_steps, until_tuning_is=False)
-    train(quiet_steps)
-    link.seconds_per_byte = SLOW_SECONDS_PER_BYTE
-    course.slowed_at = len(course.tuning)
-    train(most_steps, until_tuning_is=True)
-    train(most_steps, until_tuning_is=False)
-    train(last_steps)
-    logger.removeHandler(handler)
-    return course
+def train_on_a_slow_network(most_steps: int = 3000, last_steps: int = 20) -> Course:
+    """Train until the job is tuned, or for ``most_steps``, and a little more."""
+    job = _Job(SLOW_SECONDS_PER_BYTE)
+    job.train(most_steps, until_tuning_is=False)
+    job.train(last_steps)
+    return job.end()
