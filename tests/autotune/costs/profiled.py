@@ -28,20 +28,27 @@ def profile(
         slow: by place in the layout, by how much longer a bucket takes.
     """
     generator = generator or np.random.default_rng(0)
-    free = [0.0] * kind.channel_count
-    buckets = []
+    channels = kind.channel_count
+    free, buckets = 0.0, []
     for place, size in enumerate(sizes):
-        channel = place % kind.channel_count
-        seconds = cost.latency_seconds + cost.seconds_per_byte * size
-        seconds *= float(generator.lognormal(0.0, noise)) * (slow or {}).get(place, 1.0)
+        factor = float(generator.lognormal(0.0, noise)) * (slow or {}).get(place, 1.0)
         ready = 0.1 + 0.01 * place
-        free[channel] = max(free[channel], ready) + seconds
-        buckets.append(BucketTiming(bytes=size, started_seconds=ready, ended_seconds=free[channel]))
+        # The network is taken for so long; the rest goes on beside the next bucket.
+        taken = cost.latency_seconds / channels + cost.seconds_per_byte * size
+        beside = cost.latency_seconds * (1 - 1 / channels) + cost.chain_seconds_per_byte * size
+        free = max(ready, free) + taken * factor
+        buckets.append(
+            BucketTiming(bytes=size, started_seconds=ready, ended_seconds=free + beside * factor)
+        )
     ready_seconds = tuple(bucket.started_seconds for bucket in buckets)
     return Profile(
-        step=10, step_seconds=max(free), ready_seconds=ready_seconds, buckets=tuple(buckets)
+        step=10,
+        step_seconds=max(bucket.ended_seconds for bucket in buckets),
+        ready_seconds=ready_seconds,
+        buckets=tuple(buckets),
     )
 
 
 def seconds(cost: Cost, size: float) -> float:
+    """For which one bucket takes the network."""
     return cost.latency_seconds + cost.seconds_per_byte * size
