@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from typing import Any, Protocol
@@ -11,13 +10,7 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks moments; what lies between two marks is known once the device has passed them.
-
-    Attributes:
-        most_marks: so many in a step do not slow it.
-    """
-
-    most_marks: int
+    """Marks moments; what lies between two marks is known once the device has passed them."""
 
     def mark(self) -> Any:
         """A mark of now, in the current stream."""
@@ -37,7 +30,6 @@ def clock_for(device: torch.device) -> Clock:
 class CpuClock:
     """On the CPU the work is done when the call returns."""
 
-    most_marks = sys.maxsize
     mark = staticmethod(time.perf_counter)
 
     def is_known(self, mark: float) -> bool:
@@ -48,13 +40,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Marks are events, which are asked for their time once the device has passed them.
-
-    One between two kernels keeps the second from starting while the first one ends, which costs
-    some 10 us.
-    """
-
-    most_marks = 32
+    """Marks are events, which are asked for their time once the device has passed them."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

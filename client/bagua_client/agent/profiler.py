@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from bagua_client.agent.clock import Clock
-from bagua_client.buckets.layout import TensorSpec
 from bagua_client.reducer.reducer import Reducer
 from bagua_client.reducer.timeline import Timeline
 from bagua_client.service_client import BucketTiming, Profile
@@ -24,9 +22,8 @@ class Recording:
     Attributes:
         began: mark of the end of the previous step's communication.
         ended: mark of the end of this one's.
-        tensors: of the model.
-        order: the registered ones, by their index in ``tensors``.
-        partition: the buckets, as such indices.
+        order: the registered tensors, by their index in the model.
+        bucket_bytes: of each bucket's tensors, without padding.
     """
 
     trial: int
@@ -35,48 +32,31 @@ class Recording:
     timeline: Timeline
     began: Any
     ended: Any
-    tensors: Sequence[TensorSpec]
     order: Sequence[int]
-    partition: Sequence[Sequence[int]]
+    bucket_bytes: Sequence[int]
 
     @property
     def is_known(self) -> bool:
         """Whether the device has passed all its marks."""
         ends = self.timeline.ended
-        return len(ends) == len(self.partition) and all(
+        return len(ends) == len(self.bucket_bytes) and all(
             self.clock.is_known(mark) for mark in (self.ended, *ends.values())
         )
 
     def read(self) -> Profile:
         """The profile; only once it is known."""
-        ready = self._ready_seconds()
-        step_seconds = self._seconds(self.ended)
+        line = self.timeline
+        ready = {index: self._seconds(mark) for index, mark in line.ready.items()}
         last = max(ready.values())
-        buckets: list[BucketTiming] = []
-        for place, indices in enumerate(self.partition):
-            mark = self.timeline.started[place]
-            # A bucket begins when its last tensor is ready and those before it have begun.
-            begins = max(ready.get(index, last) for index in indices)
-            started = begins if mark is None else self._seconds(mark)
-            if buckets:
-                started = max(started, buckets[-1].started_seconds)
-            # Its end is marked in a stream of its own, which may come a little later.
-            ended = min(self._seconds(self.timeline.ended[place]), step_seconds)
-            size = sum(self.tensors[index].bytes for index in indices)
-            buckets.append(BucketTiming(size, min(started, ended), ended))
+        step_seconds = self._seconds(self.ended)
+        # A bucket's end is marked in a stream of its own, which may come a little later.
+        ended = [min(self._seconds(mark), step_seconds) for _, mark in sorted(line.ended.items())]
+        buckets = [
+            BucketTiming(size, self._seconds(start), end)
+            for size, start, end in zip(self.bucket_bytes, line.started, ended, strict=True)
+        ]
         ready_seconds = [ready.get(index, last) for index in self.order]
         return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets)
-
-    def _ready_seconds(self) -> dict[int, float]:
-        """By tensor; between two marks the tensors are taken to be ready at even distances."""
-        order = self.timeline.order
-        marks = [(place, self._seconds(mark)) for place, mark in self.timeline.ready.items()]
-        ready = {order[place]: seconds for place, seconds in marks}
-        for (first, began), (last, ended) in pairwise(marks):
-            for place in range(first + 1, last):
-                share = (place - first) / (last - first)
-                ready[order[place]] = began + share * (ended - began)
-        return ready
 
     def _seconds(self, mark: Any) -> float:
         return self.clock.seconds(self.began, mark)
@@ -120,9 +100,7 @@ class Profiler:
             self._keep(step, timeline)
         if step + 1 in self._steps and is_first:
             self._began = self._clock.mark()
-            self._reducer.timeline = Timeline(
-                self._clock.mark, len(self._reducer.tensors), self._clock.most_marks
-            )
+            self._reducer.timeline = Timeline(self._clock.mark)
 
     def take(self) -> Recording | None:
         """The oldest step that is known by now and was not taken yet."""
@@ -131,7 +109,8 @@ class Profiler:
         return None
 
     def _keep(self, step: int, timeline: Timeline) -> None:
-        reducer = self._reducer
+        tensors = self._reducer.tensors
+        partition = self._reducer.layout.partition
         self._recordings.append(
             Recording(
                 trial=self._trial,
@@ -140,8 +119,7 @@ class Profiler:
                 timeline=timeline,
                 began=self._began,
                 ended=self._clock.mark(),
-                tensors=reducer.tensors,
-                order=reducer.order,
-                partition=reducer.layout.partition,
+                order=self._reducer.order,
+                bucket_bytes=[sum(tensors[i].bytes for i in bucket) for bucket in partition],
             )
         )

@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.clock import CpuClock
-from bagua_client.agent.profiler import Recording
-from bagua_client.buckets.layout import TensorSpec
-from bagua_client.reducer.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -83,28 +76,3 @@ def test_a_step_of_several_backward_passes_is_not_recorded(two_ranks: RankPool) 
         two_ranks.run(_tune, service.url, 2)
         assert service.bodies("observations")
         assert service.bodies("profiles") == []
-
-
-@given(tensors=st.integers(1, 200), most_marks=st.integers(1, 40))
-def test_what_is_not_marked_lies_between_the_marks(tensors: int, most_marks: int) -> None:
-    """One tensor is ready each second, the last one of the model first."""
-    specs = [TensorSpec(str(index), (1,), 4, "torch.float32", "cpu#0") for index in range(tensors)]
-    order = list(reversed(range(tensors)))
-    partition = [order[at : at + 7] for at in range(0, tensors, 7)]
-    now = 0.0
-    timeline = Timeline(lambda: now, tensors, most_marks)
-    for index in order:
-        now += 1.0
-        timeline.tensor_ready(index)
-        if any(bucket[-1] == index for bucket in partition):
-            timeline.bucket_starts()()
-    assert len(timeline.ready) <= most_marks + 1
-    recording = Recording(
-        0, 1, CpuClock(), timeline, 0.0, now, specs, list(range(tensors)), partition
-    )
-    profile = recording.read()
-    assert profile.ready_seconds == pytest.approx([float(tensors - i) for i in range(tensors)])
-    for bucket, indices in zip(profile.buckets, partition, strict=True):
-        expected = float(tensors - indices[-1])
-        assert (bucket.started_seconds, bucket.ended_seconds) == pytest.approx([expected] * 2)
-        assert bucket.bytes == 4 * len(indices)

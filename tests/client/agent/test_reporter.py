@@ -15,7 +15,6 @@ from bagua_client.agent.inbox import Event, Samples
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
 from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
-from bagua_client.buckets.layout import TensorSpec
 from bagua_client.environment import Environment
 from bagua_client.reducer.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
@@ -70,12 +69,11 @@ def tuned(reporter: Reporter) -> None:
 
 
 def _recording(trial: int) -> Recording:
-    tensors = [TensorSpec(str(index), (3,), 4, "torch.float32", "cpu#0") for index in range(2)]
-    timeline = Timeline(lambda: 2.0, 2, 2)
+    timeline = Timeline(lambda: 2.0)
     for index in (1, 0):
         timeline.tensor_ready(index)
     timeline.bucket_starts()()
-    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, tensors, (1, 0), [(1, 0)])
+    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0), [24])
 
 
 def test_while_the_service_decides_it_is_asked_again(start: Start) -> None:

@@ -27,7 +27,7 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
     clock = clock_for(device)
     for _ in range(4):  # the order of gradients is recorded, and buckets cut by it
         model(inputs).sum().backward()
-    timeline = Timeline(clock.mark, 12, 12)
+    timeline = Timeline(clock.mark)
     began = clock.mark()
     model._reducer.timeline = timeline
     model(inputs).sum().backward()
@@ -38,14 +38,14 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
         torch.cuda.synchronize()
     partition = model._reducer.layout.partition
     assert len(partition) > 2
-    if sorted(timeline.order) != list(range(12)) or len(timeline.started) != len(partition):
-        return [f"incomplete: {timeline.order}, {timeline.started}"]
-    ready = {index: timeline.ready[place] for place, index in enumerate(timeline.order)}
+    if sorted(timeline.ready) != list(range(12)) or len(timeline.started) != len(partition):
+        return [f"incomplete: {timeline.ready}, {timeline.started}"]
     if sorted(timeline.ended) != list(range(len(partition))):
         return [f"ends: {timeline.ended}"]
     wrong = []
     for place, bucket in enumerate(partition):
-        last_ready = max(clock.seconds(began, ready[index]) for index in bucket)
+        marks = [timeline.ready[index] for index in bucket]
+        last_ready = max(clock.seconds(began, mark) for mark in marks)
         started, ended, step = (
             clock.seconds(began, mark)
             for mark in (timeline.started[place], timeline.ended[place], finished)
