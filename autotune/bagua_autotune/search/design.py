@@ -24,16 +24,17 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
     }
     count = max([SPREAD_TRIALS, *(len(values) for values in choices.values())])
     design = [baseline]
-    for turn in range(count):
-        level = {knob: values[turn % len(values)] for knob, values in choices.items()}
-        members = [
-            c
-            for c in candidates
-            if c not in design and all(c[knob] == value for knob, value in level.items())
-        ]
-        if members:
-            members.sort(key=lambda c: [c.number(knob) for knob in sizes])
-            design.append(members[int((turn + 0.5) / count * len(members))])
+    missing = missing_levels(candidates, knobs, design)
+    while (len(design) <= count or missing) and len(design) < len(candidates):
+        turn = len(design) - 1
+        level = {(knob, values[turn % len(values)]) for knob, values in choices.items()}
+        # Not every combination is a candidate; every value is.
+        fit = {c: (len(missing & c.items()), len(level & c.items())) for c in candidates}
+        best = max(found for c, found in fit.items() if c not in design)
+        members = [c for c, found in fit.items() if c not in design and found == best]
+        members.sort(key=lambda c: [c.number(knob) for knob in sizes])
+        design.append(members[int((turn + 0.5) / count * len(members)) % len(members)])
+        missing = missing_levels(candidates, knobs, design)
     return design
 
 
