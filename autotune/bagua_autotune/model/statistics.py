@@ -129,9 +129,12 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
 
 
 def _error_inside(blocks: Sequence[Estimate]) -> float:
-    """The standard error of one block's centre, from the spread inside all of them."""
+    """The standard error of a typical block's centre, from the spread inside them.
+
+    The median: one block with a pause in it, too short to tell, says nothing of the others.
+    """
     known = [block.standard_error for block in blocks if math.isfinite(block.standard_error)]
-    return math.hypot(*known) / math.sqrt(len(known)) if known else 0.0
+    return median(known) if known else 0.0
 
 
 def _sigma(costs: Sequence[float]) -> float:

@@ -70,6 +70,13 @@ def test_blocks_that_differ_widen_the_interval() -> None:
     assert shaky.low < 0 < shaky.high
 
 
+def test_one_block_that_could_not_tell_a_pause_says_nothing_of_the_others() -> None:
+    errors = [0.001, 0.001, 0.001, 0.14]
+    blocks = [Estimate(c, e, 3) for c, e in zip((1.0, 0.9, 0.9, 1.0), errors, strict=True)]
+    found = difference(blocks, [True, False, False, True])
+    assert 0.09 < found.low < found.high < 0.11
+
+
 @given(st.floats(-1, 1), st.floats(-1e3, 1e3), st.floats(-0.1, 0.1))
 def test_a_steady_drift_changes_nothing(gain: float, start: float, drift: float) -> None:
     sides = [turn % 4 in (0, 3) for turn in range(6)]

@@ -263,8 +263,9 @@ def test_ranks_that_never_meet_are_told_of_once(store, caplog):
     assert store.observations(store.jobs()[0].id) == []
 
 
-def test_recurring_pauses_do_not_decide_which_configuration_wins(store):
-    noise = random.Random(0)
+@pytest.mark.parametrize("seed", range(3))
+def test_recurring_pauses_do_not_decide_which_configuration_wins(store, seed):
+    noise = random.Random(seed)
     service = tuning(store, searcher="bayesian")
     window = 0
 
