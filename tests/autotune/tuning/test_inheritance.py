@@ -55,7 +55,7 @@ def test_another_model_on_the_same_network_takes_over_the_costs(tuner: Tuner) ->
     assert (inherited.configuration, inherited.ready_seconds) == (None, None)
     kinds = {Kind.parse(text) for text in inherited.costs}
     assert Kind("off", 1) in kinds
-    for latency_seconds, seconds_per_byte in inherited.costs.values():
+    for latency_seconds, seconds_per_byte, _ in inherited.costs.values():
         assert 0 < latency_seconds < 0.1
         assert 0 < seconds_per_byte < 1e-7
     assert not knows_before_its_first_trial(tuner, "second"), "ready times are still unknown"
