@@ -37,7 +37,8 @@ def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
         return best.estimate if best else None
     if trial.configuration != job.baseline:
         return baseline_estimate(job, trials)
-    winner = next((t for t in reversed(trials) if t.purpose == "confirm" and t.estimate), None)
+    confirming = (t for t in reversed(trials) if t.purpose == "confirm" and t.estimate)
+    winner = next((t for t in confirming if t.configuration != job.baseline), None)
     return winner.estimate if winner else None
 
 

@@ -1,0 +1,69 @@
+"""What the user of a simulated job gets, from the first step to the last switch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
+
+KNOBS = ("bucket_bytes", "hierarchical", "channels", "buckets")
+
+
+@pytest.fixture
+def tuner() -> Tuner:
+    return Tuner(Store("sqlite://"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", ["resnet50", "bert-large"])
+def test_a_job_is_at_a_nearly_best_setting_after_few_steps(
+    tuner: Tuner, model: str, seed: int
+) -> None:
+    job = tuned(tuner, "job", simulator(model), seed, knobs=KNOBS)
+    assert slower_than_best(job) < 0.03
+    result = job.status.result
+    assert result is not None
+    assert result.kept == "winner"
+    truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)
+    assert result.low * 0.97 < truth < result.high * 1.03
+    assert job.switches[-1].step - job.switches[0].step < 250
+    # What it says that it cost is what it did.
+    assert result.cost_steps == pytest.approx(job.lost_steps, abs=2 + 0.3 * job.lost_steps)
+    assert result.cost_steps < 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_the_default_is_the_best_what_is_kept_is_no_worse(tuner: Tuner, seed: int) -> None:
+    best = Configuration(bucket_bytes=11863040, hierarchical="leaders", channels=2)
+    job = tuned(tuner, "job", simulator(), seed, default=best)
+    assert slower_than_best(job) < 0.01
+    assert job.lost_steps < 20
+
+
+def test_a_difference_that_is_large_is_confirmed_in_few_steps(tuner: Tuner) -> None:
+    job = tuned(tuner, "job", simulator(gbit_per_second=25, inside_gbit_per_second=5))
+    assert job.true_seconds(job.baseline) > 1.4 * job.true_seconds(job.configuration)
+    confirming = [trial for trial in tuner.trials("job") if trial.purpose == "confirm"]
+    assert [trial.configuration == job.baseline for trial in confirming] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert all(trial.steps <= 12 for trial in confirming)
+
+
+def test_no_size_is_tried_that_is_far_from_all_tried_before(tuner: Tuner) -> None:
+    job = tuned(tuner, "job", simulator(), knobs=KNOBS)
+    total = sum(tensor.bytes for tensor in job.simulator.workload.tensors)
+    averages = [
+        total / len(job.simulator.profile(switch.configuration).buckets)
+        for switch in job.switches
+        if switch.trial is not None
+    ]
+    assert len(averages) > 4
+    for place, (_, average) in enumerate(pairwise(averages)):
+        nearest = min(max(average / other, other / average) for other in averages[: place + 1])
+        assert nearest <= 8.01
