@@ -21,9 +21,9 @@ from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
 
-# A size is at most eight times one that was measured: a wrong cost model costs a few per cent
+# A size is at most four times one that was measured: a wrong cost model costs a few per cent
 # of a trial then, not several times its length.
-LARGEST_JUMP = math.log2(8)
+LARGEST_JUMP = math.log2(4)
 OTHER_SIZE = math.log2(3)
 
 

@@ -13,9 +13,9 @@ from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.search.points import Floats, Points
 from bagua_autotune.search.problem import Problem
 
-# The cost model is believed unless the plain process says clearly better, of each measurement
-# that is left out, what it was; in units of log likelihood.
-BENEFIT_OF_DOUBT = 1.0
+# The cost model is believed unless the plain process says better, of each measurement that is
+# left out, what it was; at first clearly better. In units of log likelihood.
+BENEFIT_OF_DOUBT = 0.5
 # So many standard deviations off what all others predict is an outlier; not among fewer trials.
 OUTLIER_DEVIATIONS = 4.0
 FEWEST_FOR_OUTLIERS = 5
@@ -84,18 +84,44 @@ class Posterior:
         return found
 
     @cached_property
+    def incumbent(self) -> int:
+        """The measured point of the lowest posterior mean."""
+        rows = self.points.rows([t.configuration for t in self._told])
+        return min(rows, key=lambda row: float(self.means[row]))
+
+    @property
     def lowest(self) -> float:
-        """The lowest posterior mean of what was measured."""
-        return float(self.means_of([t.configuration for t in self._told]).min())
+        """The incumbent's posterior mean."""
+        return float(self.means[self.incumbent])
 
     @cached_property
     def improvements(self) -> Floats:
-        """How far below ``lowest`` each point is expected to come (Jones, Schonlau and Welch,
-        "Efficient global optimization", 1998, eq. 15)."""
+        """How far below the incumbent each point is expected to be (Jones, Schonlau and Welch,
+        "Efficient global optimization", 1998, eq. 15).
+
+        It is the difference from the incumbent that is uncertain, and not each cost by itself:
+        measuring the incumbent once more improves nothing.
+        """
         from skopt.acquisition import gaussian_ei
 
-        found: Floats = gaussian_ei(self._all, self._process, y_opt=self.lowest, xi=0.0)
+        difference = _Difference(self._process, self._all, self.incumbent)
+        found: Floats = gaussian_ei(self._all, difference, y_opt=0.0, xi=0.0)
         return found
+
+
+class _Difference:
+    """What points cost more than the incumbent; in the form in which skopt asks a process."""
+
+    def __init__(self, process: Any, all_: Floats, incumbent: int) -> None:
+        self._process = process
+        self._incumbent = all_[[incumbent]]
+
+    def predict(self, X: Floats, return_std: bool = False) -> Any:
+        means, deviations = self._process.predict(X, return_std=True)
+        mean, deviation = self._process.predict(self._incumbent, return_std=True)
+        covariances = self._process.covariances(X, self._incumbent)
+        variances = deviations**2 + deviation[0] ** 2 - 2 * covariances
+        return means - mean[0], np.sqrt(np.maximum(variances, 0.0))
 
 
 def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
@@ -125,7 +151,8 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     if len(told) < 2:
         return guided
     plain = fit(None)
-    return guided if guided.likelihood + BENEFIT_OF_DOUBT >= plain.likelihood else plain
+    benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
+    return guided if guided.likelihood + benefit >= plain.likelihood else plain
 
 
 def _errors(told: Sequence[Told]) -> Floats:

@@ -83,6 +83,15 @@ class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
             return (found[0] + mean, *found[1:])
         return found + mean
 
+    def covariances(self, X: Any, point: Any) -> Floats:
+        """Posterior covariances of the costs of some candidates with that of one (Rasmussen and
+        Williams, eq. 2.24): shape (candidates,)."""
+        inputs, other = self.inputs[self._rows(X)], self.inputs[self._rows(point)]
+        seen = self.kernel_(self.X_train_, other)
+        known = self.kernel_(inputs, self.X_train_) @ self.K_inv_ @ seen
+        found: Floats = (self.kernel_(inputs, other) - known)[:, 0]
+        return found
+
     def _rows(self, X: Any) -> NDArray[np.int64]:
         found: NDArray[np.int64] = np.rint(np.asarray(X, float)[:, 0] * top(len(self.inputs)))
         return found.astype(np.int64)
