@@ -202,10 +202,10 @@ class StreamPipeline:
             return _StreamCompletion(stream.record_event(), self._device)
 
     def _call_at_end(self, work: dist.Work | None, on_end: Callable[[], None]) -> None:
-        """In a stream of its own. (Those that torch's futures call back in, many in turn, held the
-        computation up by 2 %: benchmarks/profiling.py.)"""
+        """In a stream of its own, which comes first: marks in those that torch's futures call back
+        in, or in one like the others, held the computation up for longer."""
         if self._waiting_stream is None:
-            self._waiting_stream = _stream(self._device)
+            self._waiting_stream = _stream(self._device, priority=-1)
         if work is None:
             self._waiting_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._waiting_stream):
@@ -217,5 +217,5 @@ class StreamPipeline:
         self._streams.clear()
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
