@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
@@ -31,6 +32,10 @@ def inverted(cost: float) -> float:
     return -cost
 
 
+def strongly_inverted(cost: float) -> float:
+    return -3 * cost
+
+
 @pytest.mark.parametrize("is_guided", [True, False])
 def test_every_value_of_every_named_knob_is_in_the_initial_design(is_guided: bool) -> None:
     job = simulated(knobs=ALL_KNOBS)
@@ -50,19 +55,24 @@ def test_with_a_right_model_the_best_is_found_as_soon_as_all_values_were_seen(se
     assert job.loss(searcher.best()) < 0.02
 
 
-def found_after(problem: Problem, job: Simulated, trials: int, seed: int) -> float:
+def lost(problem: Problem, job: Simulated, seed: int) -> tuple[float, float]:
+    """Steps lost over 16 trials, and what what is found then is slower than the best."""
     searcher = make_searcher("bayesian", problem)
-    drive(searcher, job, trials, noise=0.02, seed=seed)
-    return job.loss(searcher.best())
+    asked = drive(searcher, job, 16, noise=0.02, seed=seed)
+    return sum(map(job.loss, asked)), job.loss(searcher.best())
 
 
-def test_with_a_model_that_ranks_the_wrong_way_round_it_ends_as_well_as_without() -> None:
-    job = simulated()
-    assert fmean(map(job.loss, job.problem.candidates)) > 0.2, "there is something to lose"
-    misled = [found_after(job.guided_by(inverted, s), job, 16, s) for s in range(4)]
-    plain = [found_after(job.problem, job, 16, s) for s in range(4)]
-    assert fmean(misled) < fmean(plain) + 0.02
-    assert max(misled) < 0.1
+@pytest.mark.parametrize("wrong", [inverted, strongly_inverted])
+@pytest.mark.parametrize("name", ["bert-large-100Gbit-16", "resnet50-10Gbit-4"])
+def test_with_a_model_that_ranks_the_wrong_way_round_it_is_hardly_worse_than_without(
+    name: str, wrong: Callable[[float], float]
+) -> None:
+    job = simulated(name)
+    plain = [lost(job.problem, job, seed) for seed in range(2)]
+    misled = [lost(job.guided_by(wrong, seed), job, seed) for seed in range(2)]
+    # Over few trials of one job chance plays a part; believing the model costs three times as much.
+    assert fmean(steps for steps, _ in misled) < 2 * fmean(steps for steps, _ in plain)
+    assert max(found for _, found in misled) < 0.06
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -74,6 +84,16 @@ def test_a_trial_three_times_too_slow_does_not_keep_the_best_from_winning(place:
     searcher.tell(job.best, job.costs[job.best] + math.log(3), 0.01)
     drive(searcher, job, 12, noise=0.01)
     assert job.loss(searcher.best()) < 0.02
+
+
+@pytest.mark.parametrize("factor", [3, 1 / 3])
+def test_a_measurement_that_is_far_off_is_told_from_the_others(factor: float) -> None:
+    job = simulated()
+    searcher = make_searcher("bayesian", job.guided_by(right))
+    drive(searcher, job, 2, noise=0.01)
+    searcher.tell(job.best, job.costs[job.best] + math.log(factor), 0.01)
+    drive(searcher, job, 4, noise=0.01)
+    assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.1)
 
 
 @settings(max_examples=8, deadline=None)
