@@ -3,9 +3,14 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.model.knobs import (
+    SPACE as SPACES,
+)
+from bagua_autotune.model.knobs import (
     Categorical,
     Configuration,
     LogInteger,
+    Partition,
+    Value,
     check_configuration,
 )
 from bagua_autotune.model.text import clean, describe, describe_bytes
@@ -52,6 +57,35 @@ def test_equal_configurations_are_one_key_whatever_their_order() -> None:
     assert first == second
     assert {first: "found"}[second] == "found"
     assert first != Configuration(bucket_bytes=2, hierarchical="off")
+
+
+def test_lists_of_buckets_and_numbers_as_choices_are_told_from_nonsense() -> None:
+    space = {**SPACE, "channels": Categorical(values=(1, 2, 4)), "buckets": Partition()}
+    usual: dict[str, Value] = {"bucket_bytes": 65536, "hierarchical": "off"}
+    for counts in ((), (1,), (3, 1, 2)):
+        check_configuration({**usual, "channels": 2, "buckets": counts}, space)
+    for knob, value in [
+        ("channels", 3), ("channels", "2"), ("buckets", (0, 3)), ("buckets", (-1,)),
+        ("buckets", 3), ("buckets", "3"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=knob):
+            check_configuration({**usual, "channels": 1, "buckets": (), knob: value}, space)
+
+
+def test_a_list_of_buckets_may_come_as_json_has_it() -> None:
+    from_json = Configuration({"bucket_bytes": 1, "buckets": [3, 1]})  # type: ignore[dict-item]
+    assert from_json == Configuration(bucket_bytes=1, buckets=(3, 1))
+    assert hash(from_json) == hash(Configuration(bucket_bytes=1, buckets=(3, 1)))
+
+
+def test_domains_are_their_own_form_on_the_wire() -> None:
+    space = {
+        "bucket_bytes": LogInteger(low=65536, high=2**30),
+        "channels": Categorical(values=(1, 2, 4)),
+        "hierarchical": Categorical(values=("off", "leaders")),
+        "buckets": Partition(),
+    }
+    assert SPACES.validate_json(SPACES.dump_json(space)) == space
 
 
 @pytest.mark.parametrize(

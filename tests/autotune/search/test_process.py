@@ -75,6 +75,16 @@ def test_what_is_left_out_is_predicted_as_if_it_had_never_been_told(
         assert process.loo_variances[out] == pytest.approx(variance, rel=1e-4)
 
 
+@settings(max_examples=20, deadline=None)
+@given(ROWS, st.integers(0, len(ALL) - 1), st.integers(0, 2**32))
+def test_covariances_with_one_candidate_are_those_of_the_whole(
+    rows: list[int], one: int, seed: int
+) -> None:
+    process = fitted(rows, np.random.default_rng(seed).normal(0, 0.1, len(rows)))
+    _, whole = process.predict(ALL, return_cov=True)
+    assert process.covariances(ALL, ALL[[one]]) == pytest.approx(whole[:, one], abs=1e-6)
+
+
 def test_a_cost_with_a_large_error_moves_the_predictions_little() -> None:
     rows = list(range(0, len(ALL), 3))
     costs = np.zeros(len(rows))

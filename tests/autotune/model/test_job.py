@@ -1,0 +1,106 @@
+"""What a job may be registered with."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bagua_autotune.model.job import Inherited, Limits
+from bagua_autotune.model.profile import BucketTiming, Profile
+from tests.autotune.support import make_spec, registration
+
+USUAL = registration()
+
+
+def with_knob(name: str, domain: dict[str, Any], default: Any) -> dict[str, Any]:
+    return {
+        "knobs": {**USUAL["knobs"], name: domain},
+        "default_configuration": {**USUAL["default_configuration"], name: default},
+    }
+
+
+def test_a_default_may_be_an_explicit_list_that_fits_the_tensors() -> None:
+    partition = {"type": "partition"}
+    for counts in ([], [250], [100, 150]):
+        spec = make_spec(**with_knob("buckets", partition, counts))
+        assert spec.default_configuration["buckets"] == tuple(counts)
+    with pytest.raises(ValidationError, match="holds 251 tensors, the job has 250"):
+        make_spec(**with_knob("buckets", partition, [100, 151]))
+    for nonsense in ([0, 250], ["250"], 250, "all", [2.5]):
+        with pytest.raises(ValidationError, match="default_configuration"):
+            make_spec(**with_knob("buckets", partition, nonsense))
+
+
+def test_numbers_may_be_choices_and_are_not_their_names() -> None:
+    channels = {"type": "categorical", "values": [1, 2, 4]}
+    assert make_spec(**with_knob("channels", channels, 2)).default_configuration["channels"] == 2
+    for nonsense in ("2", 3):
+        with pytest.raises(ValidationError, match="channels"):
+            make_spec(**with_knob("channels", channels, nonsense))
+
+
+def test_so_many_combinations_that_no_decision_ends_are_refused() -> None:
+    values = list(range(16))
+    many = {f"knob{i}": {"type": "categorical", "values": values} for i in range(3)}
+    with pytest.raises(ValidationError, match="combinations, more than 10000"):
+        make_spec(
+            knobs={**USUAL["knobs"], **many},
+            default_configuration={**USUAL["default_configuration"], **dict.fromkeys(many, 0)},
+        )
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"remaining_steps": 0},
+        {"remaining_steps": 10**9 + 1},
+        {"max_rounds": 0},
+        {"max_rounds": 1001},
+        {"max_samples": 2.5},
+        {"trial_seconds": 0},
+        {"trial_seconds": math.nan},
+        {"patience": 3},
+    ],
+)
+def test_limits_out_of_range_are_refused(nonsense: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(nonsense))):
+        Limits(**nonsense)
+
+
+BUCKET = {"bytes": 1, "started_seconds": 0.1, "ended_seconds": 0.2}
+PROFILE = {"step": 1, "step_seconds": 0.3, "ready_seconds": [0.1], "buckets": [BUCKET]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_seconds": math.nan},
+        {"step_seconds": -0.1},
+        {"ready_seconds": []},
+        {"ready_seconds": [1e10]},
+        {"buckets": []},
+        {"buckets": [{**BUCKET, "ended_seconds": math.inf}]},
+        {"buckets": [{**BUCKET, "bytes": -1}]},
+    ],
+)
+def test_a_profile_has_finite_times_of_at_least_one_bucket(changes: dict[str, Any]) -> None:
+    read = Profile.model_validate_json(json.dumps(PROFILE))
+    assert read.buckets == (BucketTiming(**BUCKET),)
+    assert Profile.model_validate_json(read.model_dump_json()) == read
+    with pytest.raises(ValidationError, match=next(iter(changes))):
+        Profile.model_validate_json(json.dumps({**PROFILE, **changes}))
+
+
+def test_what_is_inherited_comes_out_of_the_store_as_it_went_in() -> None:
+    inherited = Inherited(
+        configuration={"bucket_bytes": 4, "hierarchical": "off", "buckets": (3, 1)},
+        gain=0.2,
+        ready_seconds=(0.1, 0.2),
+        costs={"off/1/as_is": (1e-3, 1e-9, 0.0)},
+        source="job",
+    )
+    assert Inherited.model_validate(json.loads(inherited.model_dump_json())) == inherited
