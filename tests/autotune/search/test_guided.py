@@ -96,7 +96,7 @@ def test_a_measurement_that_is_far_off_is_told_from_the_others(factor: float) ->
     assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_no_proposal_is_far_from_what_was_measured_whatever_the_model_says(seed: int) -> None:
     job = simulated()

@@ -41,7 +41,7 @@ def test_predictions_are_the_prior_mean_s_far_from_data_up_to_a_common_level() -
     assert errors[-1] > 2 * errors[rows].max()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ROWS, st.floats(-5, 5), st.integers(0, 2**32))
 def test_a_level_common_to_all_costs_changes_nothing_else(
     rows: list[int], level: float, seed: int
@@ -52,7 +52,7 @@ def test_a_level_common_to_all_costs_changes_nothing_else(
     assert shifted - level == pytest.approx(at_zero, abs=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ROWS, st.integers(0, 2**32), st.booleans())
 def test_what_is_left_out_is_predicted_as_if_it_had_never_been_told(
     rows: list[int], seed: int, has_prior: bool
@@ -75,7 +75,7 @@ def test_what_is_left_out_is_predicted_as_if_it_had_never_been_told(
         assert process.loo_variances[out] == pytest.approx(variance, rel=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ROWS, st.integers(0, len(ALL) - 1), st.integers(0, 2**32))
 def test_covariances_with_one_candidate_are_those_of_the_whole(
     rows: list[int], one: int, seed: int

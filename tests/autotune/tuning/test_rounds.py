@@ -93,6 +93,21 @@ def finished(tuner: Tuner, **limits: int) -> None:
     assert drive(tuner, "job", Ranks(noise=0.001)).state == "finished"
 
 
+def test_a_job_that_kept_its_default_searches_again(tuner: Tuner) -> None:
+    tuner.register("job", make_spec(limits={"max_samples": 6}))
+    flat = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
+    assert flat.result is not None
+    assert flat.result.kept == "baseline"
+    tuner.take_event("job", drift())
+    status = drive(tuner, "job", Ranks(1, noise=0.001))
+    assert (status.state, status.round) == ("finished", 1)
+    assert status.result is not None
+    assert status.result.kept == "winner", "now there is something to gain"
+    again = round_of(tuner, "job", 1)
+    assert again[0] == flat.configuration
+    assert again[1] != flat.configuration, "measured once is enough"
+
+
 def test_while_a_job_is_tuned_again_its_state_says_so(tuner: Tuner) -> None:
     finished(tuner)
     before = tuner.status("job")
