@@ -38,7 +38,9 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     costs = knowledge.fit(same_network) if same_network else None
     configuration: dict[str, Any] | None = None
     gain = 0.0
-    if same and same.result and _fits(same.result.configuration, spec):
+    # Where ranks failed, what was kept says little about what is fast.
+    has_failed = same is not None and any(t.state == "failed" for t in store.trials(same.id))
+    if same and same.result and not has_failed and _fits(same.result.configuration, spec):
         configuration = dict(same.result.configuration)
         gain = math.log(max(same.result.speedup, 1.0))
     sources = [job for job in (same if configuration else None, same_model, same_network) if job]
