@@ -77,7 +77,7 @@ class NewEvent(_Input):
     trial: Index | None = None
     step: StepNumber | None = None
     message: Annotated[str, Field(max_length=2000), AfterValidator(without_nul)] = ""
-    seconds: float | None = Field(default=None, ge=0)
+    seconds: float | None = Field(default=None, ge=0, le=1e9)
 
 
 class OpenTrial(_Output):

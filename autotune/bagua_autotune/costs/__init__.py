@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bagua_autotune.costs.collectives import Cost, Costs, Kind
+from bagua_autotune.costs.collectives import Cost, Costs, Kind, kinds_of
 from bagua_autotune.costs.layouts import Layouts
 from bagua_autotune.costs.model import CostModel, Predictor, fit_model
 
-__all__ = ["Cost", "CostModel", "Costs", "Kind", "Layouts", "Predictor", "fit_model"]
+__all__ = ["Cost", "CostModel", "Costs", "Kind", "Layouts", "Predictor", "fit_model", "kinds_of"]

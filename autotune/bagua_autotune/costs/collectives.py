@@ -6,11 +6,13 @@ The alpha-beta model (Hockney, "The communication challenge for MPP", Parallel C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
-from bagua_autotune.model.knobs import Configuration, Value
+from bagua_autotune.model.knobs import Categorical, Configuration, Space, Value
 
 
 class Kind(NamedTuple):
@@ -38,18 +40,15 @@ class Kind(NamedTuple):
     def channel_count(self) -> int:
         return self.channels if isinstance(self.channels, int) else 1
 
-    def __str__(self) -> str:
-        return "/".join(str(value) for value in self)
+    @property
+    def key(self) -> str:
+        """As text, for the store."""
+        return json.dumps(self)
 
     @classmethod
-    def parse(cls, text: str) -> Kind:
-        """The inverse of ``str``.
-
-        Raises:
-            ValueError: it is not the text of a kind.
-        """
-        hierarchical, channels, precision = text.split("/")
-        return cls(hierarchical, int(channels) if channels.isdigit() else channels, precision)
+    def parse(cls, key: str) -> Kind:
+        """The inverse of ``key``."""
+        return cls(*json.loads(key))
 
 
 @dataclass(frozen=True)
@@ -68,3 +67,13 @@ class Cost:
 
 
 Costs = Mapping[Kind, Cost]
+
+
+def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:
+    """Every kind that the knobs of a space can make, and those of some configurations."""
+    usual = Kind.of(others[0]) if others else Kind()
+    choices = [
+        domain.values if isinstance(domain := space.get(knob), Categorical) else (usual[place],)
+        for place, knob in enumerate(Kind._fields)
+    ]
+    return list(dict.fromkeys([*(Kind(*c) for c in product(*choices)), *map(Kind.of, others)]))

@@ -219,6 +219,10 @@ class _Data:
         if len(points):
             rate = float(np.median(self._seconds - np.log(self._bytes + USUAL_HALF_BYTES)))
         self.means, spreads = parameters.prior(rate)
+        shares = [c.chain_seconds_per_byte / c.seconds_per_byte for c in inherited.values()]
+        if any(shares):
+            chain_share = float(np.median([share for share in shares if share > 0]))
+            self.means[CHAIN], spreads[CHAIN] = math.log(chain_share), INHERITED_SPREAD
         priors = np.eye(parameters.count) / spreads[:, None]
         self._linear = np.concatenate(
             [np.array(linear).reshape(-1, parameters.count) / INHERITED_SPREAD, priors]

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
+    Categorical,
     Configuration,
     Knob,
     LogInteger,
@@ -80,6 +81,7 @@ class JobSpec(BaseModel):
             raise ValueError("tensors: a name occurs twice")
         if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger):
             raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
+        self._check_reserved_knobs()
         combinations = math.prod(domain.choices for domain in self.knobs.values())
         if combinations > MOST_COMBINATIONS:
             raise ValueError(
@@ -100,13 +102,27 @@ class JobSpec(BaseModel):
                 )
         return self
 
+    def _check_reserved_knobs(self) -> None:
+        """Names that mean something to the cost model must mean that."""
+        for knob, least in (("channels", 1), ("first_bucket_bytes", 0), ("last_bucket_bytes", 0)):
+            domain = self.knobs.get(knob)
+            values = domain.values if isinstance(domain, Categorical) else ()
+            if domain and not (values and all(isinstance(v, int) and v >= least for v in values)):
+                raise ValueError(f"knobs: {knob} must be a categorical of numbers from {least} on")
+        for knob, domain in self.knobs.items():
+            if isinstance(domain, Partition) != (knob == "buckets"):
+                raise ValueError(
+                    f"knobs: a partition is named buckets, and nothing else is; {knob}"
+                )
+
 
 @dataclass(frozen=True)
 class Result:
     """What a job was left with. Speed-ups are over the baseline, with a 95 % interval.
 
     ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
-    is after how many steps at the winner it is earned (None where the baseline was kept).
+    is after how many steps at the winner it is earned (None where the baseline was kept), and
+    ``reason`` why that was.
     """
 
     configuration: Configuration
@@ -121,6 +137,7 @@ class Result:
     cost_steps: float = 0.0
     cost_seconds: float = 0.0
     payback_steps: int | None = None
+    reason: str = ""
 
 
 class Inherited(BaseModel):

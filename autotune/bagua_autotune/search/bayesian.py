@@ -63,7 +63,7 @@ class BayesianSearcher:
         if not self._knobs or not self._told:
             return self._candidates[0]
         if self._is_guided:
-            return self._ask_guided(measured)
+            return self._ask_guided()
         for configuration in self._design:
             if configuration not in measured:
                 return configuration
@@ -91,30 +91,56 @@ class BayesianSearcher:
             return math.inf
         if not self._knobs:
             return 0.0
+        if self._is_guided and self._to_be_covered() is not None:
+            return math.inf
         return float(self._posterior().improvements[self._candidates.index(self.ask())])
 
-    def _ask_guided(self, measured: set[Configuration]) -> Configuration:
-        posterior = self._posterior()
-        means = posterior.means[: len(self._candidates)]
-        exponents = posterior.points.exponents
-        known = exponents[posterior.points.rows([t.configuration for t in self._told])]
-        own = exponents[: len(self._candidates)]
-        allowed = np.abs(own[:, None] - known[None, :]).min(axis=1) <= LARGEST_JUMP + 1e-9
-        missing = design.missing_levels(self._candidates, self._knobs, list(measured))
-        finer = allowed & (own <= known.min() - OTHER_SIZE)
+    def _ask_guided(self) -> Configuration:
+        covered = self._to_be_covered()
+        if covered is not None:
+            scores = np.where(covered, -self._means, -np.inf)
+        else:
+            scores = np.where(self._within_reach(), self._worth(), -np.inf)
+        return self._candidates[int(np.argmax(scores))]
+
+    def _to_be_covered(self) -> NDArray[np.bool_] | None:
+        """Candidates of which one must be tried before what was measured says enough."""
+        allowed = self._within_reach()
+        told = [t.configuration for t in self._told]
+        missing = design.missing_levels(self._candidates, self._knobs, told)
         if missing:
             knobs = {knob for knob, _ in missing}
             new = np.array(
                 [sum((knob, c[knob]) in missing for knob in knobs) for c in self._candidates]
             )
-            allowed &= new == new[allowed].max()
-            scores = -means
-        elif np.ptp(known) < OTHER_SIZE and finer.any():
+            found: NDArray[np.bool_] = allowed & (new == new[allowed].max())
+            return found
+        own, known = self._exponents()
+        finer: NDArray[np.bool_] = allowed & (own <= known.min() - OTHER_SIZE)
+        if np.ptp(known) < OTHER_SIZE and finer.any():
             # From buckets of one size latency and bandwidth cannot be told apart.
-            allowed, scores = finer, -means
-        else:
-            scores = self._worth()
-        return self._candidates[int(np.argmax(np.where(allowed, scores, -np.inf)))]
+            return finer
+        promising = design.promising_kinds(
+            self._candidates, self._knobs, told, self._means, self._posterior().lowest
+        )
+        return promising if promising.any() else None
+
+    @property
+    def _means(self) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = self._posterior().means[: len(self._candidates)]
+        return found
+
+    def _exponents(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Log2 of the average bucket, of the candidates and of what was measured."""
+        points = self._posterior().points
+        known = points.exponents[points.rows([t.configuration for t in self._told])]
+        return points.exponents[: len(self._candidates)], known
+
+    def _within_reach(self) -> NDArray[np.bool_]:
+        own, known = self._exponents()
+        apart = np.abs(own[:, None] - known[None, :]).min(axis=1)
+        found: NDArray[np.bool_] = apart <= LARGEST_JUMP + 1e-9
+        return found
 
     def _worth(self) -> NDArray[np.float64]:
         """What trying each candidate is expected to gain over the horizon, less what it costs."""

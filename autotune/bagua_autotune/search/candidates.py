@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
+
 from bagua_autotune.costs import CostModel, Kind, Layouts
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
@@ -66,26 +68,35 @@ def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...
 
 
 def explicit_candidates(
-    space: Space, baseline: Configuration, tensors: Sequence[Tensor], model: CostModel
+    space: Space,
+    baseline: Configuration,
+    candidates: Sequence[Configuration],
+    layouts: Layouts,
+    model: CostModel,
 ) -> list[Configuration]:
     """The best explicit list of buckets for each way to reduce, by the cost model.
 
-    Its bucket size is that of its average bucket: where it stands among the other candidates.
+    On one channel and with the gradients as they are, for which it is best.  Its bucket size is
+    that of its average bucket.  A list that a candidate is cut into anyway is left out.
     """
     domain = space[BUCKET_KNOB]
     if not isinstance(domain, LogInteger):
         return []
-    total_bytes = sum(tensor.bytes for tensor in tensors)
+    table = layouts.table(candidates)
+    counted = table.is_bucket.sum(axis=1)
+    total_bytes = sum(tensor.bytes for tensor in layouts.tensors)
     found = []
     for kind in model.costs:
-        # The list is best for one channel and the gradients as they are.
         counts = model.best_partition(kind) if kind == Kind(kind.hierarchical) else None
-        if counts is not None:
-            size = min(max(total_bytes // len(counts), domain.low), domain.high)
-            changes: dict[str, Value] = {BUCKET_KNOB: size, PARTITION_KNOB: counts}
-            if "hierarchical" in space:
-                changes["hierarchical"] = kind.hierarchical
-            found.append(Configuration({**baseline, **changes}))
+        if counts is None:
+            continue
+        alike = table.last[counted == len(counts), : len(counts)]
+        if (alike == np.cumsum(counts) - 1).all(axis=1).any():
+            continue
+        size = min(max(total_bytes // len(counts), domain.low), domain.high)
+        values: dict[str, Value] = {**baseline, BUCKET_KNOB: size, PARTITION_KNOB: counts}
+        values |= {knob: value for knob, value in kind._asdict().items() if knob in space}
+        found.append(Configuration(values))
     return found
 
 

@@ -60,12 +60,8 @@ class Points:
             for knob, domain in knobs.items()
         ]
         self.inputs: Floats = np.hstack(blocks)
-        self.is_size = np.concatenate(
-            [
-                np.full(block.shape[1], isinstance(domain, LogInteger))
-                for block, domain in zip(blocks, knobs.values(), strict=True)
-            ]
-        )
+        widths = [block.shape[1] for block in blocks]
+        self.is_size = np.repeat([isinstance(d, LogInteger) for d in knobs.values()], widths)
 
     def rows(self, configurations: Sequence[Configuration]) -> list[int]:
         """Where they stand in ``inputs``. Raises KeyError for one that is not there."""

@@ -13,7 +13,7 @@ class Searcher(Protocol):
     """Chooses what to try next from what was measured.
 
     A searcher lives for one decision: it is built, told every search trial in order, and
-    asked once, so nothing of it needs storing.  Equal seeds and tells give equal answers.
+    asked, so nothing of it needs storing.  Equal seeds and tells give equal answers.
 
     The smallest example tries the candidates in their order::
 

@@ -30,7 +30,7 @@ def bill(
     trials: Sequence[Trial],
     first_steps: Mapping[int, int],
     events: Sequence[Event],
-    baseline_cost: float,
+    baseline_cost: float | None,
     objective: Objective,
 ) -> Bill:
     """Add up a round.
@@ -42,7 +42,7 @@ def bill(
         baseline_cost: of a step.
         objective: what costs mean; without seconds nothing can be added up.
     """
-    baseline_seconds = objective.seconds(baseline_cost)
+    baseline_seconds = None if baseline_cost is None else objective.seconds(baseline_cost)
     ran = [trial for trial in trials if trial.index in first_steps]
     steps = 0
     seconds = 0.0

@@ -20,6 +20,11 @@ from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.tuning.warm_start import confirmed_gain, measured_in, stored_best
 
 MOST_FAILURES = 3
+# Why a baseline is kept.
+NOTHING_FASTER = "nothing measured faster"
+BEST_BEFORE = "the best of an earlier run"
+# A tuning takes about so many steps at least, and then something must be left to be gained.
+FEWEST_REMAINING_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Keep:
 
     configuration: Configuration
     gain: Interval | None = None
-    reason: str = "nothing measured faster"
+    reason: str = NOTHING_FASTER
 
 
 def decide(
@@ -53,6 +58,8 @@ def decide(
         problem: all that may be tried, the baseline first; takes a while.
         make_searcher: builds a fresh searcher.
     """
+    if job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
+        return Keep(job.baseline, reason="too few steps remain to earn a search")
     if not trials and len(problem().candidates) == 1:
         return Keep(job.baseline, reason="nothing else to try")
     failed = [trial for trial in trials if trial.state == "failed"]
@@ -86,7 +93,7 @@ def _start(
     job: Job, trials: Sequence[Trial], banned: set[Configuration], objective: Objective
 ) -> Propose | Keep | None:
     """The trials before the search: what runs already, the baseline, what was best before."""
-    stored = stored_best(job)
+    stored = stored_best(job) if job.limits.max_samples > 1 else None
     if stored in banned:
         stored = None
     # What runs already needs no switch: the baseline at first, the kept one in a later round.
@@ -98,7 +105,7 @@ def _start(
     if stored is None or baseline is None or len(trials) > len(set(first)):
         return None
     if job.round == 0 and stored == job.baseline:
-        return Keep(job.baseline, reason="the best of an earlier run")
+        return Keep(job.baseline, reason=BEST_BEFORE)
     found = measured_in(trials, stored)
     gain = confirmed_gain(job, baseline, found, objective) if found else None
     return Keep(stored, gain) if gain is not None and gain.low > 0 else None

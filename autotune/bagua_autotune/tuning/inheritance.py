@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from bagua_autotune.model.job import Inherited, JobSpec
-from bagua_autotune.model.knobs import Configuration, check_configuration
+from bagua_autotune.model.job import Inherited, Job, JobSpec, Result
+from bagua_autotune.model.knobs import check_configuration
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
 from bagua_autotune.tuning.knowledge import Knowledge
 
 
@@ -34,13 +35,11 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
     same_model = store.latest_job(model_key=model_key(spec), profiled=True)
     same_network = store.latest_job(network_key=network_key(spec), profiled=True)
-    ready = knowledge.fit(same_model) if same_model else None
-    costs = knowledge.fit(same_network) if same_network else None
+    ready = knowledge.fit_whole(same_model) if same_model else None
+    costs = knowledge.fit_whole(same_network) if same_network else None
     configuration: dict[str, Any] | None = None
     gain = 0.0
-    # Where ranks failed, what was kept says little about what is fast.
-    has_failed = same is not None and any(t.state == "failed" for t in store.trials(same.id))
-    if same and same.result and not has_failed and _fits(same.result.configuration, spec):
+    if same and same.result and _is_telling(same) and _fits(same.result, spec):
         configuration = dict(same.result.configuration)
         gain = math.log(max(same.result.speedup, 1.0))
     sources = [job for job in (same if configuration else None, same_model, same_network) if job]
@@ -50,14 +49,24 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         configuration=configuration,
         gain=gain,
         ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
-        costs={str(kind): astuple(cost) for kind, cost in (costs.costs if costs else {}).items()},
+        costs={kind.key: astuple(cost) for kind, cost in (costs.costs if costs else {}).items()},
         source=sources[0].id,
     )
 
 
-def _fits(configuration: Configuration, spec: JobSpec) -> bool:
+def _is_telling(job: Job) -> bool:
+    """Whether its result says what is fast: a default that was kept for want of trials, or because
+    the ranks disagreed, does not."""
+    if job.result is None or job.result.kept == "winner":
+        return True
+    return job.result.reason in (BEST_BEFORE, NOTHING_FASTER) and (
+        job.result.trials < job.limits.max_samples
+    )
+
+
+def _fits(result: Result, spec: JobSpec) -> bool:
     try:
-        check_configuration(configuration, spec.knobs)
+        check_configuration(result.configuration, spec.knobs)
     except ValueError:
         return False
     return True

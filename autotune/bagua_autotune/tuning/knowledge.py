@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 
-from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model
+from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model, kinds_of
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Configuration, Partition
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.search import Problem
-from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
+from bagua_autotune.search.candidates import (
+    PARTITION_KNOB,
+    enumerate_candidates,
+    explicit_candidates,
+)
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.warm_start import stored_best
+
+logger = logging.getLogger(__name__)
 
 JOBS_REMEMBERED = 64
 # A trial takes about so many steps of the training, those between two trials with it.
 TRIAL_STEPS = 16
 LONGEST_HORIZON_TRIALS = 200.0
-# From fewer profiled trials the costs of small and large buckets cannot be told apart.
-FEWEST_PROFILED_FOR_LISTS = 2
 
 
 Known = tuple[Sequence[float] | None, Costs]
@@ -34,7 +40,7 @@ class Knowledge:
         self._store = store
         # They never change and take long to cut; an id may be used again once it is pruned.
         self._fixed = lru_cache(maxsize=JOBS_REMEMBERED)(self._enumerate)
-        self._before = lru_cache(maxsize=JOBS_REMEMBERED)(self._fit_earlier_rounds)
+        self._known = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_known)
 
     def tensors(self, job: Job) -> Sequence[Tensor]:
         """Of the job, in gradient-ready order."""
@@ -47,22 +53,19 @@ class Knowledge:
             trials: all of the job's, of all rounds.
         """
         candidates, layouts = self._fixed(job.id, job.created_at)
-        current = [trial for trial in trials if trial.round == job.round]
-        profiled = _of_round(self._store.profiles(job.id), trials, job.round)
-        explicit = [t.configuration for t in current if t.configuration.get("buckets")]
-        kinds = sorted({Kind.of(c) for c in (*candidates, *explicit)}, key=str)
-        known = self._before(job.id, job.created_at, job.round) if job.round else _inherited(job)
-        model = fit_model(layouts, kinds, profiled, *known)
-        listed = list(dict.fromkeys(explicit))
-        if model and _offers_lists(job, profiled):
+        told = [trial.configuration for trial in trials if trial.round == job.round]
+        model = self._fit(job, trials, told)
+        lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
+        if model and _offers_lists(job, told):
             # One for each way to reduce: with every fit the list changes a little.
-            tried = {configuration.get("hierarchical") for configuration in listed}
-            new = explicit_candidates(job.space, job.baseline, layouts.tensors, model)
-            listed += [c for c in new if c.get("hierarchical") not in tried]
-        remaining = max(1, job.limits.remaining_steps) / TRIAL_STEPS
+            own = [c for c in lists if c != stored_best(job)]
+            tried = {configuration.get("hierarchical") for configuration in own}
+            new = explicit_candidates(job.space, job.baseline, candidates, layouts, model)
+            lists += [c for c in new if c.get("hierarchical") not in tried and c not in lists]
+        remaining = job.limits.remaining_steps / TRIAL_STEPS
         return Problem(
             space=job.space,
-            candidates=(*candidates, *listed) if listed else candidates,
+            candidates=(*candidates, *lists) if lists else candidates,
             layouts=layouts,
             # Seeded by what is tuned: another replica, or a restarted one, decides the same.
             seed=zlib.crc32(job.fingerprint.encode()),
@@ -70,14 +73,24 @@ class Knowledge:
             horizon_trials=min(remaining, LONGEST_HORIZON_TRIALS),
         )
 
-    def fit(self, job: Job) -> CostModel | None:
-        """The cost model of all that was profiled in a job, for jobs that are like it."""
-        _, layouts = self._fixed(job.id, job.created_at)
-        trials = self._store.trials(job.id)
-        latest = max((trial.round for trial in trials), default=0)
-        profiled = _of_round(self._store.profiles(job.id), trials, latest)
-        kinds = sorted({Kind.of(configuration) for configuration, _ in profiled}, key=str)
-        return fit_model(layouts, kinds, profiled)
+    def fit_whole(self, job: Job) -> CostModel | None:
+        """The cost model from the latest round that was profiled, for jobs that are like it."""
+        return self._fit_before(job.id, job.created_at, job.round + 1)
+
+    def _fit(
+        self, job: Job, trials: Sequence[Trial], told: Sequence[Configuration]
+    ) -> CostModel | None:
+        """The cost model of this round; the search goes on without one if it cannot be fitted."""
+        candidates, layouts = self._fixed(job.id, job.created_at)
+        profiled = _of_round(self._store.profiles(job.id), trials, job.round)
+        try:
+            known = self._known(job.id, job.created_at, job.round)
+            return fit_model(
+                layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
+            )
+        except Exception:
+            logger.exception("job %s: no cost model can be fitted to its profiles", job.id)
+            return None
 
     def _enumerate(
         self, job_id: str, _created_at: float
@@ -85,17 +98,24 @@ class Knowledge:
         job, tensors = self._store.job(job_id), self._store.tensors(job_id)
         return enumerate_candidates(job.space, job.baseline, tensors), Layouts(tensors)
 
-    def _fit_earlier_rounds(self, job_id: str, created_at: float, round_: int) -> Known:
-        """What the round before this one had learned."""
+    def _find_known(self, job_id: str, created_at: float, round_: int) -> Known:
+        """What the rounds before this one, or jobs before this one, had learned."""
+        model = self._fit_before(job_id, created_at, round_)
+        if model:
+            return tuple(model.ready_seconds), model.costs
+        return _inherited(self._store.job(job_id))
+
+    def _fit_before(self, job_id: str, created_at: float, round_: int) -> CostModel | None:
+        """The cost model of the latest profiled round before this one."""
         _, layouts = self._fixed(job_id, created_at)
         trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
         for earlier in reversed(range(round_)):
             profiled = _of_round(profiles, trials, earlier)
-            kinds = sorted({Kind.of(configuration) for configuration, _ in profiled}, key=str)
+            kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
             model = fit_model(layouts, kinds, profiled)
             if model:
-                return tuple(model.ready_seconds), model.costs
-        return _inherited(self._store.job(job_id))
+                return model
+        return None
 
 
 def _inherited(job: Job) -> Known:
@@ -116,7 +136,5 @@ def _of_round(
     ]
 
 
-def _offers_lists(job: Job, profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
-    if not any(isinstance(domain, Partition) for domain in job.space.values()):
-        return False
-    return len({configuration for configuration, _ in profiled}) >= FEWEST_PROFILED_FOR_LISTS
+def _offers_lists(job: Job, told: Sequence[Configuration]) -> bool:
+    return isinstance(job.space.get(PARTITION_KNOB), Partition) and len(set(told)) > 1

@@ -106,7 +106,7 @@ class NextStep:
             trials,
             self._store.first_steps(job.id),
             self._store.events(job.id),
-            baseline.center if baseline else 0.0,
+            baseline.center if baseline else None,
             objective,
         )
         return make_result(job, trials, kept, objective, cost, at)

@@ -11,6 +11,7 @@ from bagua_autotune.model.text import UNUSED, describe, describe_bytes
 from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.decision import Keep, baseline_estimate
 from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import began_at
 
 
 def make_result(
@@ -37,11 +38,12 @@ def make_result(
         high=high,
         trials=sum(trial.state == "measured" for trial in trials),
         steps=bill.steps,
-        seconds=max(0.0, at - _began_at(job, trials)),
+        seconds=max(0.0, at - began_at(job, trials)),
         summary="",
         cost_steps=bill.cost_steps,
         cost_seconds=bill.cost_seconds,
         payback_steps=bill.payback_steps(speedup) if is_winner else None,
+        reason="" if is_winner else kept.reason,
     )
     if not is_winner:
         return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
@@ -61,13 +63,9 @@ def revoke(result: Result, job: Job, reason: str) -> Result:
         low=1.0,
         high=1.0,
         payback_steps=None,
+        reason=reason,
         summary=_name_kept(job.baseline, reason, result),
     )
-
-
-def _began_at(job: Job, trials: Sequence[Trial]) -> float:
-    starts = [trial.started_at for trial in trials if trial.started_at is not None]
-    return min(starts, default=job.created_at) if job.round else job.created_at
 
 
 def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:

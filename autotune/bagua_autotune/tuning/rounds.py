@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bagua_autotune.model.job import Job
+from collections.abc import Sequence
+
+from bagua_autotune.model.job import Job, Trial
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
@@ -24,3 +26,13 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
     if steps_since < pause:
         return f"it was tuned {steps_since} steps ago, less than {pause}"
     return None
+
+
+def began_at(job: Job, trials: Sequence[Trial]) -> float:
+    """When the round began, in seconds since the epoch.
+
+    Args:
+        trials: of the round.
+    """
+    starts = [trial.started_at for trial in trials if trial.started_at is not None]
+    return min(starts, default=job.last_contact_at) if job.round else job.created_at

@@ -10,6 +10,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.tuning.confirmation import MOST_PAIRS
 from bagua_autotune.tuning.decision import baseline_estimate, incumbent
 from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import began_at
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _progress(job: Job, trials: Sequence[Trial], objective: Objective, now: floa
     best = incumbent(trials)
     max_trials = job.limits.max_samples + 2 * MOST_PAIRS
     end = job.finished_at or job.ended_at or now
-    elapsed_seconds = max(0.0, end - job.created_at)
+    elapsed_seconds = max(0.0, end - began_at(job, trials))
     seconds_left: float | None = None
     if job.is_over:
         seconds_left = 0.0

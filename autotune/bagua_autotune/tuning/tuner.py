@@ -16,11 +16,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from bagua_autotune.model import job as model
-from bagua_autotune.model.job import Event, Job, JobSpec, Observation, Trial
+from bagua_autotune.model.job import Event, Inherited, Job, JobSpec, Observation, Trial
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe
-from bagua_autotune.store import Step, Store
+from bagua_autotune.store import Step, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -107,7 +107,7 @@ class Tuner:
             at=now,
             protocol=protocol,
             data=data,
-            inherited=inherit(spec, self.store, self._knowledge) if protocol == "v2" else None,
+            inherited=self._inherit(job_id, spec) if protocol == "v2" else None,
             model_key=model_key(spec),
             network_key=network_key(spec),
         )
@@ -124,6 +124,20 @@ class Tuner:
             self.store.resume_job(job_id, now)
         self._advance(job_id)
         return is_new
+
+    def _inherit(self, job_id: str, spec: JobSpec) -> Inherited | None:
+        """What a new job takes over; nothing of earlier jobs keeps it from being registered."""
+        try:
+            self.store.job(job_id)
+        except UnknownJob:
+            pass
+        else:
+            return None
+        try:
+            return inherit(spec, self.store, self._knowledge)
+        except Exception:
+            logger.exception("job %s: begins without what earlier jobs found", job_id)
+            return None
 
     def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> int:
         """Take in steps of a trial; returns how many were new.
@@ -161,7 +175,8 @@ class Tuner:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )
-        if tensors * (index + 1) <= MOST_READY_TIMES:
+        before = of_round(self.store.job(job_id), self.store.trials(job_id))
+        if tensors * len(before) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
 
     def close_trial(
@@ -229,6 +244,7 @@ class Tuner:
         """Tune the job again, from what is known, unless that happens too often."""
         reason = clean(event.message) or "the step times changed"
         if job.phase != "finished":
+            self._advance(job.id)  # the round was opened, but its first trial was not proposed
             return
         observed = [o.step for _, o in self.store.observations(job.id)]
         since = event.step - max(observed) if event.step is not None and observed else None
@@ -247,10 +263,13 @@ class Tuner:
         return trials[-1] if trials and trials[-1].is_open else None
 
     def status(self, job_id: str) -> JobStatus:
+        # In this order: what is decided meanwhile then shows as an open trial that is about to
+        # end, and never as a job without a trial that has not ended.
+        deciding = self.is_deciding(job_id)
+        everything = self.store.trials(job_id)
         job = self.store.job(job_id)
         objective = OBJECTIVES[job.protocol]
-        trials = of_round(job, self.store.trials(job_id))
-        return job_status(job, trials, objective, self._clock(), self.is_deciding(job_id))
+        return job_status(job, of_round(job, everything), objective, self._clock(), deciding)
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether what follows in the job is being decided at this moment."""
