@@ -11,6 +11,8 @@ import requests
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 60.0
 """A slow answer is still an answer: nobody but the reporter thread waits for it."""
+UNFINISHED = ("tuning", "confirming")
+"""States of a job that has a next trial, also while it is between two."""
 
 
 class ServiceUnavailable(Exception):
@@ -30,13 +32,14 @@ class JobState:
     """What the service wants the ranks to run.
 
     Attributes:
-        trial: the trial to run; None: tuning has ended.
+        trial: the trial to run; None: tuning has ended, unless the next one is being chosen.
         configuration: what all ranks should run now, by knob.
         trials_measured: trials done so far.
         max_trials: at most so many are made.
         speedup: of the best trial so far over the baseline; None: not known yet.
         summary: the result in a line, once tuning has ended.
-        deciding: the trial is measured and the next one being chosen; ask again soon.
+        deciding: the next trial is being chosen, with the last one still open or none at all;
+            ask again soon.
     """
 
     trial: int | None
@@ -60,7 +63,8 @@ class JobState:
                 speedup=None if progress["speedup"] is None else float(progress["speedup"]),
                 summary=None if result is None else str(result["summary"]),
                 # Earlier services decided before they answered.
-                deciding=bool(document.get("deciding", False)),
+                deciding=bool(document.get("deciding", False))
+                or (trial is None and document.get("state") in UNFINISHED),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error

@@ -31,6 +31,22 @@ def test_a_jobs_state_is_read() -> None:
     assert state.configuration == {"bucket_bytes": 1024, "hierarchical": "off"}
 
 
+@pytest.mark.parametrize(
+    ("parts", "deciding"),
+    [
+        ({"state": "tuning"}, True),
+        ({"state": "confirming"}, True),
+        ({"state": "finished"}, False),
+        ({"state": "ended"}, False),
+        ({}, False),
+    ],
+)
+def test_no_trial_ends_the_tuning_but_not_between_two(
+    parts: dict[str, str], deciding: bool
+) -> None:
+    assert JobState.from_json({**STATE, "trial": None, **parts}).deciding is deciding
+
+
 @given(JSON)
 def test_any_other_document_is_no_answer(document: Any) -> None:
     with pytest.raises(ServiceUnavailable):

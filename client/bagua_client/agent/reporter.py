@@ -208,7 +208,8 @@ class Reporter:
         """Tell the ranks what the service wants now, if that is new."""
         self._log_progress(state)
         self._poll_seconds = self._next_poll() if state.deciding else None
-        if state.trial == self._commanded:
+        is_between_trials = state.trial is None and state.deciding
+        if is_between_trials or state.trial == self._commanded:
             return
         if state.trial is None:
             self._kept = state.configuration

@@ -17,12 +17,13 @@ class _Script:
     """What one job is told."""
 
     def __init__(
-        self, rounds: Sequence[Sequence[Configuration]], steps: int, deciding: int
+        self, rounds: Sequence[Sequence[Configuration]], steps: int, deciding: int, closes: bool
     ) -> None:
         self._rounds = [list(configurations) for configurations in rounds]
         self._configurations = self._rounds.pop(0)
         self._steps = steps
         self._deciding_answers = deciding
+        self._closes = closes
         self._deciding = 0
         self._first = 0
         self._trial = 0
@@ -46,11 +47,12 @@ class _Script:
         ended = place >= len(self._configurations)
         configuration = self._configurations[-1 if ended else place]
         return {
-            "trial": None if ended else {"index": trial},
+            "trial": None if ended or (self._deciding and self._closes) else {"index": trial},
+            "state": "finished" if ended else "tuning",
             "configuration": configuration,
             "progress": {"trials_measured": trial, "max_trials": 60, "speedup": None},
             "result": {"summary": "the result"} if ended else None,
-            "deciding": self._deciding > 0,
+            "deciding": self._deciding > 0 and not self._closes,
         }
 
 
@@ -61,6 +63,7 @@ class ScriptedService:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
+        closes: they say so by having no trial while the job is being tuned.
         refuses: kinds of requests that are answered with this status.
 
     A request's kind is the event's, else the last part of its path, else its method.
@@ -75,9 +78,10 @@ class ScriptedService:
         rounds: Sequence[Sequence[Configuration]],
         steps: int = 3,
         deciding: int = 0,
+        closes: bool = False,
         refuses: dict[str, int] | None = None,
     ) -> None:
-        self._new_script = partial(_Script, rounds, steps, deciding)
+        self._new_script = partial(_Script, rounds, steps, deciding, closes)
         self._scripts: dict[str, _Script] = {}
         self._lock = threading.Lock()
         self.refuses = refuses or {}

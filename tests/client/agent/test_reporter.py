@@ -76,8 +76,9 @@ def _recording(trial: int) -> Recording:
     return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0), [24])
 
 
-def test_while_the_service_decides_it_is_asked_again(start: Start) -> None:
-    with ScriptedService([[SMALL, LARGE]], deciding=3) as service:
+@pytest.mark.parametrize("closes", [False, True])
+def test_while_the_service_decides_it_is_asked_again(start: Start, closes: bool) -> None:
+    with ScriptedService([[SMALL, LARGE]], deciding=3, closes=closes) as service:
         reporter = start(service)
         assert command_of(reporter)["configuration"] == SMALL
         tell(reporter, 0, 1, [0.1] * 3)
