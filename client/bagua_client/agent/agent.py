@@ -86,8 +86,6 @@ class Agent:
         self._rank = communicator.rank
         self._group = communicator.new_group([range(communicator.world_size)], backend="gloo")
         self._exchange = Exchange(self._group)
-        # Groups are made now, while all ranks are here, and not in the middle of the training.
-        communicator.prepare(Configuration(hierarchical="leaders"))
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
         # The marks of several devices cannot be compared.
@@ -235,6 +233,7 @@ class Agent:
             command = json.loads(bytes(text.tolist()))
             trial, watch = command["trial"], command["watch"]
             configuration = Configuration.from_json(command["configuration"])
+            self._reducer.communicator.check(configuration)
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._reducer, configuration, self._group, CPU)

@@ -70,12 +70,14 @@ def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[
 
 
 def _knobs(reducer: Reducer) -> dict[str, Any]:
-    default, topology = reducer.default.bucket_bytes, reducer.communicator.topology
+    default, communicator = reducer.default.bucket_bytes, reducer.communicator
+    topology = communicator.topology
     hierarchical = ["off"]
-    if topology.is_hierarchical:
+    if topology.is_hierarchical and communicator.can_make_groups:
         # Which of the two wins depends on the links inside and between the nodes: measured on
         # the job itself, like everything else.
         hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
+    channels = list(CHANNELS_VALUES) if communicator.can_make_groups else [1]
     return {
         "bucket_bytes": {
             "type": "log_integer",
@@ -83,7 +85,7 @@ def _knobs(reducer: Reducer) -> dict[str, Any]:
             "high": max(LARGEST_BUCKET_BYTES, default),
         },
         "hierarchical": {"type": "categorical", "values": hierarchical},
-        "channels": {"type": "categorical", "values": list(CHANNELS_VALUES)},
+        "channels": {"type": "categorical", "values": channels},
         "first_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
         "last_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
         "buckets": {"type": "partition"},

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from bagua_client.communication.operations import (
     Reduce,
     ReduceScatter,
 )
-from bagua_client.communication.topology import Topology, discover
+from bagua_client.communication.topology import discover
 from bagua_client.configuration import Configuration
 
 
@@ -45,7 +44,7 @@ _group_names_taken = 0
 
 
 class Communicator:
-    """The ranks that train one model together.
+    """The ranks that train one model together; all of them must make theirs together.
 
     Buckets travel on channels, used in turn: each has process groups of its own, so that a
     bucket need not wait for the one before it. The first channel's flat group is the user's. One
@@ -61,6 +60,7 @@ class Communicator:
     Attributes:
         group: the process group over all of them.
         device: a device that the group communicates from.
+        topology: which of the ranks share a node.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -68,19 +68,47 @@ class Communicator:
         self.device = device
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
+        self.topology = discover(group, device)
         self._flat_groups = [group]
         self._node_groups: list[NodeGroups] = []
 
-    @cached_property
-    def topology(self) -> Topology:
-        """Discovered at first use; all ranks must come to that together."""
-        return discover(self.group, self.device)
+    @property
+    def can_make_groups(self) -> bool:
+        """Whether more groups can be made for these ranks.
+
+        Where the default group is bound to a device, c10d makes NCCL groups by splitting it, to
+        which all ranks of the job must come; those outside ``group`` do not.
+        """
+        if self.world_size == dist.get_world_size() or dist.get_backend(self.group) == "gloo":
+            return True
+        default = dist.group.WORLD
+        return default is None or getattr(default, "bound_device_id", None) is None
+
+    def check(self, configuration: Configuration) -> None:
+        """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
+
+        Raises:
+            RuntimeError: they cannot.
+        """
+        by_node = self._reduces_by_node(configuration)
+        if (by_node or configuration.channels > 1) and not self.can_make_groups:
+            raise RuntimeError(
+                f"the configuration ({configuration}) needs process groups that rank {self.rank} "
+                f"cannot make: its model trains on {self.world_size} of the job's "
+                f"{dist.get_world_size()} ranks, and init_process_group(device_id=...) has torch "
+                "split the group of all ranks for each new one, which all of them would have to "
+                "join. Leave device_id out, or use one channel and hierarchical='off'"
+            )
 
     def prepare(self, configuration: Configuration) -> None:
         """Make the groups that ``configuration`` needs and that are not there.
 
         All ranks must call it together, with the same configuration.
+
+        Raises:
+            RuntimeError: see :meth:`check`; nothing was made.
         """
+        self.check(configuration)
         if self._reduces_by_node(configuration):
             while len(self._node_groups) < configuration.channels:
                 self._node_groups.append(self._make_node_groups())

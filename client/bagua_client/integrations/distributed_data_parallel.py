@@ -123,7 +123,8 @@ class DistributedDataParallel(torch.nn.Module):
             do not where the configuration does not fit the model, which is logged.
 
         Raises:
-            RuntimeError: called in the middle of a step.
+            RuntimeError: called in the middle of a step, or the ranks cannot make the process
+                groups that it needs; the configuration stays as it was.
         """
         communicator = self._reducer.communicator
         change = Reconfiguration(

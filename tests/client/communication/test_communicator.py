@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bagua_client import Configuration
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent.job import describe_job
 from bagua_client.communication.communicator import Communicator, timeout_of
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
+from bagua_client.environment import Environment
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -185,6 +187,49 @@ def _groups_of_a_sub_group() -> list[float]:
 
 def test_ranks_in_different_numbers_of_groups_can_make_one(three_ranks: RankPool) -> None:
     assert three_ranks.run(_groups_of_a_sub_group) == [[], [2.0, 2.0], [2.0, 2.0]]
+
+
+BOUND = torch.device("cuda", 0)
+
+
+def _without_groups() -> list[str]:
+    """On a sub group whose backend might split all ranks' group for a new one."""
+    user = dist.new_group([0, 1, 2], backend="cpu:gloo")
+    if dist.get_rank() == 3:
+        return []
+    model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=user)
+    reducer = model._reducer
+    offered = [describe_job(reducer, Environment(), "job")["knobs"]]
+    messages = []
+    _world().bound_device_id = BOUND
+    try:
+        offered.append(describe_job(reducer, Environment(), "job")["knobs"])
+        for configuration in (Configuration(channels=2), Configuration(1, "leaders")):
+            with pytest.raises(RuntimeError) as caught:
+                model.reconfigure(configuration)
+            messages.append(str(caught.value))
+        assert model.configuration == Configuration()
+        assert model.reconfigure(Configuration(9))
+        model(torch.ones(1, 3)).sum().backward()
+    finally:
+        _world().bound_device_id = None
+    return [
+        *messages,
+        *(str(knobs[name]["values"]) for knobs in offered for name in ("channels", "hierarchical")),
+    ]
+
+
+def test_where_no_groups_can_be_made_none_are_offered_and_those_asked_for_are_an_error(
+    four_ranks: RankPool,
+) -> None:
+    *inside, outside = four_ranks.run(_without_groups)
+    assert outside == []
+    for rank, (channels, leaders, *values) in enumerate(inside):
+        assert values == ["[1, 2, 4]", "['off', 'leaders']", "[1]", "['off']"]
+        for message in (channels, leaders):
+            assert f"rank {rank} cannot make" in message
+            assert "3 of the job's 4 ranks" in message
+            assert "Leave device_id out" in message
 
 
 def _group_without_rank_1() -> str:
