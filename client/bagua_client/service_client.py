@@ -20,11 +20,15 @@ class ServiceUnavailable(Exception):
 
 
 class JobUnknown(Exception):
-    """The service has no such job (another database, perhaps): register it again."""
+    """The service has no such job (another database, perhaps), or no such request."""
 
 
 class ServiceRefused(Exception):
     """The service will not take this request, now or later."""
+
+
+class NotSupported(ServiceRefused):
+    """Nor any other request of its kind: an earlier service."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,9 @@ class ServiceClient:
 
     Raises (every method):
         ServiceUnavailable: no connection, no answer in time, a server error or nonsense.
-        JobUnknown: the job is not registered (any more).
+        JobUnknown: the job is not registered (any more), or there is no such request.
         ServiceRefused: the service says that the request is wrong.
+        NotSupported: it takes no requests of this kind.
     """
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:
@@ -135,11 +140,7 @@ class ServiceClient:
         return self._send("POST", f"{self._job_url}/observations", body)
 
     def profile(self, profile: Profile) -> JobState:
-        """Earlier services do not take these, which counts as refused."""
-        try:
-            return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
-        except JobUnknown as error:
-            raise ServiceRefused(str(error)) from error
+        return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
 
     def event(
         self, kind: str, trial: int | None, step: int, message: str, seconds: float | None
@@ -159,6 +160,8 @@ class ServiceClient:
             raise JobUnknown(_detail(response))
         if response.status_code >= 500 or response.status_code in (408, 429):
             raise ServiceUnavailable(f"it answered {response.status_code}: {_detail(response)}")
+        if response.status_code == 405:
+            raise NotSupported(_detail(response))
         if not response.ok:
             raise ServiceRefused(_detail(response))
         return JobState.from_json(document)

@@ -14,6 +14,7 @@ from bagua_client.service_client import (
     JobState,
     JobUnknown,
     ServiceClient,
+    ServiceRefused,
     ServiceUnavailable,
 )
 
@@ -65,7 +66,7 @@ class Connection:
         Raises:
             ServiceRefused: the service will never take it.
             SidecarError: there is no service and there will be none.
-            Stopped: the job ended meanwhile.
+            Stopped: the job ended meanwhile, or has ended and is not known any more.
         """
         began = time.monotonic()
         failed = False
@@ -104,9 +105,20 @@ class Connection:
         service = self._connected()
         try:
             return request(service)
+        except JobUnknown as error:
+            if self._stopping.is_set():
+                # Registered anew, it would be tuned from its beginning with nobody there.
+                raise Stopped from error
+            reason = str(error)
+        try:
+            service.state()
         except JobUnknown:
-            # Another database, perhaps.
-            self._on_forgotten()
+            return self._register_anew(service)
+        raise ServiceRefused(f"it knows the job, but not the request: {reason}")
+
+    def _register_anew(self, service: ServiceClient) -> JobState:
+        """Another database, perhaps."""
+        self._on_forgotten()
         try:
             service.register(self._description)
             return service.state()

@@ -21,7 +21,7 @@ from bagua_client.agent.profiler import Recording
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
 from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState, ServiceRefused
+from bagua_client.service_client import JobState, NotSupported, ServiceRefused
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Reporter:
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
-        self._takes_profiles = True
+        self._profile_refusals = 0
         self._logged_tenths = 0
         self._refusals = 0
         self._disagreements = 0
@@ -182,15 +182,20 @@ class Reporter:
         return state
 
     def _send_profile(self, recording: Recording) -> JobState | None:
-        if not self._takes_profiles:
+        if self._profile_refusals >= MOST_REFUSALS:
             return None
         profile = recording.read()
         try:
-            return self._connection.call(lambda service: service.profile(profile))
+            state = self._connection.call(lambda service: service.profile(profile))
         except ServiceRefused as error:
-            self._takes_profiles = False
-            logger.info("autotune: the service takes no profiles of steps (%s)", error)
+            # A tuning does without them.
+            unsupported = isinstance(error, NotSupported)
+            self._profile_refusals = MOST_REFUSALS if unsupported else self._profile_refusals + 1
+            if self._profile_refusals == MOST_REFUSALS:
+                logger.info("autotune: the service takes no profiles of steps (%s)", error)
             return None
+        self._profile_refusals = 0
+        return state
 
     def _look_for_drift(self, complete: list[tuple[int, list[float]]]) -> JobState | None:
         for step, seconds in complete:

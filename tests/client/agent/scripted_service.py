@@ -110,6 +110,11 @@ class ScriptedService:
         with self._lock:
             return [body for found, body in self.requests if found == kind]
 
+    def forget(self) -> None:
+        """Know no job any more."""
+        with self._lock:
+            self._scripts.clear()
+
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         """Status and document."""
         job, *rest = path.removeprefix("/api/v2/jobs/").split("/")
@@ -118,8 +123,13 @@ class ScriptedService:
             if kind in self.refuses:
                 self.refused += 1
                 return self.refuses[kind], {"detail": "not here"}
+            if kind == "PUT":
+                self._scripts.setdefault(job, self._new_script())
+            if job not in self._scripts:
+                self.refused += 1
+                return 404, {"detail": "there is no such job"}
             self.requests.append((kind, body))
-            return 200, self._scripts.setdefault(job, self._new_script()).answer(kind, body)
+            return 200, self._scripts[job].answer(kind, body)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -100,13 +100,16 @@ def test_a_profile_arrives_as_it_was_recorded(start: Start) -> None:
     }
 
 
-@pytest.mark.parametrize("status", [404, 405, 422])
+@pytest.mark.parametrize(
+    ("status", "offers"), [(404, MOST_REFUSALS), (405, 1), (422, MOST_REFUSALS)]
+)
 def test_a_service_that_takes_no_profiles_is_offered_none_again(
-    start: Start, caplog: pytest.LogCaptureFixture, status: int
+    start: Start, caplog: pytest.LogCaptureFixture, status: int, offers: int
 ) -> None:
     with ScriptedService([[SMALL, LARGE]], refuses={"profiles": status}) as service:
         reporter = start(service)
-        reporter.put(_recording(0))
+        for _ in range(MOST_REFUSALS):
+            reporter.put(_recording(0))
         wait_for(lambda: "takes no profiles" in caplog.text)
         service.refuses.clear()
         reporter.put(_recording(0))
@@ -114,7 +117,42 @@ def test_a_service_that_takes_no_profiles_is_offered_none_again(
         assert command_of(reporter)["trial"] == 0
         assert command_of(reporter)["trial"] == 1
         assert service.bodies("profiles") == []
+        assert service.refused == offers
         assert len(service.bodies("PUT")) == 1  # it is not taken for an unknown job
+
+
+def test_refused_profiles_are_no_reason_not_to_offer_the_next(start: Start) -> None:
+    with ScriptedService([[SMALL]], refuses={"profiles": 422}) as service:
+        reporter = start(service)
+        for _ in range(MOST_REFUSALS - 1):
+            reporter.put(_recording(0))
+        wait_for(lambda: service.refused == MOST_REFUSALS - 1)
+        service.refuses.clear()
+        reporter.put(_recording(0))
+        wait_for(lambda: service.bodies("profiles"))
+
+
+def test_a_job_that_was_forgotten_when_a_profile_came_is_registered_anew(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        assert command_of(reporter)["trial"] == 0
+        service.forget()
+        reporter.put(_recording(0))
+        assert command_of(reporter)["trial"] == 0
+        assert len(service.bodies("PUT")) == 2
+        reporter.put(_recording(0))
+        wait_for(lambda: service.bodies("profiles"))
+
+
+def test_a_job_that_ended_and_was_forgotten_is_not_registered_anew(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        service.forget()
+        reporter.close(60.0)
+        assert not reporter._thread.is_alive()
+        assert service.refused == 1
+        assert len(service.bodies("PUT")) == 1
 
 
 def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: Start) -> None:
