@@ -120,8 +120,9 @@ class BayesianSearcher:
         if np.ptp(known) < OTHER_SIZE and finer.any():
             # From buckets of one size latency and bandwidth cannot be told apart.
             return finer
+        reachable = np.where(allowed, self._means, np.inf)
         promising = design.promising_kinds(
-            self._candidates, self._knobs, told, self._means, self._posterior().lowest
+            self._candidates, self._knobs, told, reachable, self._posterior().lowest
         )
         return promising if promising.any() else None
 

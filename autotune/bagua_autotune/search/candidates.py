@@ -91,7 +91,7 @@ def explicit_candidates(
         if counts is None:
             continue
         alike = table.last[counted == len(counts), : len(counts)]
-        if (alike == np.cumsum(counts) - 1).all(axis=1).any():
+        if len(alike) and (alike == np.cumsum(counts) - 1).all(axis=1).any():
             continue
         size = min(max(total_bytes // len(counts), domain.low), domain.high)
         values: dict[str, Value] = {**baseline, BUCKET_KNOB: size, PARTITION_KNOB: counts}

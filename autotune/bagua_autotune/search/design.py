@@ -67,7 +67,7 @@ def promising_kinds(
     is wrong, flat collectives on several channels, say, are misjudged until some are tried.
 
     Args:
-        means: what each candidate is expected to cost.
+        means: what each candidate is expected to cost; infinity if it may not be tried.
         lowest: the incumbent's expected cost; what is far above it is not promising.
     """
     kinds = [Kind.of(candidate) for candidate in candidates]

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
@@ -12,6 +13,7 @@ from bagua_autotune.model.knobs import (
     Configuration,
     LogInteger,
     Partition,
+    Space,
     check_configuration,
 )
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
@@ -115,20 +117,56 @@ def make_model(members: list[Tensor]) -> CostModel:
     return CostModel(Layouts(members), ready, costs)
 
 
-@given(st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40))
-def test_one_explicit_list_is_offered_for_each_way_to_reduce(sizes: list[int]) -> None:
+def explicit_of(
+    members: list[Tensor], default: Configuration = DEFAULT, space: Space = EVERY_KNOB
+) -> list[Configuration]:
+    candidates = enumerate_candidates(space, default, members)
+    return explicit_candidates(space, default, candidates, Layouts(members), make_model(members))
+
+
+FEW_SIZES = {**EVERY_KNOB, "bucket_bytes": LogInteger(low=MIB, high=32 * MIB)}
+
+
+@settings(max_examples=30)
+@example([20_000, 56_580, 0, 0], 1).via("more buckets than any size cuts")
+@given(st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40), st.sampled_from([1, 2, 4]))
+def test_explicit_lists_are_others_than_sizes_can_cut_at_most_one_for_each_way_to_reduce(
+    sizes: list[int], channels: int
+) -> None:
     members = tensors(sizes)
-    found = explicit_candidates(EVERY_KNOB, DEFAULT, members, make_model(members))
-    assert [candidate["hierarchical"] for candidate in found] == ["off", "leaders", "shards"]
+    default = Configuration({**DEFAULT, "channels": channels})
+    found = explicit_of(members, default, FEW_SIZES)
+    ways = [candidate["hierarchical"] for candidate in found]
+    assert ways == [way for way in ("off", "leaders", "shards") if way in ways]
+    layouts = Layouts(members)
+    by_size = {
+        tuple(layouts.cut(candidate).last)
+        for candidate in enumerate_candidates(FEW_SIZES, default, members)
+    }
     for candidate in found:
-        check_configuration(candidate, EVERY_KNOB)
+        check_configuration(candidate, FEW_SIZES)
         counts = candidate["buckets"]
         assert isinstance(counts, tuple)
         assert sum(counts) == len(sizes)
-        others = ("channels", "first_bucket_bytes", "last_bucket_bytes")
-        assert all(candidate[knob] == DEFAULT[knob] for knob in others)
+        assert candidate["channels"] == 1, "for which the list was found"
+        assert tuple(layouts.cut(candidate).last) not in by_size
+        for knob in ("first_bucket_bytes", "last_bucket_bytes"):
+            assert candidate[knob] == DEFAULT[knob]
+
+
+def test_one_explicit_list_is_offered_for_each_way_to_reduce() -> None:
+    # Half-powers of two cut these at other places than where the model wants it.
+    found = explicit_of(tensors([700_000 + 1000 * place for place in range(40)]))
+    assert [candidate["hierarchical"] for candidate in found] == ["off", "leaders", "shards"]
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("count", [1, 2])
+def test_tensors_too_few_for_another_cut_leave_no_explicit_list(count: int, channels: int) -> None:
+    members = tensors([32 * MIB] * count)
+    assert explicit_of(members, Configuration({**DEFAULT, "channels": channels})) == []
 
 
 def test_no_explicit_list_is_offered_where_none_can_hold_all_tensors() -> None:
     mixed = [Tensor(name=group, elements=10, bytes=10, dtype="u8", group=group) for group in "abab"]
-    assert explicit_candidates(EVERY_KNOB, DEFAULT, mixed, make_model(mixed)) == []
+    assert explicit_of(mixed) == []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
@@ -97,6 +97,7 @@ def test_a_measurement_that_is_far_off_is_told_from_the_others(factor: float) ->
 
 
 @settings(max_examples=8)
+@example(837).via("the best of a kind is far away")
 @given(seed=st.integers(0, 2**32))
 def test_no_proposal_is_far_from_what_was_measured_whatever_the_model_says(seed: int) -> None:
     job = simulated()
@@ -109,7 +110,7 @@ def test_no_proposal_is_far_from_what_was_measured_whatever_the_model_says(seed:
     sizes = [configuration.number("bucket_bytes") for configuration in asked]
     for place in range(1, len(sizes)):
         nearest = min(abs(math.log2(sizes[place] / size)) for size in sizes[:place])
-        assert nearest <= 3.001, sizes
+        assert nearest <= 2.001, sizes
 
 
 def test_a_configuration_may_be_measured_again() -> None:
