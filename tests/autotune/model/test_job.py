@@ -53,6 +53,35 @@ def test_so_many_combinations_that_no_decision_ends_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("knob", ["channels", "first_bucket_bytes", "last_bucket_bytes"])
+def test_knobs_that_the_cost_model_reads_are_choices_of_numbers(knob: str) -> None:
+    assert make_spec(**with_knob(knob, {"type": "categorical", "values": [1, 4]}, 1))
+    for domain, default in (
+        ({"type": "categorical", "values": ["1", "4"]}, "1"),
+        ({"type": "categorical", "values": [1, "many"]}, 1),
+        ({"type": "log_integer", "low": 1, "high": 4}, 1),
+        ({"type": "partition"}, []),
+    ):
+        with pytest.raises(ValidationError, match=f"{knob} must be a categorical of numbers"):
+            make_spec(**with_knob(knob, domain, default))
+
+
+def test_no_channels_are_too_few_and_an_edge_of_no_bytes_is_none() -> None:
+    from_zero = {"type": "categorical", "values": [0, 1]}
+    assert make_spec(**with_knob("last_bucket_bytes", from_zero, 0))
+    with pytest.raises(ValidationError, match="channels must be a categorical of numbers from 1"):
+        make_spec(**with_knob("channels", from_zero, 1))
+
+
+def test_a_partition_is_named_buckets_and_nothing_else_is() -> None:
+    for name, domain, default in (
+        ("cuts", {"type": "partition"}, []),
+        ("buckets", {"type": "categorical", "values": ["few", "many"]}, "few"),
+    ):
+        with pytest.raises(ValidationError, match=f"named buckets, and nothing else is; {name}"):
+            make_spec(**with_knob(name, domain, default))
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

@@ -73,7 +73,7 @@ def test_a_model_of_one_tensor_leaves_one_candidate() -> None:
     assert enumerate_candidates(space, baseline, tensors([1000])) == (baseline,)
 
 
-EVERY_KNOB = {
+EVERY_KNOB: Space = {
     "bucket_bytes": LogInteger(low=65536, high=2**30),
     "hierarchical": Categorical(values=("off", "leaders", "shards")),
     "channels": Categorical(values=(1, 2, 4)),
@@ -124,7 +124,7 @@ def explicit_of(
     return explicit_candidates(space, default, candidates, Layouts(members), make_model(members))
 
 
-FEW_SIZES = {**EVERY_KNOB, "bucket_bytes": LogInteger(low=MIB, high=32 * MIB)}
+FEW_SIZES: Space = {**EVERY_KNOB, "bucket_bytes": LogInteger(low=MIB, high=32 * MIB)}
 
 
 @settings(max_examples=30)
