@@ -252,10 +252,12 @@ class Agent:
         elif trial is not None:
             self._begin_trial(trial)
         if trial is None:
-            self._end(layout.configuration)
+            self._end()
 
     def _begin_trial(self, trial: int) -> None:
         self._switched_in = self._reductions
+        # The end of the round before may not have been settled.
+        self._reducer.after_reduction = self.reduction_done
         self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
         if self._profiler is not None:
             self._profiler.begin_trial(trial, self._measured_from)
@@ -271,21 +273,22 @@ class Agent:
         self._reducer.schedule(layout)
         self._tell("ended", None, "an error on a rank ended the tuning", None)
         self._is_tuning = self._is_watching = False
-        self._end(layout.configuration)
+        self._end()
 
-    def _end(self, configuration: Configuration) -> None:
-        """This is the configuration to keep."""
+    def _end(self) -> None:
+        """The configuration that is scheduled is the one to keep."""
         if self._profiler is not None:
             self._profiler.stop()
         if not self._is_watching and self._reporter is not None:
             self._reporter.finish()
-        self._reducer.after_reduction = partial(self._settle, configuration)
+        self._reducer.after_reduction = self._settle
 
-    def _settle(self, configuration: Configuration) -> None:
+    def _settle(self) -> None:
         """The steps after: let go of what is not needed, which all ranks do in the same one."""
-        # Before the next forward pass the old buckets' groups are still in use.
-        if self._reducer.layout.configuration == configuration:
-            self._reducer.communicator.release(configuration)
+        # Before the next forward pass the old buckets' groups are still in use. What is in force
+        # after it may be another configuration, if the user set one in between.
+        if not self._reducer.is_recut_due:
+            self._reducer.communicator.release(self._reducer.layout.configuration)
             if not self._is_watching:
                 self._detach()
                 dist.destroy_process_group(self._group)

@@ -90,6 +90,11 @@ class Reducer:
     def order_is_agreed(self) -> bool:
         return self._recorder is None
 
+    @property
+    def is_recut_due(self) -> bool:
+        """Whether a layout was scheduled that is not in force yet."""
+        return self._next_layout is not None
+
     def plan(self, configuration: Configuration) -> Layout:
         """The buckets this model would have under ``configuration``; changes nothing.
 

@@ -110,6 +110,33 @@ def test_groups_that_a_round_needs_are_made_again(four_ranks: RankPool) -> None:
             assert groups == [2, 5]
 
 
+def _reconfigured_at_the_end(url: str) -> tuple[list[int], Configuration]:
+    """The user sets a configuration before what was found is in force."""
+    with _job(url) as job:
+        job.train(0.1, MOST_STEPS, job.is_tuned)
+        assert job.model.reconfigure(Configuration(4000, "leaders"))
+        job.train(0.1, 300)
+        groups = [job.groups()]
+        job.train(0.2, MOST_STEPS, lambda: job.model.is_tuning)
+        job.train(0.2, MOST_STEPS, job.is_tuned)
+        assert job.model.reconfigure(Configuration(4000))
+        job.train(0.2, 300)
+        groups.append(job.groups())
+        job.train(0.1, MOST_STEPS, lambda: job.model.is_tuning)
+        job.train(0.1, MOST_STEPS, job.is_tuned)
+        job.train(0.1, 2)
+        return groups, job.model.configuration
+
+
+def test_a_configuration_of_the_users_at_the_end_of_a_round_stops_no_later_one(
+    four_ranks: RankPool,
+) -> None:
+    with ScriptedService([FLAT, SECOND, FLAT]) as service:
+        results = four_ranks.run(_reconfigured_at_the_end, service.url)
+    # All ranks' group and the control group; three more for the user's first configuration.
+    assert results == [([5, 2], Configuration(3000))] * 4
+
+
 def _watched_without_service(url: str) -> set[tuple[bool, Configuration]]:
     with _job(url) as job:
         job.train(0.1, MOST_STEPS, job.is_tuned)
