@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bagua_autotune.model.job import Limits, Observation
+from bagua_autotune.model.job import Job, Limits, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
@@ -17,7 +18,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import make_spec
+from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.bagua_worker import Worker, cycle, enter
 
 UNENDING = """
@@ -126,3 +127,64 @@ def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
         pass
     assert [trial.state for trial in store.trials("job")] == ["measured", "proposed"]
     store.close()
+
+
+class Deferred:
+    """Decides when the test says so."""
+
+    def __init__(self) -> None:
+        self._work: Callable[[], object] | None = None
+
+    def start(self, key: str, work: Callable[[], object]) -> None:
+        self._work = work
+
+    def is_busy(self, key: str) -> bool:
+        return self._work is not None
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        if work:
+            work()
+
+
+class InterruptedStore(Store):
+    """Something happens just before one of the next reads of a job or its trials."""
+
+    reads_before = -1
+
+    def interrupt(self, after: int, work: Callable[[], None]) -> None:
+        self.reads_before, self._work = after, work
+
+    def job(self, job_id: str) -> Job:
+        self._read()
+        return super().job(job_id)
+
+    def trials(self, job_id: str) -> list[Trial]:
+        self._read()
+        return super().trials(job_id)
+
+    def _read(self) -> None:
+        self.reads_before -= 1
+        if self.reads_before == -1:
+            self._work()
+
+
+@pytest.mark.parametrize("reads", range(2))
+def test_a_decision_between_the_reads_of_a_status_shows_no_half_made_step(reads: int):
+    """A job without a trial that is not over would make its ranks stop asking."""
+    store, background = InterruptedStore("sqlite://"), Deferred()
+    tuner = Tuner(store, "random", background=background)
+    tuner.register("job", make_spec(limits={"max_samples": 3}))
+    ranks, seen = Ranks(noise=0.001), []
+    while trial := tuner.open_trial("job"):
+        steps = ranks.run(trial.configuration, 4)
+        found = [Observation(step, tuple(seconds)) for step, seconds in steps]
+        tuner.observe("job", trial.index, found)
+        store.interrupt(reads, background.run)
+        status = tuner.status("job")
+        store.reads_before = -1
+        seen.append(status.state)
+        assert (status.trial is None) == (status.state == "finished")
+        assert status.trial is None or status.trial.configuration == status.configuration
+    assert seen[-1] == "finished", "the last decision was made while the status was read"
+    assert tuner.status("job").result is not None
