@@ -42,12 +42,13 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.suspects = False
         self._next_step: int | None = None
         self.restart()
 
     def restart(self) -> None:
         """Learn anew what is normal."""
+        self.suspects = False
+        self._gone: float | None = None
         self._block: list[float] = []
         self._learned: deque[list[float]] = deque(maxlen=REFERENCE_BLOCKS)
         self._reference: float | None = None
@@ -57,7 +58,8 @@ class Watch:
     def add(self, step: int, seconds: float) -> Drift | None:
         """Take in the time of a step, its slowest rank's; the change, if it is lasting now.
 
-        After a change, or where steps are missing, it learns anew.
+        A change while it learns is told when it has learned, against the first block. After a
+        later one, or where steps are missing, it learns anew.
         """
         if step != self._next_step:
             self.restart()
@@ -67,15 +69,16 @@ class Watch:
             return None
         block, self._block = self._block, []
         if self._reference is None:
-            self._learn(block)
-            return None
+            return self._learn(block)
         return self._compare(median(block) - self._reference)
 
-    def _learn(self, block: list[float]) -> None:
+    def _learn(self, block: list[float]) -> Drift | None:
         self.suspects = False
+        if len(self._learned) == REFERENCE_BLOCKS and self._gone is None:
+            self._gone = median(self._learned[0])
         self._learned.append(block)
         if len(self._learned) < REFERENCE_BLOCKS:
-            return
+            return None
         medians = [median(block) for block in self._learned]
         deviations = [
             abs(value - middle)
@@ -85,10 +88,15 @@ class Watch:
         sigma = 1.4826 * median(deviations)
         error = 1.2533 * sigma * math.sqrt((1 + 1 / REFERENCE_BLOCKS) / BLOCK_STEPS)
         limit = max(SMALLEST_CHANGE, ERRORS * error)
-        if max(medians) - min(medians) > 2 * limit:
-            return  # Something changed while it learned; the oldest block goes with the next.
+        too_far = 2 * limit
+        if max(medians) - min(medians) > too_far:
+            return None  # It changed while it learned; the oldest block goes with the next.
         self._reference = median([value for block in self._learned for value in block])
         self._limit = limit
+        if self._gone is None or abs(self._reference - self._gone) <= too_far:
+            return None
+        self.suspects = True
+        return Drift(math.exp(self._gone), math.exp(self._reference))
 
     def _compare(self, change: float) -> Drift | None:
         assert self._reference is not None
@@ -101,4 +109,5 @@ class Watch:
         # The first of these blocks may hold steps from before the change.
         before, now = self._reference, self._reference + self._last[-1]
         self.restart()
+        self.suspects = True
         return Drift(math.exp(before), math.exp(now))

@@ -69,11 +69,24 @@ def test_noise_that_is_large_hides_a_change_that_is_not() -> None:
     assert _drifts(Watch(), times) == []
 
 
-def test_a_change_while_it_learns_does_not_blind_it() -> None:
-    times = [0.1] * 30 + [0.3] * 200 + [0.1] * 200
-    ((step, drift),) = _drifts(Watch(), times)
-    assert 230 < step < 330
-    assert drift.before_seconds == pytest.approx(0.3)
+@pytest.mark.parametrize("begins", [20, 32, 50, 63])
+@pytest.mark.parametrize("factor", [0.5, 1.3, 3.0])
+def test_a_change_while_it_learns_is_told_and_does_not_blind_it(begins: int, factor: float) -> None:
+    times = [0.1] * begins + [0.1 * factor] * 200 + [0.1] * 200
+    (learning, first), (later, second) = _drifts(Watch(), times)
+    assert begins < learning < begins + 100
+    assert first == Drift(pytest.approx(0.1), pytest.approx(0.1 * factor))
+    assert begins + 200 < later < begins + 300
+    assert second == Drift(pytest.approx(0.1 * factor), pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("begins", range(16, 65, 6))
+@pytest.mark.parametrize("factor", [0.02, 0.6, 2.0, 50.0])
+def test_a_disturbance_while_it_learns_is_none(begins: int, factor: float) -> None:
+    generator = random.Random(begins)
+    times = [_noisy(generator, 0.1) for _ in range(300)]
+    times[begins : begins + 20] = [seconds * factor for seconds in times[begins : begins + 20]]
+    assert _drifts(Watch(), times) == []
 
 
 def test_after_missing_steps_what_is_normal_is_learnt_anew() -> None:
@@ -94,4 +107,12 @@ def test_it_is_suspicious_from_the_first_changed_block_until_it_learns() -> None
     assert len(_drifts(watch, [0.2] * 48, first_step=192)) == 1
     assert watch.suspects
     _drifts(watch, [0.2] * 16, first_step=240)
+    assert not watch.suspects
+
+
+def test_after_missing_steps_it_is_suspicious_no_longer() -> None:
+    watch = Watch()
+    _drifts(watch, [0.1] * 80 + [0.2] * 16)
+    assert watch.suspects
+    watch.add(200, 0.2)
     assert not watch.suspects
