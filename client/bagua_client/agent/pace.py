@@ -41,5 +41,5 @@ class Pace:
 
     def while_watching(self, reductions: int, is_suspicious: bool) -> int:
         """The same, after the tuning."""
-        self._last = (reductions, time.monotonic())
-        return SUSPICIOUS_REDUCTIONS if is_suspicious else WATCHING_REDUCTIONS
+        frequent = max(SUSPICIOUS_REDUCTIONS, self.while_tuning(reductions))
+        return frequent if is_suspicious else WATCHING_REDUCTIONS

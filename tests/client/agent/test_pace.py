@@ -33,6 +33,17 @@ def test_reports_are_as_frequent_as_they_are_cheap(
     assert pace.while_tuning(10) == reductions
 
 
-def test_a_watched_job_reports_seldom_but_when_times_seem_to_change() -> None:
+@pytest.mark.parametrize(
+    ("message_seconds", "suspicious"), [(0.0, 4), (0.001, 5), (0.1, MOST_REDUCTIONS)]
+)
+def test_a_watched_job_reports_seldom_and_more_often_when_times_seem_to_change(
+    monkeypatch: pytest.MonkeyPatch, message_seconds: float, suspicious: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     pace = Pace()
-    assert 1 < pace.while_watching(20, is_suspicious=True) < 5 < 20 < pace.while_watching(24, False)
+    for _ in range(20):
+        pace.took(message_seconds)
+    assert pace.while_watching(0, False) == 24
+    now = 0.5
+    assert pace.while_watching(10, True) == suspicious
