@@ -198,16 +198,18 @@ class Reporter:
         return state
 
     def _look_for_drift(self, complete: list[tuple[int, list[float]]]) -> JobState | None:
-        for step, seconds in complete:
-            drift = self._watch.add(step, max(seconds))
+        found = [(step, self._watch.add(step, max(seconds))) for step, seconds in complete]
+        state = None
+        # Only now: a drift that is refused must not keep the watch from the steps after it.
+        for step, drift in found:
             if drift is not None:
                 change = (
                     f"a step took {drift.before_seconds * 1e3:.3g} ms since the tuning and takes "
                     f"{drift.now_seconds * 1e3:.3g} ms now"
                 )
                 logger.info("autotune: %s", change)
-                return self._send_event(Event("drift", None, step, change, drift.now_seconds))
-        return None
+                state = self._send_event(Event("drift", None, step, change, drift.now_seconds))
+        return state
 
     def _follow(self, state: JobState) -> None:
         """Tell the ranks what the service wants now, if that is new."""

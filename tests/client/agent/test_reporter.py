@@ -192,6 +192,18 @@ def test_a_change_reaches_a_service_that_was_away(start: Start) -> None:
         assert len(service.bodies("drift")) == 1
 
 
+def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 422
+        # In one message: the change, and the steps after it that make it the new normal.
+        slowest = [0.1] * WATCHED + [0.2] * WATCHED * 2
+        reporter.put(Samples(None, [(4, slowest), (4, slowest)]))
+        tell(reporter, None, 4 + len(slowest), [0.3] * WATCHED)
+        wait_for(lambda: service.refused == 2)
+
+
 def test_refusals_while_watching_leave_the_ranks_at_what_was_found(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
