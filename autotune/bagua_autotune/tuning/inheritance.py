@@ -56,12 +56,11 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
 
 def _is_telling(job: Job) -> bool:
     """Whether its result says what is fast: a default that was kept for want of trials, or because
-    the ranks disagreed, does not."""
-    if job.result is None or job.result.kept == "winner":
-        return True
-    return job.result.reason in (BEST_BEFORE, NOTHING_FASTER) and (
-        job.result.trials < job.limits.max_samples
-    )
+    the ranks failed in the others, does not."""
+    result = job.result
+    if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
+        return result is not None
+    return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
 
 
 def _fits(result: Result, spec: JobSpec) -> bool:

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.simulation import Cluster, Simulator
 from bagua_autotune.simulation.workloads import load
 from bagua_autotune.tuning.tuner import Tuner
@@ -43,16 +44,23 @@ def tuned(
     return job
 
 
-def slower_than_best(job: SimulatedJob) -> float:
-    """By how much what the job runs is slower than the fastest that it could, cut by size."""
+def fastest(job: SimulatedJob) -> Configuration:
+    """The fastest that the job could run, cut by size."""
     offered = {
         "bucket_bytes": [2**power for power in range(18, 28)],
         "hierarchical": ["off", "leaders", "shards"],
         "channels": [1, 2, 4],
     }
     choices = {knob: values for knob, values in offered.items() if knob in job.knobs}
-    fastest = min(
-        job.true_seconds(dict(zip(choices, values, strict=True)))
-        for values in product(*choices.values())
+    return min(
+        (
+            Configuration(dict(zip(choices, values, strict=True)))
+            for values in product(*choices.values())
+        ),
+        key=job.true_seconds,
     )
-    return job.true_seconds(job.configuration) / fastest - 1
+
+
+def slower_than_best(job: SimulatedJob) -> float:
+    """By how much what the job runs is slower than the fastest that it could."""
+    return job.true_seconds(job.configuration) / job.true_seconds(fastest(job)) - 1

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from bagua_autotune.costs import Kind
+from bagua_autotune.model.job import Event
+from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -119,6 +121,87 @@ def test_the_stored_gain_is_what_was_confirmed_and_a_kept_default_has_none(tuner
     assert found is not None
     assert found.configuration == dict(make_spec().default_configuration)
     assert found.gain == 0.0
+
+
+def begins_with(tuner: Tuner) -> dict[str, Value] | None:
+    """The configuration that another run of the usual job takes over."""
+    found = inherit(make_spec(), tuner.store, Knowledge(tuner.store))
+    return found.configuration if found else None
+
+
+def test_a_default_that_was_kept_after_a_whole_search_is_begun_with(tuner: Tuner) -> None:
+    tuner.register("first", make_spec())
+    first = drive(tuner, "first", Ranks(step_seconds=lambda _: 0.2)).result
+    assert first is not None
+    assert (first.kept, first.reason) == ("baseline", "nothing measured faster")
+    assert begins_with(tuner) == make_spec().default_configuration
+    tuner.register("second", make_spec())
+    second = drive(tuner, "second", Ranks(step_seconds=lambda _: 0.2)).result
+    assert second is not None
+    assert second.trials == 1
+    assert begins_with(tuner) == make_spec().default_configuration, "also from one that inherited"
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_samples": 1}, {"max_samples": 2}, {"remaining_steps": 99}]
+)
+def test_a_default_that_was_kept_for_want_of_trials_is_not_begun_with(
+    tuner: Tuner, limits: dict[str, int]
+) -> None:
+    tuner.register("short", make_spec(limits=limits))
+    result = drive(tuner, "short", Ranks(step_seconds=lambda _: 0.2)).result
+    assert result is not None
+    assert result.kept == "baseline"
+    assert begins_with(tuner) is None
+
+
+def test_a_winner_that_the_ranks_could_not_run_leaves_nothing_to_begin_with(tuner: Tuner) -> None:
+    tuner.register("first", make_spec())
+    assert drive(tuner, "first", Ranks()).result is not None
+    assert begins_with(tuner) is not None
+    tuner.take_event("first", Event("disagreement", None, 999, "rank 3 ran out of memory"))
+    result = tuner.status("first").result
+    assert result is not None
+    assert (result.kept, result.reason) == (
+        "baseline",
+        "the ranks disagreed: rank 3 ran out of memory",
+    )
+    assert begins_with(tuner) is None
+    tuner.register("second", make_spec())
+    second = drive(tuner, "second", Ranks()).result
+    assert second is not None
+    assert second.kept == "winner", "it is searched for again"
+
+
+def test_a_default_that_was_kept_because_ranks_failed_is_not_begun_with(tuner: Tuner) -> None:
+    tuner.register("first", make_spec())
+    ranks = Ranks()
+    while (trial := tuner.open_trial("first")) is not None:
+        if trial.configuration == make_spec().default_configuration:
+            drive(tuner, "first", ranks, polls=1)
+        else:
+            tuner.take_event("first", Event("disagreement", trial.index, 50, "out of memory"))
+    result = tuner.status("first").result
+    assert result is not None
+    assert result.kept == "baseline"
+    assert begins_with(tuner) is None
+
+
+def test_a_job_with_one_trial_does_not_begin_with_another(tuner: Tuner) -> None:
+    tuner.register("first", make_spec())
+    assert drive(tuner, "first", Ranks()).configuration != make_spec().default_configuration
+    tuner.register("second", make_spec(limits={"max_samples": 1}))
+    result = drive(tuner, "second", Ranks()).result
+    assert result is not None
+    assert (result.kept, result.trials) == ("baseline", 1)
+
+
+def test_a_winner_is_begun_with_however_few_trials_found_it(tuner: Tuner) -> None:
+    tuner.register("first", make_spec(limits={"max_samples": 4}))
+    result = drive(tuner, "first", Ranks(noise=0.001)).result
+    assert result is not None
+    assert result.kept == "winner"
+    assert begins_with(tuner) == result.configuration
 
 
 def test_jobs_of_bagua_s_protocol_inherit_nothing_and_leave_nothing(tuner: Tuner) -> None:

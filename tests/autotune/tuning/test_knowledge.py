@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from unittest import TestCase
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.job import Observation
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_autotune.simulation import Simulator
 from bagua_autotune.store import Store
+from bagua_autotune.tuning import knowledge
 from bagua_autotune.tuning.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.tuning.tuner import Tuner, WrongStep
+from tests.autotune.simulation.jobs import make_cluster, make_workload
 from tests.autotune.support import MIB, make_spec, registration
-from tests.autotune.tuning.jobs import simulator, tuned
+from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 
 LISTS = ("bucket_bytes", "hierarchical", "buckets")
 
@@ -134,3 +139,42 @@ def run_odd(tuner: Tuner, turn: int, data: st.DataObject) -> None:
     seconds = 0.1 + 0.01 * trial.index
     steps = [Observation(100 * turn + place, (seconds,) * 4) for place in range(12)]
     tuner.observe("job", trial.index, steps)
+
+
+def unfittable(*_: object) -> None:
+    raise np.linalg.LinAlgError("singular matrix")
+
+
+def test_a_job_whose_profiles_cannot_be_fitted_goes_on(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(knowledge, "fit_model", unfittable)
+    job = tuned(tuner, "job", simulator())
+    assert slower_than_best(job) < 0.05, "found by what was measured"
+    assert "job job: no cost model can be fitted to its profiles" in caplog.text
+    assert "search failed" not in caplog.text
+
+
+def test_a_job_begins_although_nothing_can_be_learned_from_earlier_ones(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuned(tuner, "first", simulator())
+    monkeypatch.setattr(knowledge, "fit_model", unfittable)
+    assert tuned(tuner, "second", simulator(), 1).status.result is not None
+    assert tuner.store.job("second").inherited is None
+    assert "job second: begins without what earlier jobs found" in caplog.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_few_tensors_no_list_is_tried_that_does_what_another_setting_does(
+    tuner: Tuner, count: int
+) -> None:
+    """The default has more channels than there can be buckets."""
+    few = Simulator(make_workload((8 * MIB,) * count, milliseconds=20), make_cluster())
+    knobs = ("bucket_bytes", "hierarchical", "channels", "buckets")
+    default = Configuration({**{knob: few.default[knob] for knob in knobs}, "channels": 4})
+    job = tuned(tuner, "job", few, knobs=knobs, default=default)
+    tried = [trial.configuration for trial in tuner.store.trials("job")]
+    assert len(set(tried)) > 2
+    assert not any(configuration["buckets"] for configuration in tried)
+    assert slower_than_best(job) < 0.05

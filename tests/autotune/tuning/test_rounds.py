@@ -123,6 +123,21 @@ def test_while_a_job_is_tuned_again_its_state_says_so(tuner: Tuner) -> None:
     assert tuner.status("job").round == 1, "a second report of the same change"
 
 
+def test_a_round_that_was_opened_and_no_more_goes_on_at_the_next_report(tuner: Tuner) -> None:
+    """Such as when the service died in between."""
+    finished(tuner)
+    kept = tuner.status("job").configuration
+    assert tuner.store.open_round("job", 2e9)
+    assert tuner.open_trial("job") is None
+    tuner.take_event("job", drift())
+    status = tuner.status("job")
+    assert (status.state, status.round) == ("tuning", 1)
+    assert status.trial is not None
+    assert status.trial.configuration == kept
+    status = drive(tuner, "job", Ranks(1, noise=0.001))
+    assert (status.state, status.round) == ("finished", 1)
+
+
 def test_a_drift_of_a_job_that_is_tuned_changes_nothing(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     before = tuner.status("job")

@@ -99,12 +99,21 @@ def test_a_trial_that_is_far_slower_is_over_after_two_steps(tuner: Tuner) -> Non
 
 def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
     trials = []
-    for steps in (50, 1_000_000):
+    for steps in (100, 1_000_000):
         spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{steps:064}")
         tuner.register(f"job{steps}", spec)
         drive(tuner, f"job{steps}", Ranks(1, noise=0.03))
         trials.append(len(tuner.trials(f"job{steps}")))
-    assert trials[0] < trials[1]
+    assert 0 < trials[0] < trials[1]
+
+
+def test_a_training_about_to_end_is_left_as_it_is(tuner: Tuner) -> None:
+    tuner.register("job", make_spec(limits={"remaining_steps": 99}))
+    status = tuner.status("job")
+    assert (status.state, status.trial, status.configuration) == ("finished", None, BASELINE)
+    assert status.result is not None
+    assert (status.result.kept, status.result.cost_steps) == ("baseline", 0)
+    assert "too few steps remain" in status.result.summary
 
 
 def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tuner) -> None:

@@ -16,7 +16,7 @@ from bagua_autotune.tuning.objective import StepTime
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.tuning.warm_start import confirmed_gain, stored_best
 from tests.autotune.support import MIB
-from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
+from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_decision import FAST, make_job
 
 
@@ -53,7 +53,7 @@ def test_the_second_run_is_at_its_best_from_the_first_switch_and_sure_after_two_
 
 
 def test_the_second_run_of_a_job_whose_default_was_best_needs_one_trial(tuner: Tuner) -> None:
-    best = tuned(tuner, "first", simulator()).configuration
+    best = fastest(tuned(tuner, "first", simulator()))
     tuned(tuner, "own", simulator(), default=best, fingerprint="own")
     again = tuned(tuner, "again", simulator(), default=best, fingerprint="own")
     assert configurations(tuner, "again") == [best]
