@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from bagua_autotune.costs import Kind
 from bagua_autotune.model.job import Inherited, Limits
 from bagua_autotune.model.profile import BucketTiming, Profile
 from tests.autotune.support import make_spec, registration
@@ -129,7 +130,7 @@ def test_what_is_inherited_comes_out_of_the_store_as_it_went_in() -> None:
         configuration={"bucket_bytes": 4, "hierarchical": "off", "buckets": (3, 1)},
         gain=0.2,
         ready_seconds=(0.1, 0.2),
-        costs={"off/1/as_is": (1e-3, 1e-9, 0.0)},
+        costs={Kind("off", 1).key: (1e-3, 1e-9, 0.0)},
         source="job",
     )
     assert Inherited.model_validate(json.loads(inherited.model_dump_json())) == inherited

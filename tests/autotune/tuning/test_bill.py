@@ -78,3 +78,11 @@ def test_what_is_no_faster_never_pays() -> None:
     assert Bill(100, 1.0, 5.0).payback_steps(1.0) is None
     assert Bill(100, 1.0, 5.0).payback_steps(0.9) is None
     assert Bill(100, 0.0, 0.0).payback_steps(1.5) == 0
+
+
+def test_without_a_measured_baseline_no_step_is_said_to_have_been_slower() -> None:
+    trials, first_steps = [trial(0, None), trial(1, 3.0)], {0: 5, 1: 9}
+    switched = [Event("switched", 1, 9, seconds=0.05)]
+    found = bill(trials, first_steps, switched, None, StepTime())
+    assert found.steps == 4 + 10
+    assert (found.cost_seconds, found.cost_steps) == (0.05, 0.0)

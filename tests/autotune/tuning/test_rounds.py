@@ -138,6 +138,19 @@ def test_a_round_that_was_opened_and_no_more_goes_on_at_the_next_report(tuner: T
     assert (status.state, status.round) == ("finished", 1)
 
 
+def test_the_time_of_a_round_is_counted_from_its_beginning() -> None:
+    now = 1000.0
+    tuner = Tuner(Store("sqlite://"), clock=lambda: now)
+    finished(tuner)
+    now += 36_000.0
+    tuner.take_event("job", drift())
+    assert tuner.status("job").progress.elapsed_seconds == 0.0
+    now += 7.0
+    result = drive(tuner, "job", Ranks(1, noise=0.001)).result
+    assert result is not None
+    assert result.seconds <= 7.0
+
+
 def test_a_drift_of_a_job_that_is_tuned_changes_nothing(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     before = tuner.status("job")
