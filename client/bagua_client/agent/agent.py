@@ -96,6 +96,7 @@ class Agent:
         self._reporter: Reporter | None = None
         self._is_tuning = True
         self._is_watching = False
+        self._disturbed = False
         self._reductions = 0
         self._step = 0
         self._trial: int | None = None
@@ -206,9 +207,9 @@ class Agent:
         """Rank 0 gives its reporter what there is to tell."""
         if self._reporter is None:
             return
-        if any(report.seconds for report in reports) and not (
-            self._is_watching and self._must_wait()
-        ):
+        # These steps may go back to the report before, when another model was still being tuned.
+        before, self._disturbed = self._disturbed, self._is_watching and self._must_wait()
+        if any(report.seconds for report in reports) and not (before or self._disturbed):
             by_rank = [(report.first_step, list(report.seconds)) for report in reports]
             self._reporter.put(Samples(self._trial, by_rank))
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
