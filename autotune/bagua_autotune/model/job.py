@@ -109,6 +109,9 @@ class JobSpec(BaseModel):
             values = domain.values if isinstance(domain, Categorical) else ()
             if domain and not (values and all(isinstance(v, int) and v >= least for v in values)):
                 raise ValueError(f"knobs: {knob} must be a categorical of numbers from {least} on")
+        for knob in ("hierarchical", "wire_precision"):
+            if not isinstance(self.knobs.get(knob), (Categorical, type(None))):
+                raise ValueError(f"knobs: {knob} must be a categorical")
         for knob, domain in self.knobs.items():
             if isinstance(domain, Partition) != (knob == "buckets"):
                 raise ValueError(

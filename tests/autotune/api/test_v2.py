@@ -230,6 +230,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("knobs.channels", {"type": "log_integer", "low": 1, "high": 8}, "numbers from 1 on"),
         ("knobs.first_bucket_bytes", {"type": "categorical", "values": ["0"]}, "numbers from 0"),
         ("knobs.last_bucket_bytes", {"type": "log_integer", "low": 1, "high": 9}, "last_bucket"),
+        ("knobs.hierarchical", {"type": "log_integer", "low": 1, "high": 8}, "categorical"),
         ("knobs.cuts", {"type": "partition"}, "named buckets"),
         ("knobs.buckets", {"type": "categorical", "values": ["all"]}, "named buckets"),
         ("default_configuration.bucket_bytes", 1, "bucket_bytes"),

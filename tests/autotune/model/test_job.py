@@ -74,6 +74,12 @@ def test_no_channels_are_too_few_and_an_edge_of_no_bytes_is_none() -> None:
         make_spec(**with_knob("channels", from_zero, 1))
 
 
+@pytest.mark.parametrize("knob", ["hierarchical", "wire_precision"])
+def test_kinds_of_collectives_are_named_one_by_one(knob: str) -> None:
+    with pytest.raises(ValidationError, match=f"{knob} must be a categorical"):
+        make_spec(**with_knob(knob, {"type": "log_integer", "low": 1, "high": 8}, 1))
+
+
 def test_a_partition_is_named_buckets_and_nothing_else_is() -> None:
     for name, domain, default in (
         ("cuts", {"type": "partition"}, []),
