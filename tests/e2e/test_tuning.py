@@ -62,7 +62,8 @@ def test_rank_0_starts_a_service_that_ends_with_the_job(
     tuned_ranks: Callable[..., RankPool],
 ) -> None:
     pool = tuned_ranks(None, (2,))
-    reports = pool.run(train, 3000, timeout_seconds=200)
+    # The service is nicer than the ranks: on a busy machine it takes its time.
+    reports = pool.run(train, 12_000, timeout_seconds=280)
     check(reports)
     assert all(report.tuned for report in reports)
     started = [child for pid in pool.pids for child in psutil.Process(pid).children()]
