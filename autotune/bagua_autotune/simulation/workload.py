@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from bagua_autotune.model.buckets import Tensor
 
 FLOAT_BYTES = 4
+# The backward pass computes two products where the forward pass computes one.
+BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -59,35 +60,42 @@ class Layer:
     operations: float
 
 
-def from_layers(
-    name: str, layers: Sequence[Layer], compute_seconds: float, late: Sequence[str] = ()
-) -> Workload:
-    """The workload of float32 gradients of ``layers``, which are in forward order.
+@dataclass(frozen=True)
+class Architecture:
+    """A published model: its layers in forward order, and how long it computes.
 
-    The backward pass computes two products where the forward pass computes one, so it takes two
-    thirds of ``compute_seconds``; a layer's share is its share of the operations, and its
-    parameters become ready when it is done.
-
-    Args:
+    Attributes:
         compute_seconds: of a whole step on one device, without communication.
         late: parameters that are ready only at the very end: those used again by the first layer.
     """
-    backward_seconds = compute_seconds * 2 / 3
-    total = sum(layer.operations for layer in layers)
-    tensors: list[tuple[Tensor, float]] = []
-    done = 0.0
-    for layer in reversed(layers):
-        done += layer.operations
-        for parameter, shape in reversed(layer.parameters):
-            seconds = backward_seconds * (1.0 if parameter in late else done / total)
-            tensors.append((_tensor(parameter, shape), min(seconds, backward_seconds)))
-    tensors.sort(key=lambda entry: entry[1])
-    return Workload(
-        name=name,
-        tensors=tuple(tensor for tensor, _ in tensors),
-        forward_seconds=compute_seconds - backward_seconds,
-        ready_seconds=tuple(seconds for _, seconds in tensors),
-    )
+
+    name: str
+    layers: tuple[Layer, ...]
+    compute_seconds: float
+    late: tuple[str, ...] = ()
+
+    def workload(self) -> Workload:
+        """Of its float32 gradients.
+
+        The backward pass takes two thirds of ``compute_seconds``; a layer's share is its share
+        of the operations, and its parameters become ready when it is done.
+        """
+        backward_seconds = self.compute_seconds * BACKWARD_SHARE
+        total = sum(layer.operations for layer in self.layers)
+        tensors: list[tuple[Tensor, float]] = []
+        done = 0.0
+        for layer in reversed(self.layers):
+            done += layer.operations
+            for parameter, shape in reversed(layer.parameters):
+                seconds = backward_seconds * (1.0 if parameter in self.late else done / total)
+                tensors.append((_tensor(parameter, shape), min(seconds, backward_seconds)))
+        tensors.sort(key=lambda entry: entry[1])
+        return Workload(
+            name=self.name,
+            tensors=tuple(tensor for tensor, _ in tensors),
+            forward_seconds=self.compute_seconds - backward_seconds,
+            ready_seconds=tuple(seconds for _, seconds in tensors),
+        )
 
 
 def _tensor(name: str, shape: tuple[int, ...]) -> Tensor:

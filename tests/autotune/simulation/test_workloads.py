@@ -11,7 +11,9 @@ from bagua_autotune.simulation.workloads import CATALOG, load
 PUBLISHED = {
     "vgg16": (138_357_544, 32),
     "resnet50": (25_557_032, 161),
+    "bert-base": (110_106_428, 206),
     "bert-large": (336_226_108, 398),
+    "gpt2-small": (124_439_808, 148),
     "gpt2-medium": (354_823_168, 292),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_autotune.simulation.workload import Layer, Workload, from_layers
+from bagua_autotune.simulation.workload import Architecture, Layer
 
 VGG16_BATCH = 32
 # On a P100 at this batch 144 (https://www.tensorflow.org/performance/benchmarks, 2017), times the
@@ -15,7 +15,7 @@ RESNET50_IMAGES_PER_SECOND = 1200
 NORM_OPERATIONS = 10
 
 
-def vgg16() -> Workload:
+def vgg16() -> Architecture:
     """138.4 million parameters, nine tenths of them in the last three layers (Simonyan and
     Zisserman 2015, configuration D)."""
     layers, inputs, size, position = [], 3, 224, 0
@@ -26,10 +26,10 @@ def vgg16() -> Workload:
         size, position = size // 2, position + 1
     for index, (outputs, features) in enumerate(((4096, 512 * 49), (4096, 4096), (1000, 4096))):
         layers.append(_linear(f"classifier.{3 * index}", features, outputs))
-    return from_layers("vgg16", layers, VGG16_BATCH / VGG16_IMAGES_PER_SECOND)
+    return Architecture("vgg16", tuple(layers), VGG16_BATCH / VGG16_IMAGES_PER_SECOND)
 
 
-def resnet50() -> Workload:
+def resnet50() -> Architecture:
     """25.6 million parameters in 161 tensors (He et al. 2016, table 1)."""
     layers = [_convolution("conv1", 3, 64, 7, 112), _norm("bn1", 64, 112)]
     inputs, size = 64, 56
@@ -42,7 +42,7 @@ def resnet50() -> Workload:
             layers += _bottleneck(f"layer{stage}.{block}", inputs, width, before, size, block == 0)
             inputs = 4 * width
     layers.append(_linear("fc", 2048, 1000))
-    return from_layers("resnet50", layers, RESNET50_BATCH / RESNET50_IMAGES_PER_SECOND)
+    return Architecture("resnet50", tuple(layers), RESNET50_BATCH / RESNET50_IMAGES_PER_SECOND)
 
 
 def _bottleneck(
