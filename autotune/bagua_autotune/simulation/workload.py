@@ -9,8 +9,6 @@ from itertools import pairwise
 from bagua_autotune.model.buckets import Tensor
 
 FLOAT_BYTES = 4
-# The backward pass computes two products where the forward pass computes one.
-BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,11 @@ class Architecture:
     def workload(self) -> Workload:
         """Of its float32 gradients.
 
-        The backward pass takes two thirds of ``compute_seconds``; a layer's share is its share
-        of the operations, and its parameters become ready when it is done.
+        The backward pass computes two products where the forward pass computes one, so it takes
+        two thirds of ``compute_seconds``; a layer's share is its share of the operations, and
+        its parameters become ready when it is done.
         """
-        backward_seconds = self.compute_seconds * BACKWARD_SHARE
+        backward_seconds = self.compute_seconds * 2 / 3
         total = sum(layer.operations for layer in self.layers)
         tensors: list[tuple[Tensor, float]] = []
         done = 0.0
