@@ -1,0 +1,141 @@
+"""Several hosts on this machine, and the jobs and services that run on them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from .host import Host
+from .job import Job, end
+from .links import INTERFACE, add_namespaces, bridge, bring_up
+from .network import Network
+from .records import Record, clean
+from .tools import ToolError
+
+SERVICE = "service"
+SWITCH = "switch"
+SUBNET = "10.77.0"
+MOST_NODES = 200
+
+
+class Testbed:
+    """Hosts, each in a network namespace, and one more for the service; a context manager.
+
+    It needs root and iproute2, and a C compiler if the network has a delay; otherwise everything
+    runs on this machine's loopback, unshaped, and ``fallback`` says why.
+
+    Attributes:
+        network: of every host, the service's too.
+        hosts: the nodes of a job.
+        service_host: where ``serve`` starts the service.
+        fallback: why it is loopback, in a sentence; None if the hosts are real.
+        folder: for temporary files; gone with the testbed.
+    """
+
+    __test__ = False  # its name makes pytest take it for a test
+
+    def __init__(self, network: Network, nodes: int = 2, ranks_per_node: int = 2) -> None:
+        if not 1 <= nodes <= MOST_NODES or ranks_per_node < 1:
+            raise ValueError(
+                f"1 to {MOST_NODES} nodes with at least one rank each, not {nodes} "
+                f"with {ranks_per_node}"
+            )
+        self.network = network
+        self.nodes = nodes
+        self.ranks_per_node = ranks_per_node
+        self.fallback: str | None = None
+        self._services: list[subprocess.Popen[bytes]] = []
+        self._jobs: list[Job] = []
+
+    def __enter__(self) -> Testbed:
+        clean()
+        names = [*(f"host{node}" for node in range(self.nodes)), SERVICE]
+        self._record = Record.create(str(self.network), [*names, SWITCH])
+        self.folder = Path(self._record.folder)
+        try:
+            self._build(names)
+        except ToolError as error:
+            self._record.remove()
+            self.fallback = f"Loopback instead of hosts with a network of their own: {error}"
+            self._record = Record.create("loopback", [])
+            self.folder = Path(self._record.folder)
+            hosts = [Host(name, "127.0.0.1", "lo", None, self._variables("lo")) for name in names]
+            *self.hosts, self.service_host = hosts
+        except BaseException:
+            self._record.remove()
+            raise
+        return self
+
+    def _build(self, names: Sequence[str]) -> None:
+        if os.geteuid() != 0:
+            raise ToolError("only root can make network namespaces")
+        *namespaces, switch = self._record.namespaces
+        variables = {**self._variables(INTERFACE), "no_proxy": "*", "NO_PROXY": "*"}
+        hosts = [
+            Host(name, f"{SUBNET}.{number}", INTERFACE, namespace, variables)
+            for number, (name, namespace) in enumerate(zip(names, namespaces, strict=True), 1)
+        ]
+        *self.hosts, self.service_host = hosts
+        add_namespaces([*namespaces, switch])
+        bridge(hosts, switch)
+        bring_up(hosts, self.network)
+
+    def _variables(self, interface: str) -> dict[str, str]:
+        return {
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.folder),
+        }
+
+    def start(
+        self,
+        script: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> Job:
+        """Start torchrun on every host; see ``Job``. It is ended with the testbed."""
+        job = Job(self.hosts, self.ranks_per_node, script, environment or {}, log)
+        self._jobs.append(job)
+        return job
+
+    def serve(self, database: Path, token: str, log: Path | None = None) -> str:
+        """Start the service on its host; returns its address, as the hosts reach it.
+
+        Raises:
+            RuntimeError: it ended before it listened.
+        """
+        command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
+        command += ["--host", self.service_host.address, "--database", f"sqlite:///{database}"]
+        # Not in a hurry: on hosts of its own it would not take the ranks' time.
+        with open(log or os.devnull, "ab") as errors:
+            process = self.service_host.popen(
+                command, {"BAGUA_AUTOTUNE_TOKEN": token}, stdout=subprocess.PIPE, stderr=errors
+            )
+        self._services.append(process)
+        assert process.stdout is not None
+        address = re.search(r"http://\S+", process.stdout.readline().decode())
+        if address is None:
+            raise RuntimeError(
+                f"the service ended with exit code {process.wait()} before it listened"
+                + (f"; see {log}" if log else "")
+            )
+        return address.group()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            for job in self._jobs:
+                job.kill()
+            end(self._services)
+        finally:
+            self._record.remove()
