@@ -1,0 +1,107 @@
+"""What is measured in a cell, as jobs/measure.py reads it, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bagua_client import Configuration
+
+from .cell import Cell
+
+KIB, MIB = 1024, 1024 * 1024
+Arm = dict[str, Any]
+
+STOCK_DEFAULT = "stock default"
+COMPUTE = "compute"
+TUNED = "tuned"
+BAGUA_TUNED = "tuned by Bagua"
+WAYS = {"off": "flat", "leaders": "leaders", "shards": "shards"}
+"""Values of the knob ``hierarchical`` and how arms name them."""
+BAGUA_DEFAULT = "flat 10 MiB"
+"""Ours at 10 MiB, Bagua's default bucket size."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        sizes_bytes: of the sweep's buckets.
+        stock_mib: bucket sizes of stock DDP, beside its default.
+        sweep_rounds, sweep_steps: blocks of each arm in stage 1, and measured steps of each.
+        run_off_rounds, run_off_steps: the same in stage 2.
+        finalists: of the sweep, that stage 2 measures again.
+        most_tuning_steps: a tuning that has not ended by then is cut off.
+        tuning_variables: environment of the tuned job.
+    """
+
+    sizes_bytes: tuple[int, ...] = (
+        128 * KIB, 512 * KIB, MIB, 2 * MIB, 5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB,
+    )  # fmt: skip
+    stock_mib: tuple[int, ...] = (1, 5, 10, 50)
+    sweep_rounds: int = 3
+    sweep_steps: int = 2
+    run_off_rounds: int = 6
+    run_off_steps: int = 4
+    finalists: int = 3
+    most_tuning_steps: int = 600
+    tuning_variables: Mapping[str, str] = field(default_factory=dict)
+
+
+FULL = Effort()
+SMOKE = Effort(
+    sizes_bytes=(512 * KIB, 10 * MIB),
+    stock_mib=(1,),
+    sweep_rounds=2,
+    sweep_steps=1,
+    run_off_rounds=2,
+    run_off_steps=1,
+    finalists=1,
+    tuning_variables={
+        "BAGUA_AUTOTUNE_MAX_SAMPLES": "4",
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S": "1",
+    },
+)
+"""Enough to see that every part works; its figures mean nothing."""
+
+
+def sweep_arms(cell: Cell, effort: Effort) -> list[Arm]:
+    """Stock DDP at its default and other sizes, computing alone, and all of our sweep."""
+    arms: list[Arm] = [
+        {"name": STOCK_DEFAULT, "kind": "stock", "bucket_mib": None},
+        {"name": COMPUTE, "kind": "compute"},
+    ]
+    arms += [
+        {"name": f"stock {size} MiB", "kind": "stock", "bucket_mib": size}
+        for size in effort.stock_mib
+    ]
+    ways = list(WAYS) if cell.is_hierarchical else ["off"]
+    for way in ways:
+        for size in effort.sizes_bytes:
+            configuration = Configuration(bucket_bytes=size, hierarchical=way)
+            arms.append(ours(f"{WAYS[way]} {size_in_words(size)}", configuration.to_json()))
+    return arms
+
+
+def ours(name: str, configuration: Mapping[str, Any]) -> Arm:
+    """An arm of the client's own DistributedDataParallel."""
+    return {"name": name, "kind": "ours", "configuration": dict(configuration)}
+
+
+def is_swept(arm: Arm) -> bool:
+    """Whether the arm is one of the sweep of our configurations."""
+    return arm["kind"] == "ours" and arm["name"] not in (TUNED, BAGUA_TUNED)
+
+
+def run_off_arms(arms: Sequence[Arm], best: Sequence[str]) -> list[Arm]:
+    """What stage 2 measures again: ``best`` of the sweep and what they are compared with."""
+    wanted = {STOCK_DEFAULT, BAGUA_DEFAULT, TUNED, BAGUA_TUNED, *best}
+    return [arm for arm in arms if arm["name"] in wanted]
+
+
+def size_in_words(size_bytes: int) -> str:
+    """``128 KiB``, ``5 MiB``."""
+    return f"{size_bytes // MIB} MiB" if size_bytes >= MIB else f"{size_bytes // KIB} KiB"

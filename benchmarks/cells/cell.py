@@ -1,0 +1,106 @@
+"""What a cell is: a model, a network, hosts and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed import Network
+
+MODELS = ("resnet50", "vgg16", "bert-base", "gpt2-small", "digits")
+DEFAULT_MODELS = ("resnet50", "vgg16", "bert-base")
+DEFAULT_NETWORKS = ("300mbit", "1gbit", "1gbit-2ms", "unshaped")
+DEFAULT_BAGUA = ("resnet50/1gbit", "vgg16/300mbit", "bert-base/1gbit-2ms")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model on one network.
+
+    Attributes:
+        network: as the testbed writes it, such as ``1gbit-2ms``.
+        gradient_bytes: all gradients of a step, of the scaled model.
+        compute_seconds: forward and backward of a step, slept; a real workload has its own.
+        bagua: whether Bagua's own service tunes the job too.
+        run: 1, or the number of the repetition.
+    """
+
+    model: str
+    network: str
+    nodes: int = 2
+    ranks_per_node: int = 2
+    gradient_bytes: int = 20_000_000
+    compute_seconds: float = 0.3
+    bagua: bool = False
+    device: str = "cpu"
+    run: int = 1
+
+    @property
+    def place(self) -> str:
+        """What repetitions have in common: ``resnet50-1gbit-2x2``."""
+        return f"{self.model}-{self.network}-{self.nodes}x{self.ranks_per_node}"
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        return self.place if self.run == 1 else f"{self.place}-run{self.run}"
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether reducing inside each node first means anything."""
+        return self.nodes > 1 and self.ranks_per_node > 1
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """The part of a job's specification that all rank programs read."""
+        return {
+            "workload": self.model,
+            "gradient_bytes": self.gradient_bytes,
+            "compute_seconds": self.compute_seconds,
+            "device": self.device,
+            "seed": self.run - 1,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Cell:
+        return cls(**{key: value for key, value in values.items() if key != "name"})
+
+
+def grid(
+    models: Sequence[str],
+    networks: Sequence[str],
+    bagua: Sequence[str] = (),
+    repeat: int = 1,
+    **fields: Any,
+) -> list[Cell]:
+    """Every model on every network, ``repeat`` times; ``bagua`` names cells as model/network.
+
+    Raises:
+        ValueError: there is no such model, network or cell.
+    """
+    for model in models:
+        if model not in MODELS:
+            raise ValueError(f"there is no model {model}; there are {', '.join(MODELS)}")
+    places = [f"{model}/{network}" for model in models for network in networks]
+    for place in bagua:
+        if place not in places:
+            raise ValueError(
+                f"--bagua {place}: no such cell among {', '.join(places)}; "
+                "'--bagua' alone asks for none"
+            )
+    return [
+        Cell(
+            model,
+            str(Network.parse(network)),
+            bagua=f"{model}/{network}" in bagua and run == 1,
+            run=run,
+            **fields,
+        )
+        for run in range(1, repeat + 1)
+        for network in networks
+        for model in models
+    ]
