@@ -98,4 +98,5 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             process.wait(max(deadline - time.monotonic(), 0))
         if process.poll() is None:
             process.kill()
-            process.wait()
+        with process:  # closes its pipes, and waits
+            pass

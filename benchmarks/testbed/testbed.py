@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from .delay import switch as delayed
 from .host import Host
 from .job import Job, end
 from .links import INTERFACE, add_namespaces, bridge, bring_up
@@ -60,14 +61,14 @@ class Testbed:
         try:
             self._build(names)
         except ToolError as error:
-            self._record.remove()
-            self.fallback = f"Loopback instead of hosts with a network of their own: {error}"
+            self._remove()
+            self.fallback = f"loopback instead of hosts with a network of their own: {error}"
             self._record = Record.create("loopback", [])
             self.folder = Path(self._record.folder)
             hosts = [Host(name, "127.0.0.1", "lo", None, self._variables("lo")) for name in names]
             *self.hosts, self.service_host = hosts
         except BaseException:
-            self._record.remove()
+            self._remove()
             raise
         return self
 
@@ -82,11 +83,18 @@ class Testbed:
         ]
         *self.hosts, self.service_host = hosts
         add_namespaces([*namespaces, switch])
-        bridge(hosts, switch)
+        if self.network.round_trip_seconds:
+            place = Host(SWITCH, "", "", switch)
+            delay = self.network.round_trip_seconds
+            self._services.append(delayed(hosts, place, delay, self.folder))
+        else:
+            bridge(hosts, switch)
         bring_up(hosts, self.network)
 
     def _variables(self, interface: str) -> dict[str, str]:
         return {
+            # It would warn that the hosts' addresses have no names.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
             "OMP_NUM_THREADS": "1",
@@ -133,6 +141,9 @@ class Testbed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
         try:
             for job in self._jobs:
                 job.kill()
