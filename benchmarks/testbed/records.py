@@ -6,6 +6,8 @@ temporary files). Nothing is ever removed that is not written there.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -87,11 +89,9 @@ class Record:
 
     def processes(self) -> list[int]:
         """Those that run in its namespaces."""
-        existing = set(namespaces())
         return [
             int(pid)
-            for namespace in self.namespaces
-            if namespace in existing
+            for namespace in set(self.namespaces).intersection(namespaces())
             for pid in run("ip", "netns", "pids", namespace).split()
         ]
 
@@ -101,22 +101,30 @@ class Record:
         Raises:
             ToolError: a process did not end, or ``ip`` refused.
         """
-        deadline = time.monotonic() + KILL_SECONDS
-        while pids := self.processes():
-            if time.monotonic() > deadline:
-                raise ToolError(f"run {self.run}: processes {pids} do not end")
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.01)
-        existing = set(namespaces())
-        for namespace in self.namespaces:
-            if namespace in existing:
+        with alone():
+            deadline = time.monotonic() + KILL_SECONDS
+            while pids := self.processes():
+                if time.monotonic() > deadline:
+                    raise ToolError(f"run {self.run}: processes {pids} do not end")
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+            for namespace in set(self.namespaces).intersection(namespaces()):
                 run("ip", "netns", "delete", namespace)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        (folder() / f"{self.run}.json").unlink(missing_ok=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            (folder() / f"{self.run}.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One process at a time removes: two would stumble over what the other has just removed."""
+    directory = os.open(folder(), os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def namespaces() -> list[str]:
@@ -129,7 +137,8 @@ def namespaces() -> list[str]:
 def records() -> Iterator[Record]:
     """Of all runs that have not been removed."""
     for path in sorted(folder().glob("*.json")):
-        yield Record(**json.loads(path.read_text()))
+        with contextlib.suppress(FileNotFoundError):  # it has just been removed
+            yield Record(**json.loads(path.read_text()))
 
 
 def clean(also_of_the_living: bool = False) -> list[Record]:

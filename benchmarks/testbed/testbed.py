@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -72,6 +73,13 @@ class Testbed:
             raise
         return self
 
+    def __str__(self) -> str:
+        if self.fallback is not None:
+            return f"{self.nodes} x {self.ranks_per_node} ranks, {self.fallback}"
+        return (
+            f"{self.nodes} hosts x {self.ranks_per_node} ranks, {self.network} ({self._record.run})"
+        )
+
     def _build(self, names: Sequence[str]) -> None:
         if os.geteuid() != 0:
             raise ToolError("only root can make network namespaces")
@@ -115,15 +123,22 @@ class Testbed:
     def serve(self, database: Path, token: str, log: Path | None = None) -> str:
         """Start the service on its host; returns its address, as the hosts reach it.
 
+        Args:
+            log: what it says is added here; None: its warnings are printed.
+
         Raises:
             RuntimeError: it ended before it listened.
         """
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
         command += ["--host", self.service_host.address, "--database", f"sqlite:///{database}"]
         # Not in a hurry: on hosts of its own it would not take the ranks' time.
-        with open(log or os.devnull, "ab") as errors:
+        with contextlib.ExitStack() as files:
+            errors = None if log is None else files.enter_context(log.open("ab"))
             process = self.service_host.popen(
-                command, {"BAGUA_AUTOTUNE_TOKEN": token}, stdout=subprocess.PIPE, stderr=errors
+                [*command, "--log-level", "warning" if log is None else "info"],
+                {"BAGUA_AUTOTUNE_TOKEN": token},
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         self._services.append(process)
         assert process.stdout is not None
@@ -131,7 +146,7 @@ class Testbed:
         if address is None:
             raise RuntimeError(
                 f"the service ended with exit code {process.wait()} before it listened"
-                + (f"; see {log}" if log else "")
+                + ("" if log is None else f"; see {log}")
             )
         return address.group()
 

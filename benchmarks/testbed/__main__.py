@@ -1,0 +1,111 @@
+"""Hosts with a network between them, on this machine, for any training script.
+
+python -m benchmarks.testbed run --network 1gbit-2ms --serve -- examples/digits.py --epochs 3
+python -m benchmarks.testbed list
+python -m benchmarks.testbed clean
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from . import records
+from .network import Network
+from .testbed import Testbed
+from .tools import ToolError
+
+RESULTS = "BAGUA_TESTBED_RESULTS"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script on the testbed; its exit code."""
+    # Its way out is that of Ctrl-C: everything is ended and removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Testbed(arguments.network, arguments.nodes, arguments.ranks_per_node) as testbed:
+        print(f"testbed: {testbed}", file=sys.stderr, flush=True)
+        results = (arguments.results or testbed.folder / "results").resolve()
+        results.mkdir(parents=True, exist_ok=True)
+        environment = {RESULTS: str(results)}
+        if arguments.serve:
+            token = secrets.token_urlsafe()
+            database = (arguments.database or testbed.folder / "tuning.db").resolve()
+            url = testbed.serve(database, token)
+            print(f"testbed: the service is {url}", file=sys.stderr, flush=True)
+            environment |= {
+                "BAGUA_AUTOTUNE": "1",
+                "BAGUA_AUTOTUNE_URL": url,
+                "BAGUA_AUTOTUNE_TOKEN": token,
+            }
+        code = testbed.start(arguments.script, environment).wait(arguments.timeout)
+        written = {path.name: json.loads(path.read_text()) for path in results.glob("*.json")}
+        if written:
+            print(json.dumps(written, indent=2))
+    return code
+
+
+def clean(arguments: argparse.Namespace) -> int:
+    """Remove what runs left."""
+    for record in records.clean(also_of_the_living=arguments.all):
+        print(f"removed {record.run} ({record.network}, of process {record.owner})")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """List the runs that have not been removed."""
+    for record in records.records():
+        state = "alive" if record.owner_alive else "gone"
+        count = len(record.processes())
+        print(f"{record.run}  {record.network}  process {record.owner} {state}, {count} in hosts")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m benchmarks.testbed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(required=True, metavar="run|list|clean")
+
+    one = commands.add_parser("run", help="run a script with torchrun on several hosts")
+    one.add_argument("--nodes", type=int, default=2)
+    one.add_argument("--ranks-per-node", type=int, default=2)
+    one.add_argument(
+        "--network", type=Network.parse, default=Network(1e9), metavar="NETWORK",
+        help="300mbit, 1gbit, 1gbit-2ms (round trip), unshaped  [default: 1gbit]",
+    )  # fmt: skip
+    one.add_argument("--serve", action="store_true", help="with the service, and tune the job")
+    one.add_argument("--database", type=Path, help="of the service  [default: forgotten]")
+    one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after these")
+    one.add_argument(
+        "--results", type=Path, metavar="FOLDER",
+        help=f"${RESULTS} of the script; the JSON files that it writes there are printed at the "
+        "end  [default: one that is removed]",
+    )  # fmt: skip
+    one.add_argument("script", nargs="+", help="-- a training script and its arguments")
+    one.set_defaults(action=run)
+
+    commands.add_parser("list", help="runs that have not been removed").set_defaults(action=show)
+    cleaning = commands.add_parser("clean", help="remove what runs left whose process is gone")
+    cleaning.add_argument("--all", action="store_true", help="of runs that go on, too")
+    cleaning.set_defaults(action=clean)
+    return top
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    try:
+        sys.exit(arguments.action(arguments))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except (ToolError, TimeoutError, RuntimeError, ValueError) as error:
+        sys.exit(f"testbed: {error}")
+
+
+if __name__ == "__main__":
+    main()
