@@ -1,0 +1,147 @@
+"""A rank of a job that measures step times under several wrappers and configurations, in turns.
+
+    torchrun --nproc-per-node 2 benchmarks/jobs/measure.py SPEC OUT
+
+SPEC is a JSON file: a workload (see ``benchmarks/workloads``) and
+
+    {"arms": [{"name": "default", "kind": "stock", "bucket_mib": null},
+              {"name": "flat", "kind": "ours", "configuration": {"bucket_bytes": 10485760}},
+              {"name": "compute", "kind": "compute"}],
+     "rounds": 3, "steps": 3, "warmup_steps": 1}
+
+In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
+OUT: of each arm, by round, the seconds of its steps on the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent.clock import clock_for
+from benchmarks.jobs.rank import process_group, slowest, write
+from benchmarks.workloads import training
+from benchmarks.workloads.training import Training, gradient_sizes
+
+# Torch cuts its buckets anew after the first step, ours are cut anew after the second.
+SETTLING_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is measured under one name: a step, and what brings it about before each block."""
+
+    step: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None
+
+
+def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
+    """By name. Torch's wrapper has its buckets for life, one of ours serves all configurations."""
+    arms: dict[str, Arm] = {}
+    ours: DistributedDataParallel | None = None
+    for spec in specs:
+        if spec["kind"] == "compute":
+            arms[spec["name"]] = Arm(workload.stepper(workload.model()))
+        elif spec["kind"] == "stock":
+            # Torch begins with a bucket of 1 MiB only if no size is given.
+            size = {} if spec["bucket_mib"] is None else {"bucket_cap_mb": spec["bucket_mib"]}
+            arms[spec["name"]] = Arm(_settled(workload, Stock(workload.model(), **size)))
+        elif spec["kind"] == "ours":
+            if ours is None:
+                ours = DistributedDataParallel(workload.model())
+                step = _settled(workload, ours)
+            configuration = Configuration.from_json(spec["configuration"])
+            arms[spec["name"]] = Arm(step, _reconfiguration(ours, configuration))
+        else:
+            raise ValueError(f"arm {spec['name']}: there is no kind {spec['kind']}")
+    return arms
+
+
+def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
+    step = workload.stepper(wrapped)
+    for _ in range(SETTLING_STEPS):
+        step()
+    return step
+
+
+def _reconfiguration(
+    wrapped: DistributedDataParallel, configuration: Configuration
+) -> Callable[[], None]:
+    def reconfigure() -> None:
+        if not wrapped.reconfigure(configuration):
+            raise RuntimeError(f"the model cannot run under {configuration}")
+
+    return reconfigure
+
+
+def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list[float]:
+    """Seconds of each step but the first ``warmup_steps``, on the slowest rank."""
+    arm.prepare()
+    dist.barrier()
+    for _ in range(warmup_steps):
+        arm.step()
+    clock = clock_for(device)
+    marks = [clock.mark()]
+    for _ in range(steps):
+        arm.step()
+        marks.append(clock.mark())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return slowest([clock.seconds(*pair) for pair in pairwise(marks)], device)
+
+
+def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """What OUT says."""
+    began = time.monotonic()
+    workload = training(spec, dist.get_rank(), device)
+    arms = build(spec["arms"], workload)
+    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    gc.collect()
+    gc.freeze()
+    for number in range(spec["rounds"]):
+        order = list(arms)
+        random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
+        for name in order:
+            times[name].append(block(arms[name], spec["steps"], spec["warmup_steps"], device))
+    sizes = gradient_sizes(workload.model())
+    return {
+        "arms": times,
+        "gradient_bytes": sum(sizes),
+        "tensors": len(sizes),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    spec = json.loads(options.spec.read_text())
+    os.environ.pop("BAGUA_AUTOTUNE", None)
+    with process_group(spec.get("device", "cpu")) as device:
+        result = measure(spec, device)
+        if dist.get_rank() == 0:
+            write(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
