@@ -1,9 +1,9 @@
 """Bagua's own optimiser, ``bagua.service.BayesianOptimizer`` of its PyPI release 0.9.2.
 
-It runs in a process and an environment of its own, which is made in the project's ``.cache``
-when it is first needed.  Parameters are declared in Bagua's way: a size is an integer exponent
-of two, a choice of two is a boolean, of more an integer.  The sizes are those of the other
-engines, 64 KiB to 1 GiB; Bagua's own range, 1 KiB to 2 GiB, would only cost it more trials.
+It runs in a process and an environment of its own.  Parameters are declared in Bagua's way: a
+size is an integer exponent of two, a choice of two is a boolean, of more an integer.  The sizes
+are those of the other engines, 64 KiB to 1 GiB; Bagua's own range, 1 KiB to 2 GiB, would only
+cost it more trials.
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ import json
 import math
 import os
 import subprocess
-import sys
-import venv
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
+from bagua_0_9 import environment
 from landscape import GIB, Landscape, Measurement
 
 from bagua_autotune.model.knobs import Configuration, LogInteger, Value
-
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = ROOT / ".cache" / "bagua-environment"
-PACKAGES = ("flask", "pydantic", "requests", "scikit-optimize", "typing_extensions")
 
 
 class BaguaEngine:
@@ -74,51 +68,30 @@ class BaguaEngine:
 
 
 def prepare() -> None:
-    """Make the environment unless it is there.
+    """Make Bagua's environment unless it is there.
 
     Raises:
         SystemExit: it cannot be had.
     """
-    _release_path()
-    if (ENVIRONMENT / "complete").exists():
-        return
-    print(f"making an environment for Bagua's optimiser in {ENVIRONMENT}", file=sys.stderr)
-    venv.create(ENVIRONMENT, clear=True, with_pip=True)
-    constraints = ROOT / "constraints.txt"
-    command = [_python(), "-m", "pip", "install", "--quiet", *PACKAGES, "-c", str(constraints)]
-    if subprocess.run(command).returncode:
-        raise SystemExit("Bagua's environment could not be made; --engines leaves it out")
-    (ENVIRONMENT / "complete").touch()
-
-
-def _python() -> str:
-    return str(ENVIRONMENT / "bin" / "python")
-
-
-def _release_path() -> Path:
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    from tests.bagua_release import release_path
-
     try:
-        return release_path()
-    except pytest.skip.Exception as error:
+        environment.prepare()
+    except RuntimeError as error:
         raise SystemExit(f"{error}; --engines leaves Bagua out") from None
 
 
 @cache
 def _worker() -> subprocess.Popen[str]:
     """One for this process; it ends when this one does, as its input is closed then."""
-    environment = {
+    variables = {
         **os.environ,
-        "PYTHONPATH": str(_release_path()),
+        "PYTHONPATH": str(environment.release_path()),
         "PYTHONWARNINGS": "ignore",  # one line for each point it has tried before
     }
     worker = subprocess.Popen(
-        [_python(), str(Path(__file__).with_name("bagua_worker.py"))],
+        [str(environment.PYTHON), str(Path(__file__).with_name("bagua_worker.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        env=variables,
         text=True,
     )
     return worker

@@ -1,0 +1,50 @@
+"""Where Bagua's release runs: an environment of its own, made in ``.cache`` when first needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".cache" / "bagua-environment"
+PACKAGES = ("flask", "gevent", "pydantic", "requests", "scikit-optimize", "typing_extensions")
+PYTHON = ENVIRONMENT / "bin" / "python"
+
+
+def prepare() -> None:
+    """Make the environment, unless it is there with all packages.
+
+    Raises:
+        RuntimeError: it cannot be had.
+    """
+    release_path()
+    complete = ENVIRONMENT / "complete"
+    if complete.exists() and complete.read_text() == " ".join(PACKAGES):
+        return
+    print(f"making an environment for Bagua in {ENVIRONMENT}", file=sys.stderr)
+    venv.create(ENVIRONMENT, clear=True, with_pip=True)
+    constraints = ROOT / "constraints.txt"
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", *PACKAGES, "-c", str(constraints)]
+    if subprocess.run(command).returncode:
+        raise RuntimeError("Bagua's environment could not be made")
+    complete.write_text(" ".join(PACKAGES))
+
+
+def release_path() -> Path:
+    """A folder for ``sys.path`` that holds ``bagua`` and a stand-in for its compiled core.
+
+    Raises:
+        RuntimeError: the release cannot be had.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from tests.bagua_release import release_path
+
+    try:
+        return release_path()
+    except pytest.skip.Exception as error:
+        raise RuntimeError(str(error)) from None

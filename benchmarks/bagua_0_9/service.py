@@ -1,0 +1,70 @@
+"""Starts Bagua's own service and optimiser on a host of the testbed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .environment import PYTHON, prepare, release_path
+
+if TYPE_CHECKING:
+    from ..testbed import Host
+
+SERVE = Path(__file__).with_name("serve.py")
+
+
+@contextmanager
+def bagua_service(
+    host: Host,
+    world_size: int,
+    folder: Path,
+    *,
+    max_samples: int = 60,
+    confidence_seconds: float = 5.0,
+    warmup_seconds: float = 30.0,
+    default_bucket_bytes: int = 10 * 1024**2,
+) -> Iterator[str]:
+    """Gives ``address:port`` once the service listens; the defaults are Bagua's.
+
+    ``folder`` gets the service's log and Bagua's own table of what it tried
+    (``bagua_autotune_*.log``).
+
+    Raises:
+        RuntimeError: Bagua cannot be had, or its service does not start.
+    """
+    prepare()
+    folder = folder.resolve()
+    environment = {
+        "PYTHONPATH": str(release_path()),
+        "PYTHONWARNINGS": "ignore",  # Bagua was written for pydantic 1
+        "TMPDIR": str(folder),  # where Bagua writes its table
+        "WORLD_SIZE": str(world_size),
+        "BAGUA_AUTOTUNE": "1",
+        "BAGUA_AUTOTUNE_MAX_SAMPLES": str(max_samples),
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": str(confidence_seconds),
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S": str(warmup_seconds),
+        "BAGUA_DEFAULT_BUCKET_SIZE": str(default_bucket_bytes),
+        "BAGUA_IS_OUTPUT_AUTOTUNE_LOG": "1",
+    }
+    log = folder / "bagua-service.log"
+    with log.open("wb") as stderr:
+        process = host.popen(
+            [str(PYTHON), str(SERVE), "--host", host.address],
+            environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().decode().strip()
+        if not address:
+            raise RuntimeError(
+                f"Bagua's service ended with exit code {process.wait()}: {log.read_text()[-2000:]}"
+            )
+        yield address
+    finally:
+        process.kill()
+        process.communicate()
