@@ -1,6 +1,7 @@
 """Hosts with a network between them, on this machine, for any training script.
 
 python -m benchmarks.testbed run --network 1gbit-2ms --serve -- examples/digits.py --epochs 3
+python -m benchmarks.testbed probe --network 1gbit-2ms
 python -m benchmarks.testbed list
 python -m benchmarks.testbed clean
 """
@@ -48,6 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
+def probe(arguments: argparse.Namespace) -> int:
+    """Measure the network itself."""
+    with Testbed(arguments.network) as testbed:
+        round_trip_seconds, bits_per_second = testbed.probe()
+        rate = f"{bits_per_second / 1e6:.0f} Mbit/s of TCP"
+        print(f"{testbed}: round trip {round_trip_seconds * 1e3:.2f} ms, {rate}")
+    return 0
+
+
 def clean(arguments: argparse.Namespace) -> int:
     """Remove what runs left."""
     for record in records.clean(also_of_the_living=arguments.all):
@@ -70,15 +80,19 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(required=True, metavar="run|list|clean")
+    commands = top.add_subparsers(required=True, metavar="run|probe|list|clean")
 
-    one = commands.add_parser("run", help="run a script with torchrun on several hosts")
-    one.add_argument("--nodes", type=int, default=2)
-    one.add_argument("--ranks-per-node", type=int, default=2)
-    one.add_argument(
+    network = argparse.ArgumentParser(add_help=False)
+    network.add_argument(
         "--network", type=Network.parse, default=Network(1e9), metavar="NETWORK",
         help="300mbit, 1gbit, 1gbit-2ms (round trip), unshaped  [default: 1gbit]",
     )  # fmt: skip
+
+    one = commands.add_parser(
+        "run", parents=[network], help="run a script with torchrun on several hosts"
+    )
+    one.add_argument("--nodes", type=int, default=2)
+    one.add_argument("--ranks-per-node", type=int, default=2)
     one.add_argument("--serve", action="store_true", help="with the service, and tune the job")
     one.add_argument("--database", type=Path, help="of the service  [default: forgotten]")
     one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after these")
@@ -89,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     one.add_argument("script", nargs="+", help="-- a training script and its arguments")
     one.set_defaults(action=run)
+
+    probing = commands.add_parser("probe", parents=[network], help="measure a network itself")
+    probing.set_defaults(action=probe)
 
     commands.add_parser("list", help="runs that have not been removed").set_defaults(action=show)
     cleaning = commands.add_parser("clean", help="remove what runs left whose process is gone")

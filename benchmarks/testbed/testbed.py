@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from types import TracebackType
 
 from .delay import switch as delayed
@@ -137,7 +138,7 @@ class Testbed:
             process = self.service_host.popen(
                 [*command, "--log-level", "warning" if log is None else "info"],
                 {"BAGUA_AUTOTUNE_TOKEN": token},
-                stdout=subprocess.PIPE,
+                stdout=PIPE,
                 stderr=errors,
             )
         self._services.append(process)
@@ -149,6 +150,24 @@ class Testbed:
                 + ("" if log is None else f"; see {log}")
             )
         return address.group()
+
+    def probe(self, seconds: float = 3.0) -> tuple[float, float]:
+        """Measure the link between the first host and the last one, for so long.
+
+        Returns:
+            Round trip in seconds (median), and TCP's rate in bits per second.
+        """
+        asking, answering = self.hosts[0], self.hosts[-1]
+        probe = [sys.executable, str(Path(__file__).with_name("probe.py"))]
+        address = answering.address
+        answer = answering.popen([*probe, "answer", address], realtime=True, stdout=PIPE)
+        self._services.append(answer)
+        assert answer.stdout is not None
+        answer.stdout.readline()
+        ask = asking.popen([*probe, "ask", address, str(seconds)], realtime=True, stdout=PIPE)
+        self._services.append(ask)
+        assert ask.stdout is not None
+        return float(ask.stdout.readline()), float(answer.stdout.readline())
 
     def __exit__(
         self,
