@@ -129,6 +129,76 @@ class ResNet50(nn.Module):
         return images.contiguous(memory_format=torch.channels_last), labels
 
 
+class VGG16(nn.Module):
+    """VGG16 (Simonyan and Zisserman 2015, configuration D); gives the loss of (images, labels)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for width, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = width
+            layers.append(nn.MaxPool2d(2))
+        layers.append(nn.Flatten())
+        for features, outputs in ((512 * 49, 4096), (4096, 4096)):
+            layers += [nn.Linear(features, outputs), nn.ReLU(inplace=True), nn.Dropout()]
+        self.layers = nn.Sequential(*layers, nn.Linear(4096, 1000))
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.layers(images), labels)
+
+    batch = staticmethod(ResNet50.batch)
+
+
+class BertBase(nn.Module):
+    """An encoder of BERT-base's size with its pre-training heads, tied embedding; gives the loss
+    of a batch of tokens, all of them masked, and of which of two sentences comes first."""
+
+    VOCABULARY, CONTEXT, SEQUENCE, WIDTH, LAYERS, HEADS = 30522, 512, 384, 768, 12, 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(self.VOCABULARY, self.WIDTH)
+        self.positions = nn.Embedding(self.CONTEXT, self.WIDTH)
+        self.sentences = nn.Embedding(2, self.WIDTH)
+        self.norm = nn.LayerNorm(self.WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            self.WIDTH,
+            self.HEADS,
+            4 * self.WIDTH,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+        )
+        self.body = nn.TransformerEncoder(layer, self.LAYERS, enable_nested_tensor=False)
+        self.pooler = nn.Linear(self.WIDTH, self.WIDTH)
+        self.transform = nn.Sequential(
+            nn.Linear(self.WIDTH, self.WIDTH), nn.GELU(), nn.LayerNorm(self.WIDTH)
+        )
+        self.head = nn.Linear(self.WIDTH, self.VOCABULARY)
+        self.head.weight = self.tokens.weight
+        self.order = nn.Linear(self.WIDTH, 2)
+
+    def forward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, order: torch.Tensor
+    ) -> torch.Tensor:
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        sentences = (positions >= inputs.shape[1] // 2).long()
+        values = self.tokens(inputs) + self.positions(positions) + self.sentences(sentences)
+        values = self.body(self.norm(values))
+        logits = self.head(self.transform(values))
+        ordered = self.order(self.pooler(values[:, 0]).tanh())
+        words = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return words + F.cross_entropy(ordered, order)
+
+    @classmethod
+    def batch(cls, size: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+        tokens = torch.randint(cls.VOCABULARY, (2, size, cls.SEQUENCE), device=device)
+        return tokens[0], tokens[1], torch.randint(2, (size,), device=device)
+
+
 class GPT2Small(nn.Module):
     """A decoder of GPT-2 small's size, tied embedding; gives the loss of a batch of tokens."""
 

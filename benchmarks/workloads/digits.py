@@ -36,7 +36,8 @@ class DigitsTraining:
             chosen = torch.randint(len(self._labels), (BATCH,), generator=self._generator)
             chosen = chosen.to(self._device)
             optimizer.zero_grad()
-            functional.cross_entropy(wrapped(self._images[chosen]), self._labels[chosen]).backward()
+            loss = functional.cross_entropy(wrapped(self._images[chosen]), self._labels[chosen])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
         return step

@@ -67,11 +67,11 @@ class SleepingModel(nn.Module):
     ) -> None:
         super().__init__()
         shapes = [shape for layer in architecture.layers for _, shape in layer.parameters]
-        self.values = nn.ParameterList(
-            torch.zeros(shape) if like is None else like.values[index].detach()
-            for index, shape in enumerate(shapes)
+        values = [p.detach() for p in like.parameters()] if like else map(torch.zeros, shapes)
+        self.values = nn.ParameterList(values)
+        self._gradients: list[torch.Tensor] = (
+            like._gradients if like else [*map(torch.empty, shapes)]
         )
-        self._gradients = [torch.empty(s) for s in shapes] if like is None else like._gradients
         self._rank = rank
         self._places, self._deadlines = _schedule(architecture)
         self._forward_seconds = architecture.compute_seconds - self._deadlines[0]
@@ -81,7 +81,7 @@ class SleepingModel(nn.Module):
         ends = time.perf_counter() + self._forward_seconds
         parameters = list(self.values)
         for layer, (first, last) in enumerate(self._places):
-            value = _SleepingLayer.apply(value, self, layer, *parameters[first:last])
+            value = _SleepingLayer.apply(value, self, layer, *parameters[first:last])  # type: ignore[no-untyped-call]
         _sleep_until(ends)
         self._backward_began = max(ends, time.perf_counter())
         return value
