@@ -78,6 +78,12 @@ class Figures:
         return int(self.tuning["tuning_steps"])
 
     @property
+    def switch_steps(self) -> int:
+        """Steps from the first switch to the last."""
+        switches = [step for step, _ in self.tuning["configurations"][1:]]
+        return switches[-1] - switches[0] if switches else 0
+
+    @property
     def seconds_without_bagua(self) -> float:
         return self.seconds["total"] - self.seconds.get("bagua", 0.0)
 

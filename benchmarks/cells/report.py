@@ -92,7 +92,7 @@ def _tuning_row(cell: Figures) -> list[str]:
         _name(cell),
         str(result.get("trials", len(stored["trials"]))),
         f"{cell.tuning_steps}" if tuning["ended"] else f"over {cell.tuning_steps}",
-        "-" if stored["switch_steps"] is None else str(stored["switch_steps"]),
+        str(cell.switch_steps),
         f"{tuning['tuning_seconds']:.0f}",
         f"{result['cost_steps']:.1f}" if result else "-",
         f"{result['cost_seconds']:.1f}" if result else "-",

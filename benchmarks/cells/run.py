@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bagua_0_9.service import bagua_service
 from harness import write_json
 from testbed import Network, Testbed
 
@@ -21,6 +22,9 @@ from .stored import export_job, tail
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 JOB_TIMEOUT_SECONDS = 1800.0
+AFTER_STEPS = 10
+MOST_BAGUA_STEPS = 1500
+"""Its 60 samples, 10 steps each, and its warm-up take about half of them."""
 
 
 class CellError(Exception):
@@ -34,7 +38,7 @@ def run_cell(cell: Cell, effort: Effort, output: Path) -> Path:
         CellError: a part of it failed. What it left is in the folder ``output/NAME``.
     """
     began = time.monotonic()
-    folder = output / cell.name
+    folder = output.resolve() / cell.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seconds: dict[str, float] = {}
@@ -108,13 +112,17 @@ class Parts:
             "BAGUA_AUTOTUNE_JOB": self._cell.name,
             **self._effort.tuning_variables,
         }
-        tuning = self._run("tune", {"most_steps": self._effort.most_tuning_steps}, variables)
+        limits = {"most_steps": self._effort.most_tuning_steps, "after_steps": AFTER_STEPS}
+        tuning = self._run("tune", limits, variables)
         stored = export_job(database, self._cell.name, self._folder)
         return {**tuning, "stored": stored}
 
     def tune_by_bagua(self) -> dict[str, Any]:
-        """A live tuning by Bagua's own service, which the rank program brings along."""
-        return self._run("bagua", {})
+        """A live tuning by Bagua's own service, on the same host as ours, with its defaults."""
+        world_size = self._cell.nodes * self._cell.ranks_per_node
+        with bagua_service(self._testbed.service_host, world_size, self._folder) as address:
+            limits = {"most_steps": MOST_BAGUA_STEPS, "after_steps": AFTER_STEPS}
+            return self._run("bagua", {"service": address, "report_every": 10, **limits})
 
     def measure(self, name: str, arms: Sequence[Arm], rounds: int, steps: int) -> dict[str, Any]:
         """All arms in turns: ``rounds`` blocks of each."""
@@ -135,15 +143,11 @@ class Parts:
             self._folder / f"{name}{end}" for end in (".spec.json", ".json", ".log")
         )
         reads.write_text(json.dumps({**self._cell.workload, **specification}, indent=2))
-        script = [str(JOBS / f"{program}.py"), str(reads.resolve()), str(writes.resolve())]
+        script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
         # The jobs are not tuned unless they are told to be, whatever this process was told.
         inherited = {key: "" for key in os.environ if key.startswith("BAGUA_")}
         job = self._testbed.start(script, {**inherited, **(variables or {})}, log=log)
-        try:
-            code = job.wait(JOB_TIMEOUT_SECONDS)
-        except BaseException:
-            job.kill()
-            raise
+        code = job.wait(JOB_TIMEOUT_SECONDS)
         self._seconds[name] = time.monotonic() - began
         if code or not writes.exists():
             raise CellError(f"{program}.py ended with exit code {code}; {log} ends:\n{tail(log)}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 from harness import RESAMPLES, Comparison, compare
 
 Blocks = Sequence[Sequence[float]]
@@ -33,22 +33,24 @@ class Spread:
 
 
 def spread(blocks: Blocks) -> Spread:
-    """Raises ValueError where there is no step."""
-    steps = [seconds for block in blocks for seconds in block]
-    if not steps:
+    """As many steps in every block.
+
+    Raises:
+        ValueError: no step, or blocks of different lengths.
+    """
+    steps = np.asarray(blocks, dtype=float)
+    if steps.ndim != 2 or not steps.size:
         raise ValueError("an arm without a measured step")
-    middle = median(steps)
-    draw = random.Random(0)
-    medians = sorted(
-        median([seconds for block in draw.choices(blocks, k=len(blocks)) for seconds in block])
-        for _ in range(RESAMPLES)
-    )
+    middle = float(np.median(steps))
+    draws = np.random.default_rng(0).integers(len(steps), size=(RESAMPLES, len(steps)))
+    medians = np.median(steps[draws].reshape(RESAMPLES, -1), axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975))
     return Spread(
         seconds=middle,
-        deviation_seconds=median(abs(seconds - middle) for seconds in steps),
-        low=medians[int(0.025 * RESAMPLES)],
-        high=medians[int(0.975 * RESAMPLES) - 1],
-        steps=len(steps),
+        deviation_seconds=float(np.median(np.abs(steps - middle))),
+        low=float(low),
+        high=float(high),
+        steps=steps.size,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ def export_job(database: Path, job: str, folder: Path) -> dict[str, Any]:
     Raises:
         subprocess.CalledProcessError: there is no such job in the database.
     """
-    source = ["--database", f"sqlite:///{database.resolve()}"]
+    source = ["--database", f"sqlite:///{database}"]
     (folder / "job.json").write_text(_export(job, "--json", *source))
     try:
         (folder / "profile.json").write_text(_export(job, "--profile", *source))
@@ -27,28 +27,13 @@ def export_job(database: Path, job: str, folder: Path) -> dict[str, Any]:
 
 
 def digest(document: Mapping[str, Any]) -> dict[str, Any]:
-    """State, result, trials, and the steps of the first tuning from first to last switch."""
-    trials = [trial for trial in document["trials"] if trial["round"] == 0]
+    """State, result, and the trials of the first tuning."""
     return {
         "state": document["state"],
         "round": document["round"],
         "result": document["result"],
-        "trials": trials,
-        "switch_steps": _switch_steps(document["events"], trials),
+        "trials": [trial for trial in document["trials"] if trial["round"] == 0],
     }
-
-
-def _switch_steps(events: Sequence[Mapping[str, Any]], trials: Sequence[Any]) -> int | None:
-    """Steps from the first to the last switch; None where the ranks told of none."""
-    first_round = {trial["index"] for trial in trials} | {None}
-    steps = [
-        event["step"]
-        for event in events
-        if event["kind"] == "switched"
-        and event["step"] is not None
-        and event["trial"] in first_round
-    ]
-    return max(steps) - min(steps) if steps else None
 
 
 def _export(job: str, *options: str) -> str:

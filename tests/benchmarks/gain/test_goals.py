@@ -1,0 +1,167 @@
+"""Goals are met or missed as the figures say, and a miss is told with its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from cells.cell import Cell
+from cells.figures import Figures, figures_of
+from cells.goals import Goal, geometric_mean, goals
+from cells.report import show
+
+from bagua_client import Configuration
+from tests.benchmarks.gain.made_up import GOOD, MIB, blocks, made_up_cell
+
+RESNET = Cell("resnet50", "1gbit")
+BERT = Cell("bert-base", "300mbit")
+
+
+def figures(
+    step_seconds: Mapping[str, float] = GOOD, cell: Cell = RESNET, **changes: Any
+) -> Figures:
+    return figures_of(made_up_cell(cell, step_seconds, **changes))
+
+
+def verdicts(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None) -> list[str]:
+    return [f"{goal.number} {goal.verdict}" for goal in goals(cells, calibration)]
+
+
+def goal(what: str, cells: Sequence[Figures], calibration: Any = None) -> Goal:
+    (found,) = (goal for goal in goals(cells, calibration) if what in goal.what)
+    return found
+
+
+CALIBRATION = {
+    "median_error": 0.04,
+    "cells": [
+        {"cell": "resnet50-1gbit-2x2", "excess": 0.01},
+        {"cell": "vgg16-1gbit-2x2", "excess": 0.02},
+    ],
+}
+
+
+def test_a_cell_that_shows_all_meets_every_goal_that_one_cell_can() -> None:
+    again = figures(cell=Cell("resnet50", "1gbit", run=2))
+    assert verdicts([figures(), again], CALIBRATION) == [
+        "1 met", "1 met", "2 met", "2 met", "3 met", "4 met", "5 met", "5 met", "6 met", "6 met",
+    ]  # fmt: skip
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    assert verdicts([]) == [f"{number} not measured" for number in (1, 1, 2, 2, 3, 4, 5, 5, 6, 6)]
+
+
+def test_one_cell_that_misses_is_told_by_name_and_figure() -> None:
+    slow = figures({**GOOD, "tuned": 1.05}, BERT)
+    found = goal("over the sweep's best", [figures(), slow])
+    assert found.verdict == "MISSED"
+    assert found.found.startswith("1 of 2 cells; worst bert-base-300mbit-2x2: 1.050 (")
+
+
+def test_all_cells_that_miss_are_told() -> None:
+    slow, slower = figures({**GOOD, "tuned": 1.05}, BERT), figures({**GOOD, "tuned": 1.06})
+    found = goal("over the sweep's best", [slow, slower]).found
+    assert found.startswith("0 of 2 cells; worst resnet50-1gbit-2x2: 1.060")
+    assert "missed too by bert-base-300mbit-2x2: 1.050" in found
+
+
+def test_a_job_slower_than_stock_ddp_misses() -> None:
+    assert goal("tuned over stock DDP", [figures({**GOOD, "tuned": 1.42})]).verdict == "MISSED"
+    assert goal("tuned over stock DDP", [figures({**GOOD, "tuned": 1.405})]).verdict == "met"
+
+
+def test_speed_ups_are_geometric_means_of_exposed_cells_alone() -> None:
+    hidden = figures({**GOOD, "compute": 1.35}, BERT)  # the default step is 4 % over computing
+    found = goal("stock DDP's default at least", [figures(), hidden])
+    assert found.found == "1.386, geometric mean of 1 exposed cells of 2"
+    none = goal("stock DDP's default at least", [hidden])
+    assert none.verdict == "not measured"
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_a_speed_up_over_baguas_default_below_what_bagua_published_misses() -> None:
+    less = goal("Bagua's default more", [figures({**GOOD, "flat 10 MiB": 1.08})])
+    assert (less.verdict, less.found[:5]) == ("MISSED", "1.069")
+
+
+@pytest.mark.parametrize(
+    ("steps", "ended", "verdict"), [(200, True, "met"), (201, True, "MISSED"), (9, False, "MISSED")]
+)
+def test_tuning_must_end_and_be_short(steps: int, ended: bool, verdict: str) -> None:
+    cell = made_up_cell(RESNET, GOOD)
+    cell["tuning"] |= {"tuning_steps": steps, "ended": ended}
+    assert goal("tuning takes", [figures_of(cell)]).verdict == verdict
+
+
+def test_the_way_of_reducing_must_be_the_sweeps() -> None:
+    flat = Configuration(5 * MIB)
+    what = "hierarchical where it wins"
+    wrong = goal(what, [figures(configuration=flat)])
+    assert wrong.verdict == "MISSED"
+    assert "resnet50-1gbit-2x2: flat, sweep says hierarchical (0.8" in wrong.found
+    loses = {**GOOD, **{f"leaders {size} MiB": 1.3 for size in (1, 2, 5, 10, 25, 50)}}
+    loses |= {f"shards {size}": 1.4 for size in ("128 KiB", "512 KiB", "1 MiB", "2 MiB", "5 MiB")}
+    loses |= {f"shards {size} MiB": 1.4 for size in (10, 25, 50)}
+    loses |= {"leaders 128 KiB": 1.4, "leaders 512 KiB": 1.4, "flat 5 MiB": 1.2}
+    assert goal(what, [figures(loses, configuration=flat)]).verdict == "met"
+    assert goal(what, [figures(loses)]).verdict == "MISSED"
+
+
+def test_ways_of_reducing_that_are_alike_leave_the_choice_free() -> None:
+    alike = dict.fromkeys(GOOD, 1.0)
+    found = goal("hierarchical where it wins", [figures(alike)])
+    assert found.verdict == "not measured"
+    assert found.found == "no clear winner in 1 cells"
+
+
+def test_a_cell_whose_ranks_are_one_to_a_node_has_no_way_to_choose() -> None:
+    cell = Cell("resnet50", "1gbit", nodes=4, ranks_per_node=1)
+    finalists = ("flat 5 MiB", "flat 10 MiB", "flat 1 MiB")
+    flat = {name: time for name, time in GOOD.items() if not name.startswith("leaders")}
+    found = figures_of(made_up_cell(cell, flat, Configuration(5 * MIB), finalists))
+    assert found.choice is None
+    assert not any(name.startswith(("leaders", "shards")) for name in found.sweep)
+
+
+def test_two_runs_that_differ_by_more_than_their_spread_disagree() -> None:
+    apart = figures({**GOOD, "tuned": 1.02}, Cell("resnet50", "1gbit", run=2))
+    found = goal("two runs of a cell", [figures(), apart])
+    assert found.verdict == "MISSED"
+    assert "1009.5 to" in found.found or "1010." in found.found
+    # Another cell is not another run.
+    assert goal("two runs of a cell", [figures(), figures(cell=BERT)]).verdict == "not measured"
+
+
+def test_a_cell_is_timed_without_baguas_own_tuning() -> None:
+    with_bagua = Cell("resnet50", "1gbit", bagua=True)
+    seconds = {"total": 1500.0, "bagua": 700.0}
+    what = "a cell without Bagua's"
+    assert goal(what, [figures(cell=with_bagua, seconds=seconds)]).verdict == "met"
+    assert goal(what, [figures(seconds={"total": 901.0})]).verdict == "MISSED"
+
+
+def test_a_simulator_that_errs_misses() -> None:
+    wrong = {"median_error": 0.11, "cells": [{"cell": "resnet50-1gbit-2x2", "excess": 0.031}]}
+    assert verdicts([figures()], wrong)[-2:] == ["6 MISSED", "6 MISSED"]
+
+
+@pytest.mark.parametrize("as_markdown", [False, True])
+def test_a_miss_is_printed_as_missed(as_markdown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = figures({**GOOD, "tuned": 1.05}, Cell("bert-base", "1gbit", bagua=True))
+    show([figures(), slow], goals([figures(), slow]), as_markdown)
+    printed = capsys.readouterr().out
+    (line,) = (line for line in printed.splitlines() if "over the sweep's best" in line)
+    assert "MISSED" in line
+    assert "bert-base-1gbit-2x2: 1.050" in line
+    (tunings,) = (line for line in printed.splitlines() if "640" in line)
+    assert "130" in tunings  # Bagua's steps beside ours, and those from first to last switch
+    assert "110" in tunings
+
+
+def test_one_slow_step_moves_no_figure() -> None:
+    cell = made_up_cell(RESNET, GOOD)
+    cell["run_off"]["arms"]["tuned"][2][1] = 30.0
+    assert figures_of(cell).tuned_over_best.paired_ratio == pytest.approx(1.01, abs=0.002)
+    assert blocks(1.0, 2, 2) != cell["run_off"]["arms"]["tuned"]
