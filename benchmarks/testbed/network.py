@@ -60,9 +60,9 @@ class Network:
             text = "unshaped"
         else:
             unit = "gbit" if self.rate_bits_per_second >= 1e9 else "mbit"
-            text = f"{self.rate_bits_per_second / RATE_UNITS[unit]:g}{unit}"
+            text = f"{self.rate_bits_per_second / RATE_UNITS[unit]:.10g}{unit}"
         if self.round_trip_seconds:
-            text += f"-{self.round_trip_seconds * 1e3:g}ms"
+            text += f"-{self.round_trip_seconds * 1e3:.10g}ms"
         return text
 
     @property

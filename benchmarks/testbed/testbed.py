@@ -75,11 +75,8 @@ class Testbed:
         return self
 
     def __str__(self) -> str:
-        if self.fallback is not None:
-            return f"{self.nodes} x {self.ranks_per_node} ranks, {self.fallback}"
-        return (
-            f"{self.nodes} hosts x {self.ranks_per_node} ranks, {self.network} ({self._record.run})"
-        )
+        what = self.fallback or f"{self.network} (run {self._record.run})"
+        return f"{self.nodes} hosts x {self.ranks_per_node} ranks, {what}"
 
     def _build(self, names: Sequence[str]) -> None:
         if os.geteuid() != 0:
