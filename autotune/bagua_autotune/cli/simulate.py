@@ -72,7 +72,11 @@ def simulate(
         cluster = _cluster(record, nodes, ranks_per_node, bandwidth, latency)
     except (RecordError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    found = sweep(Simulator(workload, cluster))
+    if record:
+        simulator = Simulator(workload, cluster, record.contention, record.launch_seconds)
+    else:
+        simulator = Simulator(workload, cluster)
+    found = sweep(simulator)
     if plot_path:
         try:
             plot(plot_path, found)
@@ -125,7 +129,7 @@ def _measured(record: Record, bandwidth: float | None, latency: float | None) ->
     if bandwidth and latency and nodes > 1:
         return Cluster(nodes, ranks_per_node, bandwidth, latency)
     try:
-        return fit_cluster(nodes, ranks_per_node, record.collectives)
+        return fit_cluster(nodes, ranks_per_node, record.traffic)
     except ValueError as error:
         if bandwidth and latency:
             return Cluster(nodes, ranks_per_node, bandwidth, latency)

@@ -1,63 +1,150 @@
-"""The network of a measured job, as figures of the simulator."""
+"""The network of a measured job, as figures of the simulator.
+
+Every way of reducing is simulated on the same links, so what one way shows tells of the others
+too. Steps are simulated from the moments at which their buckets were handed over; what is compared
+is how long each bucket took from there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bagua_autotune.model.profile import BucketTiming
 from bagua_autotune.simulation.cluster import Cluster
 from bagua_autotune.simulation.collectives import reduction
-from bagua_autotune.simulation.recorded import Collective
+from bagua_autotune.simulation.recorded import Record, Traffic
+from bagua_autotune.simulation.simulator import Simulator
+from bagua_autotune.simulation.step import Message, Step
 
-# Where the search for the figures begins: a fast and a slow network.
-BEGINNINGS = ((1e10, 1e-5), (1e8, 1e-3))
-# What sizes that are all alike leave open is taken from here, with so little weight.
-TYPICAL_LATENCY_SECONDS, WEIGHT = 50e-6, 0.02
+Floats = NDArray[np.float64]
+# The search begins at the best of these bandwidths with each of these latencies.
+BANDWIDTHS, LATENCIES = 10.0 ** np.arange(6, 12), (1e-5, 1e-3)
+# Usual figures, and how many times more or less is unusual, in logarithms. They decide what the
+# traffic leaves open: latency where all sizes are alike, the links inside a node where nothing was
+# reduced there.
+USUAL_LATENCY = (50e-6, 5.0)
+USUAL_LATE = (0.5e-3, 2.0)
+USUAL_START = (15e-6, 3.0)
+USUAL_INSIDE = (1e10, 3.0)
+# The model foretells a bucket's duration, and a whole step's communication, that well.
+DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
+SHORTEST = 1e-7
+MOST_EVALUATIONS = 40
 
 
-def fit_cluster(nodes: int, ranks_per_node: int, collectives: Sequence[Collective]) -> Cluster:
-    """The cluster on which flat reductions of these sizes take these times.
+def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
+    """The cluster on which buckets take the times of these steps.
 
-    Bandwidth and latency are fitted, of the links between the nodes or, in a single node, of those
-    inside it; the rest is as usual. Least squares of the logarithms, in which what is far off
-    counts linearly only: a step in which a rank came late does not decide.
+    Fitted are bandwidth and latency of the links between the nodes, the start of an operation and
+    the bandwidth inside the nodes; in a single node its own links. The rest is as usual. Least
+    squares of the logarithms, in which what is far off counts linearly only: a step in which a rank
+    came late does not decide.
 
     Raises:
-        ValueError: there are no collectives, or only one rank.
+        ValueError: there is no traffic, or only one rank.
     """
     from scipy.optimize import least_squares  # here: takes long to import
 
-    if not collectives or nodes * ranks_per_node < 2:
-        raise ValueError("no flat reduction was measured from which the network could be told")
-    measured = np.log([collective.seconds for collective in collectives])
+    if not traffic or nodes * ranks_per_node < 2:
+        raise ValueError("no reduction was measured from which the network could be told")
+    typical = _typical(traffic)
+    usual, spreads = np.array(_usual(nodes, ranks_per_node)).T
+    logarithms = np.log(usual)
 
-    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-        cluster = _cluster(nodes, ranks_per_node, *np.exp(logarithms).tolist())
-        predicted = np.log([_flat_seconds(cluster, each.bytes) for each in collectives])
-        prior = WEIGHT * (logarithms[1] - np.log(TYPICAL_LATENCY_SECONDS))
-        return np.append(predicted - measured, prior)
+    def differences(tried: Floats) -> Floats:
+        figures = np.exp(tried).tolist()
+        cluster = _cluster(nodes, ranks_per_node, figures)
+        found = [_differences(cluster, each, count, figures[2]) for each, count in typical]
+        return np.concatenate([*found, (tried - logarithms) / spreads])
 
-    fits = [
-        least_squares(residuals, np.log(beginning), loss="soft_l1", f_scale=0.1)
-        for beginning in BEGINNINGS
+    beginnings = [
+        np.concatenate([np.log(pair), logarithms[2:]]) for pair in product(BANDWIDTHS, LATENCIES)
     ]
-    best = min(fits, key=lambda fit: float(fit.cost))
-    return _cluster(nodes, ranks_per_node, *np.exp(best.x).tolist())
+    beginning = min(beginnings, key=lambda each: float(np.log1p(differences(each) ** 2).sum()))
+    found = least_squares(differences, beginning, loss="soft_l1", max_nfev=MOST_EVALUATIONS)
+    return _cluster(nodes, ranks_per_node, np.exp(found.x).tolist())
 
 
-def _cluster(nodes: int, ranks_per_node: int, bandwidth: float, latency: float) -> Cluster:
+def fit_record(record: Record) -> Simulator:
+    """The recorded job, on the cluster that it ran on.
+
+    Raises:
+        ValueError: nothing was measured from which the network could be told.
+    """
+    nodes, ranks_per_node = len(record.ranks_per_node), max(record.ranks_per_node)
+    cluster = fit_cluster(nodes, ranks_per_node, record.traffic)
+    return Simulator(record.workload, cluster, record.contention, record.launch_seconds)
+
+
+def _usual(nodes: int, ranks_per_node: int) -> list[tuple[float, float]]:
+    """Of the figures that are fitted: bandwidth and latency, by how much the slowest rank is later
+    than the one that was profiled; start and bandwidth inside."""
+    usual = [(1.0, np.inf), USUAL_LATENCY, USUAL_LATE]
+    return [*usual, USUAL_START, USUAL_INSIDE] if nodes > 1 and ranks_per_node > 1 else usual
+
+
+def _cluster(nodes: int, ranks_per_node: int, figures: Sequence[float]) -> Cluster:
+    bandwidth, latency, _, *others = figures
     cluster = Cluster(nodes, ranks_per_node, bandwidth, latency)
-    if nodes > 1:
+    if nodes == 1:
+        return replace(
+            cluster,
+            inside_bandwidth_bytes_per_second=bandwidth,
+            inside_latency_seconds=latency,
+        )
+    if not others:
         return cluster
-    return replace(
-        cluster,
-        inside_bandwidth_bytes_per_second=bandwidth,
-        inside_latency_seconds=latency,
+    start_seconds, inside = others
+    return replace(cluster, start_seconds=start_seconds, inside_bandwidth_bytes_per_second=inside)
+
+
+def _typical(traffic: Sequence[Traffic]) -> list[tuple[Traffic, int]]:
+    """Medians of the steps that ran alike, and how many they were."""
+    alike: dict[tuple[str, int, tuple[int, ...]], list[Traffic]] = {}
+    for step in traffic:
+        sizes = tuple(bucket.bytes for bucket in step.buckets)
+        if any(sizes):
+            alike.setdefault((step.hierarchical, step.channels, sizes), []).append(step)
+    return [(_median(steps), len(steps)) for steps in alike.values()]
+
+
+def _median(steps: Sequence[Traffic]) -> Traffic:
+    starts = np.median([[b.started_seconds for b in step.buckets] for step in steps], axis=0)
+    ends = np.median([[b.ended_seconds for b in step.buckets] for step in steps], axis=0)
+    buckets = tuple(
+        BucketTiming(bytes=bucket.bytes, started_seconds=start, ended_seconds=end)
+        for bucket, start, end in zip(steps[0].buckets, starts.tolist(), ends.tolist(), strict=True)
     )
+    return steps[0].model_copy(update={"buckets": buckets})
 
 
-def _flat_seconds(cluster: Cluster, size_bytes: int) -> float:
-    return sum(phase.alone_seconds for phase in reduction(cluster, "off", size_bytes))
+def _differences(cluster: Cluster, traffic: Traffic, count: int, late_seconds: float) -> Floats:
+    """Of each bucket's duration and of the whole step's, which weighs more than all buckets.
+
+    No bucket begins before the slowest rank has its first one.
+    """
+    buckets = traffic.buckets
+    starts = np.array([bucket.started_seconds for bucket in buckets])
+    measured = np.array([bucket.ended_seconds for bucket in buckets])
+    begun = np.maximum(starts, starts[0] + late_seconds).tolist()
+    messages = [
+        Message(start, 0.0, reduction(cluster, traffic.hierarchical, bucket.bytes))
+        for start, bucket in zip(begun, buckets, strict=True)
+    ]
+    step = Step(messages, begun[-1], traffic.channels, cluster, contention=0.0)
+    ended = np.array(step.run().ended_seconds)
+    each = _logarithms(ended - starts, measured - starts)
+    whole = _logarithms(ended.max() - starts[0], measured.max() - starts[0])
+    weighed = np.append(each / math.sqrt(len(each)) / DURATION_SPREAD, whole / WHOLE_SPREAD)
+    return math.sqrt(count) * weighed
+
+
+def _logarithms(predicted: Floats, measured: Floats) -> Floats:
+    found: Floats = np.log(np.maximum(predicted, SHORTEST) / np.maximum(measured, SHORTEST))
+    return found

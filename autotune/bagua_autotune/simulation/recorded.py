@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.profile import Seconds
+from bagua_autotune.model.profile import BucketTiming, Seconds
+from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS
 from bagua_autotune.simulation.workload import Workload
 
 
@@ -17,35 +19,49 @@ class RecordError(Exception):
     """A file that cannot be used; the text says which and why."""
 
 
-class Collective(BaseModel):
-    """One flat reduction over all ranks while no other was under way."""
+class Traffic(BaseModel):
+    """The buckets of one profiled step, of gradients as they are.
+
+    Attributes:
+        hierarchical: how they were reduced.
+        channels: process groups that they used in turn.
+        buckets: in the order in which they started.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    bytes: int = Field(ge=0, le=2**53)
-    seconds: float = Field(gt=0, le=1e9)
+    hierarchical: Literal["off", "leaders", "shards"] = "off"
+    channels: int = Field(default=1, ge=1, le=1024)
+    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=100_000)
 
 
 class Record(BaseModel):
     """What a job computes and what its network did.
 
+    Version 1 had flat reductions on one channel only, each by itself, as ``collectives``; they are
+    read as steps of one bucket.
+
     Attributes:
         tensors: in gradient-ready order.
         forward_seconds: until the first gradient is ready.
         ready_seconds: of each tensor, since the first one, as if nothing were communicated.
-        collectives: as measured; none if the job never ran flat on one channel.
+        contention, launch_seconds: what communicating costs computing; see
+            :class:`~bagua_autotune.simulation.simulator.Simulator`.
+        traffic: of profiled steps; none if the job ran at another precision only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     format: Literal["bagua-autotune profile"] = "bagua-autotune profile"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     job: str = Field(min_length=1, max_length=200)
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(min_length=1)
     tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
     forward_seconds: Seconds
     ready_seconds: tuple[Seconds, ...]
-    collectives: tuple[Collective, ...] = Field(default=(), max_length=1_000_000)
+    contention: float = Field(default=CONTENTION, ge=0, le=1e3)
+    launch_seconds: Seconds = LAUNCH_SECONDS
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=100_000)
 
     @model_validator(mode="after")
     def _consistent(self) -> Record:
@@ -70,7 +86,7 @@ def load_record(path: Path) -> Record:
         RecordError: it cannot be read, or does not hold such a record.
     """
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return Record.model_validate_json(_upgraded(path.read_bytes()))
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
@@ -80,3 +96,20 @@ def load_record(path: Path) -> Record:
         raise RecordError(
             f"{path} is not a file of 'bagua-autotune export JOB --profile': {what}"
         ) from error
+
+
+def _upgraded(text: bytes) -> bytes:
+    """A file of version 1 as one of today's; another as it is, whatever it is."""
+    try:
+        document = json.loads(text)
+        if document["version"] != 1:
+            return text
+        collectives = document.pop("collectives", [])
+        buckets = [
+            {"bytes": each["bytes"], "started_seconds": 0.0, "ended_seconds": each["seconds"]}
+            for each in collectives
+        ]
+    except (ValueError, TypeError, LookupError):
+        return text
+    traffic = [{"buckets": [bucket]} for bucket in buckets]
+    return json.dumps({**document, "version": 2, "traffic": traffic}).encode()

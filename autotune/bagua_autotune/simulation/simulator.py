@@ -66,8 +66,8 @@ class Simulator:
     ) -> None:
         self.workload = workload
         self.cluster = cluster
-        self._contention = contention
-        self._launch_seconds = launch_seconds
+        self.contention = contention
+        self.launch_seconds = launch_seconds
         self._layouts = Layouts(workload.tensors)
         self._known: dict[tuple[tuple[str, Value], ...], float] = {}
 
@@ -181,12 +181,12 @@ class Simulator:
             phases = self._phases(bucket, configuration)
             if disturbance:
                 phases = disturbance.of(phases)
-            launch_seconds = self._launch_seconds * len(phases)
+            launch_seconds = self.launch_seconds * len(phases)
             messages.append(Message(times[bucket.last], launch_seconds, phases))
         channels = configuration.get("channels", 1)
         if not isinstance(channels, int) or channels < 1:
             raise ValueError(f"channels is {channels!r} and not a positive number")
-        return Step(messages, times[-1], channels, self.cluster, self._contention).run()
+        return Step(messages, times[-1], channels, self.cluster, self.contention).run()
 
     def _phases(self, bucket: Bucket, configuration: Mapping[str, Value]) -> tuple[Phase, ...]:
         precision = str(configuration.get("wire_precision", "as_is"))

@@ -164,7 +164,7 @@ def test_a_bad_file_is_said_with_the_place(exported: Path, tmp_path: Path) -> No
 def test_a_file_without_measured_reductions_needs_the_network(
     exported: Path, tmp_path: Path
 ) -> None:
-    record = {**json.loads(exported.read_text()), "collectives": []}
+    record = {**json.loads(exported.read_text()), "traffic": []}
     path = tmp_path / "bare.json"
     path.write_text(json.dumps(record))
     result = run("simulate", "--model", str(path))
