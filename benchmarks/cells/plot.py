@@ -12,6 +12,7 @@ from .spread import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WAY_STYLES = {"flat": ("C0", "o"), "leaders": ("C1", "s"), "shards": ("C2", "^")}
 DEFAULT_MIB = 25
@@ -30,36 +31,32 @@ def plot_networks(cells: Sequence[Figures], folder: Path) -> list[Path]:
     for cell in cells:
         if cell.cell.run == 1:
             networks.setdefault(cell.cell.network, []).append(cell)
-    return [
-        plot_network(network, found, folder / f"gain-{network}.png")
-        for network, found in networks.items()
-    ]
+    images = []
+    for network, found in networks.items():
+        images.append(folder / f"gain-{network}.png")
+        draw(network, found).savefig(images[-1], dpi=120)
+    return images
 
 
-def plot_network(network: str, cells: Sequence[Figures], path: Path) -> Path:
+def draw(network: str, cells: Sequence[Figures]) -> Figure:
     """One panel for each cell, on a vertical axis of its own that begins at 0."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * len(cells) + 0.4, 5.2), layout="constrained")
+    figure = Figure(figsize=(max(4.6 * len(cells), 6.0), 5.4), layout="constrained")
     figure.suptitle(f"Step time over bucket size, {network}")
     panels = figure.subplots(1, len(cells), squeeze=False)[0]
     entries: dict[str, Any] = {}
     for axes, cell in zip(panels, cells, strict=True):
-        _draw(axes, cell)
+        _draw_panel(axes, cell)
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     panels[0].set_ylabel("ms per step")
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=min(4, 2 + len(cells)),
-    )
-    figure.savefig(path, dpi=120)
-    return path
+    columns = 2 if len(cells) == 1 else 3
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
+    return figure
 
 
-def _draw(axes: Axes, cell: Figures) -> None:
+def _draw_panel(axes: Axes, cell: Figures) -> None:
     shape = f"{cell.cell.nodes} x {cell.cell.ranks_per_node} ranks"
     axes.set_title(f"{cell.cell.model}, {shape}" + (", loopback" if cell.fallback else ""))
     axes.set_xlabel("bucket size")
