@@ -1,0 +1,132 @@
+"""The model that sleeps: its gradients, the order in which they come, and its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+from bagua_autotune.simulation.workload import Architecture, Layer
+from bagua_client import Configuration, DistributedDataParallel
+from benchmarks.workloads import sleeping
+from benchmarks.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
+from tests.ranks import RankPool
+
+# The first layer's "tied" is used again by the last one, which has no parameters of its own.
+SMALL = Architecture(
+    "small",
+    (
+        Layer((("tied", (4, 3)), ("positions", (2, 3))), 1.0),
+        Layer((("weight", (3, 3)), ("bias", (3,))), 3.0),
+        Layer((), 2.0),
+    ),
+    compute_seconds=0.9,
+    late=("tied",),
+)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[RankPool]:
+    pool = RankPool([2])
+    yield pool
+    pool.close()
+
+
+def _wrong_means(kind: str) -> list[str]:
+    """Of some steps: the parameters whose gradient is not the mean over the ranks."""
+    training = SleepingTraining("resnet50", 500_000, 0.001, dist.get_rank())
+    training.model()
+    model = training.model()
+    wrapped: nn.Module = Stock(model) if kind == "stock" else DistributedDataParallel(model)
+    wrong = []
+    for step in range(1, 6):
+        wrapped.zero_grad(set_to_none=True)
+        (step * wrapped(torch.zeros((), requires_grad=True))).backward()
+        for index, parameter in enumerate(model.parameters()):
+            mean = step * sum(gradient_value(index, rank) for rank in (0, 1)) / 2
+            if not torch.allclose(parameter.grad, torch.full_like(parameter, mean)):
+                wrong.append(f"step {step}, parameter {index}")
+        if isinstance(wrapped, DistributedDataParallel):
+            wrapped.reconfigure(Configuration(bucket_bytes=step * 65536, channels=2))
+    return wrong
+
+
+@pytest.mark.parametrize("kind", ["stock", "ours"])
+def test_after_each_step_all_ranks_hold_the_mean(two_ranks: RankPool, kind: str) -> None:
+    assert two_ranks.run(_wrong_means, kind) == [[], []]
+
+
+def test_gradients_are_written_once_and_come_from_the_last_layer_to_the_first() -> None:
+    model = SleepingModel(SMALL, rank=1)
+    order: list[int] = []
+    for index, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
+    model(torch.zeros((), requires_grad=True)).backward()
+    assert [sorted(order[:2]), sorted(order[2:])] == [[2, 3], [0, 1]]
+    for index, (parameter, written) in enumerate(
+        zip(model.parameters(), model._gradients, strict=True)
+    ):
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == written.data_ptr()
+        assert bool((parameter.grad == gradient_value(index, 1)).all())
+
+
+def test_models_of_a_training_share_their_memory() -> None:
+    training = SleepingTraining("bert-base", 500_000, 0.001, 0)
+    first, second = training.model(), training.model()
+    assert {p.data_ptr() for p in first.parameters()} == {p.data_ptr() for p in second.parameters()}
+    assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
+
+
+@dataclass
+class _Clock:
+    """Stands in for ``time``: a sleep takes exactly its time, and nothing else takes any."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("busy_seconds", "expected"),
+    [
+        # The backward pass takes two thirds of the step, 0.1 s for each operation.
+        (0.0, [0.8, 0.8, 0.9, 0.9]),
+        # Late by less than the layer that follows takes: caught up.
+        (0.04, [0.84, 0.88, 0.94, 0.98]),
+        # Late by more: the layer that follows does not sleep.
+        (0.2, [1.0, 1.2, 1.4, 1.6]),
+    ],
+)
+def test_a_layer_is_done_at_its_moment_unless_it_is_late(
+    monkeypatch: pytest.MonkeyPatch, busy_seconds: float, expected: list[float]
+) -> None:
+    clock = _Clock()
+    monkeypatch.setattr(sleeping, "time", clock)
+    model = SleepingModel(SMALL, rank=0)
+    ready: list[float] = []
+
+    def become_ready(_: torch.Tensor) -> None:
+        clock.now += busy_seconds
+        ready.append(clock.now)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(become_ready)
+    output = model(torch.zeros((), requires_grad=True))
+    assert clock.now == pytest.approx(0.3)
+    output.backward()
+    assert ready == pytest.approx(expected)
+
+
+def test_an_unknown_workload_is_refused_with_the_names_of_those_that_are_there() -> None:
+    with pytest.raises(ValueError, match=r"no workload lenet; there are vgg16, .*digits"):
+        SleepingTraining("lenet", 1_000_000, 0.1, 0)
