@@ -13,11 +13,11 @@ client and with Bagua's own measure of speed:
 - in the background it reports in which order gradients became ready.
 
 Three differences favour Bagua. The time of the requests is no part of the step's that it
-measures: with 100 steps between two reports it hardly matters, with 10 it would. Tensors are registered in the order in which gradients become
-ready, where Bagua's is the reverse order of the parameters until that report is there. And
-``is_hierarchical_reduce`` is carried out, by Bagua's scheme (a reduction to one rank of each
-node, an all-reduce between these, a broadcast), where its 0.9.2 tunes it but leaves each job at
-what its script says.
+measures: with 100 steps between two reports it hardly matters, with 10 it would. Tensors are
+registered in the order in which gradients become ready, where Bagua's is the reverse order of
+the parameters until that report is there. And ``is_hierarchical_reduce`` is carried out, by
+Bagua's scheme (a reduction to one rank of each node, an all-reduce between these, a broadcast),
+where its 0.9.2 tunes it but leaves each job at what its script says.
 """
 
 from __future__ import annotations
