@@ -1,7 +1,7 @@
 """What runs have made, written down before it is made, so that it can be removed by anybody.
 
-One file for each run in ``/run/bagua-testbed`` (of another user than root: in the folder for
-temporary files). Nothing is ever removed that is not written there.
+One file for each run in ``/run/bagua-testbed`` (where that cannot be written, in the folder
+for temporary files). Nothing is ever removed that is not written there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KILL_SECONDS = 10.0
 
 def folder() -> Path:
     """Where the records are; of this user only."""
-    if os.geteuid() == 0:
+    if os.access("/run", os.W_OK):
         path = Path("/run") / PREFIX
     else:
         path = Path(tempfile.gettempdir()) / f"{PREFIX}-{os.geteuid()}"
@@ -77,11 +77,14 @@ class Record:
             [f"{PREFIX}-{identifier}-{host}" for host in hosts],
             str(user_cache_path("bagua-autotune") / "testbed" / identifier),
         )
-        partial = folder() / f"{identifier}.partial"
-        partial.write_text(json.dumps(asdict(record)))
-        partial.rename(partial.with_suffix(".json"))
+        with alone():
+            record.path.write_text(json.dumps(asdict(record)))
         Path(record.folder).mkdir(parents=True)
         return record
+
+    @property
+    def path(self) -> Path:
+        return folder() / f"{self.run}.json"
 
     @property
     def owner_alive(self) -> bool:
@@ -102,23 +105,26 @@ class Record:
             ToolError: a process did not end, or ``ip`` refused.
         """
         with alone():
-            deadline = time.monotonic() + KILL_SECONDS
-            while pids := self.processes():
-                if time.monotonic() > deadline:
-                    raise ToolError(f"run {self.run}: processes {pids} do not end")
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.01)
-            for namespace in set(self.namespaces).intersection(namespaces()):
-                run("ip", "netns", "delete", namespace)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            (folder() / f"{self.run}.json").unlink(missing_ok=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        deadline = time.monotonic() + KILL_SECONDS
+        while pids := self.processes():
+            if time.monotonic() > deadline:
+                raise ToolError(f"run {self.run}: processes {pids} do not end")
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        for namespace in set(self.namespaces).intersection(namespaces()):
+            run("ip", "netns", "delete", namespace)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One process at a time removes: two would stumble over what the other has just removed."""
+    """One process at a time writes and removes records, and what they tell of."""
     directory = os.open(folder(), os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -137,15 +143,22 @@ def namespaces() -> list[str]:
 def records() -> Iterator[Record]:
     """Of all runs that have not been removed."""
     for path in sorted(folder().glob("*.json")):
-        with contextlib.suppress(FileNotFoundError):  # it has just been removed
+        # Just removed, or just being written, or its run was killed in between.
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
             yield Record(**json.loads(path.read_text()))
 
 
 def clean(also_of_the_living: bool = False) -> list[Record]:
-    """Remove what runs left whose process is gone, or all of it; returns what was removed."""
-    removed = []
-    for record in records():
-        if also_of_the_living or not record.owner_alive:
-            record.remove()
-            removed.append(record)
+    """Remove what runs left whose process is gone, or all of it; returns what was removed.
+
+    Raises:
+        ToolError: a process did not end, or ``ip`` refused.
+    """
+    with alone():
+        for path in folder().glob("*.json"):
+            if path.stat().st_size == 0:  # nobody is writing it now: killed, and nothing was made
+                path.unlink()
+        removed = [record for record in records() if also_of_the_living or not record.owner_alive]
+        for record in removed:
+            record._remove()
     return removed

@@ -73,10 +73,10 @@ def test_after_kill_9_the_ranks_die_and_clean_removes_the_rest(
     running.kill()
     running.wait()
     # But for the two that were left behind, all follow by themselves.
-    wait_until(lambda: len([pid for pid in pids if started(pid) is not None]) == 2)
+    wait_until(lambda: len([pid for pid in pids if started(pid) is not None]) <= 2)
 
-    cleaned = subprocess.run([*COMMAND, "clean"], cwd=ROOT, capture_output=True, text=True)
-    assert record.run in cleaned.stdout
+    # Another run that starts on this machine in between may be first to remove it.
+    subprocess.run([*COMMAND, "clean"], cwd=ROOT, check=True)
     assert_nothing_left(record, pids)
     assert foreign[0] in namespaces()
     assert started(foreign[1]) is not None
@@ -127,6 +127,16 @@ def test_a_process_that_got_the_number_of_an_owner_is_not_the_owner() -> None:
 
     assert record(started(os.getpid())).owner_alive
     assert not record("1").owner_alive
+
+
+def test_a_record_that_was_never_finished_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    (tmp_path / "0a0a0a0a.json").touch()
+    assert list(records.records()) == []
+    assert records.clean() == []
+    assert list(tmp_path.glob("*.json")) == []
 
 
 @pytest.mark.parametrize("network", ["unshaped"], indirect=True, ids=["bridge"])
