@@ -18,11 +18,11 @@ from cells.cell import DEFAULT_BAGUA, DEFAULT_MODELS, DEFAULT_NETWORKS, MODELS, 
 from cells.figures import Figures, figures_of
 from cells.goals import goals
 from cells.plot import plot_networks
-from cells.report import show
+from cells.report import headline, show
 from cells.run import CellError, run_cell
 from harness import write_json
 
-SMOKE_FIELDS = {"gradient_bytes": 4_000_000, "compute_seconds": 0.05}
+SMOKE_FIELDS = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.05}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -48,7 +48,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sweep-rounds", type=int, default=FULL.sweep_rounds)
     parser.add_argument("--run-off-rounds", type=int, default=FULL.run_off_rounds)
     parser.add_argument("--output", type=Path, default=Path("build/gain"), metavar="FOLDER")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that are done")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the cells that are done, as they are asked for now",
+    )
     parser.add_argument("--smoke", action="store_true",
                         help="one small cell in a minute; its figures mean nothing")  # fmt: skip
     parser.add_argument("--report", action="store_true",
@@ -92,20 +96,21 @@ def run_all(cells: Sequence[Cell], effort: Effort, output: Path, resume: bool) -
     for number, cell in enumerate(cells, 1):
         path = output / f"{cell.name}.json"
         where = f"[{number}/{len(cells)}] {cell.name}"
-        if resume and path.exists():
+        if resume and path.exists() and json.loads(path.read_text())["cell"] == cell.to_json():
             print(f"{where}: done before", flush=True)
             continue
         path.unlink(missing_ok=True)
         print(f"{where}: begins {time.strftime('%H:%M:%S')}", flush=True)
         began = time.monotonic()
         try:
-            run_cell(cell, effort, output)
+            found = figures_of(json.loads(run_cell(cell, effort, output).read_text()))
         except (CellError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             if not isinstance(error, CellError):
                 traceback.print_exc()
             failures[cell.name] = str(error)
             print(f"{where}: FAILED: {error}", file=sys.stderr, flush=True)
         else:
+            print(f"{where}: {headline(found)}", flush=True)
             print(f"{where}: {time.monotonic() - began:.0f} s in all", flush=True)
     return failures
 
@@ -128,7 +133,9 @@ def summarise(options: argparse.Namespace, results: list[dict[str, Any]]) -> Non
     show(figures, found, options.markdown)
     if not options.report:
         verdicts = [vars(goal) for goal in found]
-        write_json(options.output / "gain.json", {"goals": verdicts, "cells": results})
+        write_json(
+            options.output / "gain.json", {"command": sys.argv, "goals": verdicts, "cells": results}
+        )
     if options.plots:
         for image in plot_networks(figures, options.plots):
             print(image, file=sys.stderr)

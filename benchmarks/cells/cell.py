@@ -23,6 +23,7 @@ class Cell:
         gradient_bytes: all gradients of a step, of the scaled model.
         compute_seconds: forward and backward of a step, slept; a real workload has its own.
         bagua: whether Bagua's own service tunes the job too.
+        smoke: small and short, to see that every part works; its figures mean nothing.
         run: 1, or the number of the repetition.
     """
 
@@ -34,12 +35,14 @@ class Cell:
     compute_seconds: float = 0.3
     bagua: bool = False
     device: str = "cpu"
+    smoke: bool = False
     run: int = 1
 
     @property
     def place(self) -> str:
         """What repetitions have in common: ``resnet50-1gbit-2x2``."""
-        return f"{self.model}-{self.network}-{self.nodes}x{self.ranks_per_node}"
+        place = f"{self.model}-{self.network}-{self.nodes}x{self.ranks_per_node}"
+        return f"smoke-{place}" if self.smoke else place
 
     @property
     def name(self) -> str:

@@ -23,6 +23,15 @@ def tables(cells: Sequence[Figures], goals: Sequence[Goal]) -> list[Table]:
     return [_step_times(cells), _ratios(cells), _tunings(cells), _goals(goals)]
 
 
+def headline(cell: Figures) -> str:
+    """A cell in a line."""
+    speedups = f"{cell.speedup_over_stock.paired_ratio:.3f}x over stock, "
+    speedups += f"{cell.speedup_over_bagua_default.paired_ratio:.3f}x over ours at 10 MiB"
+    best = f"{cell.tuned_over_best.paired_ratio:.3f} of the sweep's best ({cell.best})"
+    tuning = f"{'' if cell.tuning['ended'] else 'over '}{cell.tuning_steps} steps of tuning"
+    return f"{_ms(cell.run_off[TUNED])} ms when tuned: {speedups}, {best}; {tuning}"
+
+
 def show(cells: Sequence[Figures], goals: Sequence[Goal], as_markdown: bool = False) -> None:
     """Print all tables."""
     for title, header, rows in tables(cells, goals):

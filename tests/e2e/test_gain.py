@@ -31,7 +31,7 @@ def test_a_smoke_cell_is_tuned_swept_and_run_off(tmp_path: Path) -> None:
     run = start(tmp_path)
     printed, _ = run.communicate(timeout=380)
     assert run.returncode == 0, printed
-    cell = json.loads((tmp_path / "resnet50-1gbit-2x2.json").read_text())
+    cell = json.loads((tmp_path / "smoke-resnet50-1gbit-2x2.json").read_text())
     if cell["fallback"]:
         assert "loopback instead of 1gbit" in printed
     tuning = cell["tuning"]
@@ -46,7 +46,7 @@ def test_a_smoke_cell_is_tuned_swept_and_run_off(tmp_path: Path) -> None:
     assert all(
         seconds > 0 for rounds in cell["sweep"]["arms"].values() for b in rounds for seconds in b
     )
-    assert (tmp_path / "resnet50-1gbit-2x2" / "profile.json").exists()
+    assert (tmp_path / "smoke-resnet50-1gbit-2x2" / "profile.json").exists()
     goals = json.loads((tmp_path / "gain.json").read_text())["goals"]
     assert {goal["number"] for goal in goals} == {1, 2, 3, 4, 5, 6}
     assert "tuned over the sweep's best" in printed

@@ -70,6 +70,21 @@ def test_resuming_runs_only_what_is_not_done(
     assert ran == ["resnet50", "vgg16", "bert-base"]
 
 
+def test_a_cell_that_is_asked_for_otherwise_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_made_up(CELLS[0], SMOKE, tmp_path)
+    monkeypatch.setattr(gain, "run_cell", write_made_up)
+    larger = Cell("resnet50", "1gbit", gradient_bytes=100_000_000)
+    gain.run_all([larger], SMOKE, tmp_path, resume=True)
+    assert gain.results_in(tmp_path)[0]["cell"]["gradient_bytes"] == 100_000_000
+
+
+def test_a_smoke_cell_is_never_taken_for_a_real_one() -> None:
+    (smoke,), _ = gain.chosen_cells(options("--smoke"))
+    assert smoke.name not in {cell.name for cell in gain.chosen_cells(options())[0]}
+
+
 def test_a_failed_cell_leaves_no_figures_of_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

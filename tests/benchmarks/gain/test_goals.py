@@ -140,6 +140,8 @@ def test_a_cell_is_timed_without_baguas_own_tuning() -> None:
     what = "a cell without Bagua's"
     assert goal(what, [figures(cell=with_bagua, seconds=seconds)]).verdict == "met"
     assert goal(what, [figures(seconds={"total": 901.0})]).verdict == "MISSED"
+    smoke = Cell("resnet50", "1gbit", smoke=True)
+    assert goal(what, [figures(cell=smoke, seconds={"total": 91.0})]).verdict == "MISSED"
 
 
 def test_a_simulator_that_errs_misses() -> None:
