@@ -28,6 +28,8 @@ MEDIAN_INEFFICIENCY = 1.2533
 CONFIDENCE = 0.975
 # So many blocks is the spread inside blocks worth, as a guess of that between them.
 PRIOR_BLOCKS = 3
+# The standard error of a block that was disturbed is more than so many times a typical one's.
+DISTURBED = 4.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
     blocks' centres on their side and their position.  What blocks differ by beyond that (other
     load, other temperature) is their variance; few blocks do not show it well, so that the
     spread inside them, which is its least value, counts as some blocks more (the usual scaled
-    inverse chi-squared prior: Gelman et al., "Bayesian Data Analysis", section 2.6).
+    inverse chi-squared prior: Gelman et al., "Bayesian Data Analysis", section 2.6).  A block that
+    was disturbed knows its own centre badly and counts for so much less (weighted least squares).
 
     Args:
         blocks: in the order in which they were measured, which should alternate.
@@ -114,13 +117,15 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
         raise ValueError("each side needs at least two blocks")
     sides = np.array(is_first, float)
     design = np.stack([np.ones(len(blocks)), np.arange(len(blocks)), sides], axis=1)
+    inside = _error_inside(blocks)
+    roots = np.array([_precision(block, inside) for block in blocks])
+    design *= roots[:, None]
     # Differences from one of them: costs of any size keep their digits.
-    centers = np.array([block.center - blocks[0].center for block in blocks])
+    centers = roots * np.array([block.center - blocks[0].center for block in blocks])
     solution = np.linalg.lstsq(design, centers, rcond=None)[0]
     factor = math.sqrt(float(np.linalg.pinv(design.T @ design)[2, 2]))
-    degrees = len(blocks) - design.shape[1]
+    degrees = max(0.0, float(np.sum(roots**2)) - design.shape[1])
     squares = float(np.sum(np.square(centers - design @ solution)))
-    inside = _error_inside(blocks)
     all_degrees = degrees + PRIOR_BLOCKS
     between = math.sqrt((squares + PRIOR_BLOCKS * inside**2) / all_degrees)
     half_width = factor * _student_quantile(all_degrees, CONFIDENCE) * max(between, inside)
@@ -137,6 +142,16 @@ def _error_inside(blocks: Sequence[Estimate]) -> float:
     return median(known) if known else 0.0
 
 
+def _precision(block: Estimate, inside: float) -> float:
+    """1, or for a block that was disturbed the typical standard error over its own.
+
+    Spreads of few costs differ by chance, so that only one that is far too large tells.
+    """
+    if not math.isfinite(block.standard_error) or block.standard_error <= DISTURBED * inside:
+        return 1.0
+    return inside / block.standard_error
+
+
 def _sigma(costs: Sequence[float]) -> float:
     """A normal's standard deviation from the median absolute deviation; at least two costs."""
     center = median(costs)
@@ -149,7 +164,7 @@ def _sigma(costs: Sequence[float]) -> float:
     return SIGMA_PER_MEAN_DEVIATION * fmean(deviations)
 
 
-def _student_quantile(degrees: int, probability: float) -> float:
+def _student_quantile(degrees: float, probability: float) -> float:
     """The quantile of Student's t."""
     from scipy.special import stdtrit  # here: takes long to import
 

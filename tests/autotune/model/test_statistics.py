@@ -77,6 +77,17 @@ def test_one_block_that_could_not_tell_a_pause_says_nothing_of_the_others() -> N
     assert 0.09 < found.low < found.high < 0.11
 
 
+def test_a_block_that_was_disturbed_hardly_counts() -> None:
+    quiet = [Estimate(center, 0.004, 7) for center in (0.0, 0.5, 0.503)]
+    found = difference([*quiet, Estimate(0.95, 0.45, 3)], [False, True, True, False])
+    assert 0.4 < found.low < 0.5 < found.high < 0.6
+
+
+def test_a_side_with_disturbed_blocks_only_proves_nothing() -> None:
+    blocks = [Estimate(0.0, 0.4, 3), *[Estimate(0.5, 0.004, 7)] * 2, Estimate(0.0, 0.4, 3)]
+    assert difference(blocks, [False, True, True, False]).low < 0
+
+
 @given(st.floats(-1, 1), st.floats(-1e3, 1e3), st.floats(-0.1, 0.1))
 def test_a_steady_drift_changes_nothing(gain: float, start: float, drift: float) -> None:
     sides = [turn % 4 in (0, 3) for turn in range(6)]
