@@ -22,7 +22,7 @@ from cells.report import headline, show
 from cells.run import CellError, run_cell
 from harness import write_json
 
-SMOKE_FIELDS = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.05}
+SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.05}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -73,14 +73,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     """Raises ValueError for a model or a cell that there is not."""
     places = [f"{model}/{network}" for model in options.models for network in options.networks]
-    shape = {"nodes": options.nodes, "ranks_per_node": options.ranks_per_node}
+    shape: dict[str, Any] = {"nodes": options.nodes, "ranks_per_node": options.ranks_per_node}
     if options.smoke:
-        models, networks = options.models[:1], ["1gbit"]
-        return grid(models, networks, **shape, **SMOKE_FIELDS), SMOKE
+        bagua = options.bagua or []
+        return grid(options.models[:1], ["1gbit"], bagua, **shape, **SMOKE_FIELDS), SMOKE
     bagua = options.bagua
     if bagua is None:
         bagua = [place for place in DEFAULT_BAGUA if place in places]
-    fields = {
+    fields: dict[str, Any] = {
         **shape,
         "gradient_bytes": round(1e6 * options.gradient_megabytes),
         "compute_seconds": options.compute_seconds,

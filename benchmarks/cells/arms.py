@@ -35,6 +35,7 @@ class Effort:
         finalists: of the sweep, that stage 2 measures again.
         most_tuning_steps: a tuning that has not ended by then is cut off.
         tuning_variables: environment of the tuned job.
+        bagua_limits: of Bagua's service, where they are not its defaults.
     """
 
     sizes_bytes: tuple[int, ...] = (
@@ -48,6 +49,7 @@ class Effort:
     finalists: int = 3
     most_tuning_steps: int = 600
     tuning_variables: Mapping[str, str] = field(default_factory=dict)
+    bagua_limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 FULL = Effort()
@@ -65,6 +67,7 @@ SMOKE = Effort(
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
         "BAGUA_AUTOTUNE_WARMUP_TIME_S": "1",
     },
+    bagua_limits={"max_samples": 3, "confidence_seconds": 0.5, "warmup_seconds": 1.0},
 )
 """Enough to see that every part works; its figures mean nothing."""
 

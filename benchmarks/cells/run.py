@@ -120,9 +120,10 @@ class Parts:
     def tune_by_bagua(self) -> dict[str, Any]:
         """A live tuning by Bagua's own service, on the same host as ours, with its defaults."""
         world_size = self._cell.nodes * self._cell.ranks_per_node
-        with bagua_service(self._testbed.service_host, world_size, self._folder) as address:
-            limits = {"most_steps": MOST_BAGUA_STEPS, "after_steps": AFTER_STEPS}
-            return self._run("bagua", {"service": address, "report_every": 10, **limits})
+        host, limits = self._testbed.service_host, self._effort.bagua_limits
+        with bagua_service(host, world_size, self._folder, **limits) as address:
+            steps = {"most_steps": MOST_BAGUA_STEPS, "after_steps": AFTER_STEPS}
+            return self._run("bagua", {"service": address, "report_every": 10, **steps})
 
     def measure(self, name: str, arms: Sequence[Arm], rounds: int, steps: int) -> dict[str, Any]:
         """All arms in turns: ``rounds`` blocks of each."""
