@@ -22,7 +22,7 @@ from cells.arms import is_swept
 from cells.goals import BEST_SIZE_EXCESS, MEDIAN_ERROR
 from harness import print_table, write_json
 
-from bagua_autotune.simulation import Cluster, Simulator
+from bagua_autotune.simulation import Cluster
 from bagua_autotune.simulation.fitting import fit_record
 from bagua_autotune.simulation.recorded import RecordError, load_record
 from bagua_autotune.simulation.units import describe_bandwidth, describe_duration

@@ -26,6 +26,8 @@ class Cluster:
             gigabytes over TCP, where processor cores copy.
         half_seconds: a message that the link carries in this time reaches half of ``flow_share``.
         start_seconds: until all ranks have begun a collective, whatever its size.
+        shards_share: of the bandwidth inside a node, that reduce-scatter and all-gather reach where
+            reduce and broadcast reach all of it; a backend that emulates them reaches less.
     """
 
     nodes: int
@@ -38,6 +40,7 @@ class Cluster:
     flow_bytes_per_second: float = math.inf
     half_seconds: float = 40e-6
     start_seconds: float = 15e-6
+    shards_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.ranks_per_node < 1:

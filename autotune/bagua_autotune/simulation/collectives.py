@@ -68,6 +68,7 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
         inside = _inside(cluster, hops, size_bytes)
         return (inside, _across(cluster, size_bytes, flows=1), inside)
     inside = _inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
+    inside = replace(inside, most=inside.most * cluster.shards_share)
     return (inside, _across(cluster, size_bytes, flows=ranks), inside)
 
 

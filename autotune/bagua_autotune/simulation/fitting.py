@@ -32,6 +32,7 @@ USUAL_LATENCY = (50e-6, 5.0)
 USUAL_LATE = (0.5e-3, 2.0)
 USUAL_START = (15e-6, 3.0)
 USUAL_INSIDE = (1e10, 3.0)
+USUAL_SHARDS_SHARE = (1.0, 0.7)
 # The model foretells a bucket's duration, and a whole step's communication, that well.
 DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
 SHORTEST = 1e-7
@@ -86,7 +87,9 @@ def _usual(nodes: int, ranks_per_node: int) -> list[tuple[float, float]]:
     """Of the figures that are fitted: bandwidth and latency, by how much the slowest rank is later
     than the one that was profiled; start and bandwidth inside."""
     usual = [(1.0, np.inf), USUAL_LATENCY, USUAL_LATE]
-    return [*usual, USUAL_START, USUAL_INSIDE] if nodes > 1 and ranks_per_node > 1 else usual
+    if nodes == 1 or ranks_per_node == 1:
+        return usual
+    return [*usual, USUAL_START, USUAL_INSIDE, USUAL_SHARDS_SHARE]
 
 
 def _cluster(nodes: int, ranks_per_node: int, figures: Sequence[float]) -> Cluster:
@@ -100,8 +103,13 @@ def _cluster(nodes: int, ranks_per_node: int, figures: Sequence[float]) -> Clust
         )
     if not others:
         return cluster
-    start_seconds, inside = others
-    return replace(cluster, start_seconds=start_seconds, inside_bandwidth_bytes_per_second=inside)
+    start_seconds, inside, shards_share = others
+    return replace(
+        cluster,
+        start_seconds=start_seconds,
+        inside_bandwidth_bytes_per_second=inside,
+        shards_share=shards_share,
+    )
 
 
 def _typical(traffic: Sequence[Traffic]) -> list[tuple[Traffic, int]]:

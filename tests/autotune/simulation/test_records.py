@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.simulation import Simulator
+from bagua_autotune.simulation.collectives import reduction
 from bagua_autotune.simulation.fitting import fit_cluster, fit_record
 from bagua_autotune.simulation.recorded import Record, RecordError, Traffic, load_record
+from bagua_autotune.simulation.simulator import CONTENTION
 from bagua_autotune.simulation.summary import summarise
 from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
 
@@ -99,6 +102,38 @@ def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
     assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.05)
 
 
+SLEEPING = Simulator(
+    SIMULATOR.workload,
+    replace(
+        make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4),
+        inside_bandwidth_bytes_per_second=5e8,
+        shards_share=0.5,
+        start_seconds=2e-4,
+    ),
+    contention=0.0,
+    launch_seconds=1e-4,
+)
+
+
+def test_all_figures_of_a_cluster_come_back_from_every_way_of_reducing() -> None:
+    ways: list[Knobs] = [
+        {"bucket_bytes": size, "hierarchical": way, "channels": channels}
+        for way in ("off", "leaders", "shards")
+        for size, channels in ((25 * MIB, 1), (4 * MIB, 2), (MIB, 1))
+    ]
+    steps = [(knobs, SLEEPING.profile(knobs, number)) for number, knobs in enumerate(ways)]
+    found = fit_record(summarise("slow", (2, 2), SLEEPING.workload.tensors, steps))
+    for name in ("bandwidth_bytes_per_second", "inside_bandwidth_bytes_per_second", "shards_share"):
+        assert getattr(found.cluster, name) == pytest.approx(
+            getattr(SLEEPING.cluster, name), rel=0.06
+        )
+    assert found.cluster.latency_seconds == pytest.approx(2e-4, rel=0.3)
+    assert found.contention < 0.01
+    assert found.launch_seconds == pytest.approx(1e-4, rel=0.2)
+    for knobs in ways:
+        assert found.step_seconds(knobs) == pytest.approx(SLEEPING.step_seconds(knobs), rel=0.01)
+
+
 def test_one_size_alone_leaves_a_plausible_latency() -> None:
     (first, *_) = record().traffic
     fitted = fit_cluster(4, 2, [Traffic(buckets=first.buckets[:1])] * 5)
@@ -129,6 +164,21 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert load_record(path) == written
 
 
+def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
+    path, today = tmp_path / "job.json", record().model_dump(mode="json")
+    for name in ("traffic", "contention", "launch_seconds"):
+        del today[name]
+    collectives = [{"bytes": MIB, "seconds": 0.002}, {"bytes": 8 * MIB, "seconds": 0.014}]
+    path.write_text(json.dumps({**today, "version": 1, "collectives": collectives}))
+    found = load_record(path)
+    assert [each.buckets[0].bytes for each in found.traffic] == [MIB, 8 * MIB]
+    assert found.contention == CONTENTION
+    fitted = fit_cluster(4, 2, found.traffic)
+    for each in collectives:
+        (phase,) = reduction(fitted, "off", each["bytes"])
+        assert phase.alone_seconds == pytest.approx(each["seconds"], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -139,6 +189,7 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
         ({"ranks_per_node": []}, "ranks_per_node"),
         ({"forward_seconds": -1.0}, "forward_seconds"),
         ({"traffic": [{"buckets": []}]}, "traffic.0.buckets"),
+        ({"version": 1, "collectives": [{"bytes": 1}]}, "version: Input should be 2"),
         ({"more": 1}, "more: Extra inputs are not permitted"),
     ],
 )
