@@ -56,7 +56,8 @@ class Testbed:
         self._jobs: list[Job] = []
 
     def __enter__(self) -> Testbed:
-        clean()
+        with contextlib.suppress(ToolError):  # what another run left does not hinder this one
+            clean()
         names = [*(f"host{node}" for node in range(self.nodes)), SERVICE]
         self._record = Record.create(str(self.network), [*names, SWITCH])
         self.folder = Path(self._record.folder)
