@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,11 @@ def results_in(output: Path, names: Sequence[str] | None = None) -> list[dict[st
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def summarise(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+def summarise(
+    options: argparse.Namespace,
+    results: list[dict[str, Any]],
+    failures: Mapping[str, str] | None = None,
+) -> None:
     """Print the tables, write gain.json, draw."""
     figures: list[Figures] = [figures_of(result) for result in results]
     path = options.calibration or options.output / "calibration.json"
@@ -133,9 +137,8 @@ def summarise(options: argparse.Namespace, results: list[dict[str, Any]]) -> Non
     show(figures, found, options.markdown)
     if not options.report:
         verdicts = [vars(goal) for goal in found]
-        write_json(
-            options.output / "gain.json", {"command": sys.argv, "goals": verdicts, "cells": results}
-        )
+        result = {"command": sys.argv, "goals": verdicts, "failures": failures, "cells": results}
+        write_json(options.output / "gain.json", result)
     if options.plots:
         for image in plot_networks(figures, options.plots):
             print(image, file=sys.stderr)
@@ -159,7 +162,7 @@ def main() -> None:
         sys.exit("interrupted; --resume goes on with the cell that was not done")
     results = results_in(options.output, [cell.name for cell in cells])
     if results:
-        summarise(options, results)
+        summarise(options, results, failures)
     if failures:
         print(
             f"{len(failures)} of {len(cells)} cells failed: {', '.join(failures)}", file=sys.stderr

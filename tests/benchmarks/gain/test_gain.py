@@ -47,6 +47,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
     written = json.loads((tmp_path / "gain.json").read_text())
     assert [cell["cell"]["model"] for cell in written["cells"]] == ["resnet50", "bert-base"]
     assert written["goals"][0]["is_met"] is True
+    assert written["failures"] == {"vgg16-1gbit-2x2": "tune.py ended with exit code 1"}
 
 
 def test_resuming_runs_only_what_is_not_done(

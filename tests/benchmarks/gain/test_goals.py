@@ -86,6 +86,12 @@ def test_a_speed_up_over_baguas_default_below_what_bagua_published_misses() -> N
     assert (less.verdict, less.found[:5]) == ("MISSED", "1.069")
 
 
+def test_baguas_own_steps_stand_beside_ours() -> None:
+    with_bagua = figures(cell=Cell("resnet50", "1gbit", bagua=True))
+    found = goal("tuning takes", [figures(cell=BERT), with_bagua]).found
+    assert found.endswith("ours and Bagua's own: resnet50-1gbit-2x2: 130 and 640")
+
+
 @pytest.mark.parametrize(
     ("steps", "ended", "verdict"), [(200, True, "met"), (201, True, "MISSED"), (9, False, "MISSED")]
 )
@@ -157,7 +163,7 @@ def test_a_miss_is_printed_as_missed(as_markdown: bool, capsys: pytest.CaptureFi
     (line,) = (line for line in printed.splitlines() if "over the sweep's best" in line)
     assert "MISSED" in line
     assert "bert-base-1gbit-2x2: 1.050" in line
-    (tunings,) = (line for line in printed.splitlines() if "640" in line)
+    tunings = next(line for line in printed.splitlines() if "640" in line)
     assert "130" in tunings  # Bagua's steps beside ours, and those from first to last switch
     assert "110" in tunings
 
