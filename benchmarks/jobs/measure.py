@@ -95,7 +95,7 @@ def _reconfiguration(
 def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list[float]:
     """Seconds of each step but the first ``warmup_steps``, on the slowest rank."""
     arm.prepare()
-    dist.barrier()
+    dist.barrier(device_ids=None if device.index is None else [device.index])
     for _ in range(warmup_steps):
         arm.step()
     clock = clock_for(device)
