@@ -102,7 +102,7 @@ def is_swept(arm: Arm) -> bool:
 
 def run_off_arms(arms: Sequence[Arm], best: Sequence[str]) -> list[Arm]:
     """What stage 2 measures again: ``best`` of the sweep and what they are compared with."""
-    wanted = {STOCK_DEFAULT, BAGUA_DEFAULT, TUNED, BAGUA_TUNED, *best}
+    wanted = {STOCK_DEFAULT, COMPUTE, BAGUA_DEFAULT, TUNED, BAGUA_TUNED, *best}
     return [arm for arm in arms if arm["name"] in wanted]
 
 

@@ -11,7 +11,7 @@ from testbed import Network
 MODELS = ("resnet50", "vgg16", "bert-base", "gpt2-small", "digits")
 DEFAULT_MODELS = ("resnet50", "vgg16", "bert-base")
 DEFAULT_NETWORKS = ("300mbit", "1gbit", "1gbit-2ms", "unshaped")
-DEFAULT_BAGUA = ("resnet50/1gbit", "vgg16/300mbit", "bert-base/1gbit-2ms")
+DEFAULT_BAGUA = ("resnet50/1gbit", "vgg16/1gbit", "bert-base/1gbit-2ms")
 
 
 @dataclass(frozen=True)

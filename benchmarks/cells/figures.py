@@ -44,10 +44,9 @@ class Figures:
     Attributes:
         sweep, run_off: the arms of stage 1 and 2.
         best: the arm of the sweep with the lowest median in stage 2.
-        tuned_over_best, tuned_over_stock: ratios of stage 2, in pairs of rounds.
+        tuned_over_best, tuned_over_stock, stock_over_compute: of stage 2, in pairs of rounds.
         speedup_over_stock, speedup_over_bagua_default: the other way round.
         bagua_over_tuned: where Bagua's own tuned the job too.
-        stock_over_compute: of stage 1.
         choice: None where there is nothing to choose.
     """
 
@@ -95,11 +94,10 @@ def figures_of(result: Mapping[str, Any]) -> Figures:
     swept = [name for name in run_off if is_swept(arms[name])]
     best = min(swept, key=lambda name: medians[name].seconds)
     stock, tuned, bagua = run_off[STOCK_DEFAULT], run_off[TUNED], run_off.get(BAGUA_TUNED)
-    sweep = result["sweep"]["arms"]
     return Figures(
         cell=Cell.from_json(result["cell"]),
         fallback=result["fallback"],
-        sweep={name: spread(blocks) for name, blocks in sweep.items()},
+        sweep={name: spread(blocks) for name, blocks in result["sweep"]["arms"].items()},
         run_off=medians,
         best=best,
         tuned_over_best=ratio(run_off[best], tuned),
@@ -107,7 +105,7 @@ def figures_of(result: Mapping[str, Any]) -> Figures:
         speedup_over_stock=ratio(tuned, stock),
         speedup_over_bagua_default=ratio(tuned, run_off[BAGUA_DEFAULT]),
         bagua_over_tuned=ratio(tuned, bagua) if bagua else None,
-        stock_over_compute=ratio(sweep[COMPUTE], sweep[STOCK_DEFAULT]),
+        stock_over_compute=ratio(run_off[COMPUTE], stock),
         choice=_choice(result),
         configuration=arms[TUNED]["configuration"],
         tuning=result["tuning"],

@@ -9,7 +9,7 @@ from harness import print_table
 
 from bagua_client import Configuration
 
-from .arms import BAGUA_DEFAULT, STOCK_DEFAULT, TUNED
+from .arms import BAGUA_DEFAULT, COMPUTE, STOCK_DEFAULT, TUNED
 from .figures import Figures
 from .goals import Goal, with_interval
 from .spread import Spread
@@ -56,7 +56,7 @@ def _step_times(cells: Sequence[Figures]) -> Table:
     rows = [
         [
             _name(cell),
-            _ms(cell.sweep["compute"]),
+            _ms(cell.run_off[COMPUTE]),
             _ms(cell.run_off[STOCK_DEFAULT]),
             _ms(cell.run_off[BAGUA_DEFAULT]),
             f"{_ms(cell.run_off[cell.best])}, {cell.best}",
