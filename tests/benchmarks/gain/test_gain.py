@@ -105,7 +105,7 @@ def test_a_report_reads_every_cell_of_a_folder(
     given = options("--report", "--markdown", "--output", str(tmp_path))
     gain.summarise(given, gain.results_in(tmp_path))
     printed = capsys.readouterr().out
-    assert "| resnet50-1gbit-2x2 | 500.2 ± 0.7 |" in printed
+    assert "| resnet50-1gbit-2x2 | 500.2 ± " in printed
     assert "| MISSED | 20.0% |" in printed
     assert not (tmp_path / "gain.json").exists()
 
