@@ -18,11 +18,6 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 """Title, header and rows."""
 
 
-def tables(cells: Sequence[Figures], goals: Sequence[Goal]) -> list[Table]:
-    """Step times, speed-ups, tunings, then the goals."""
-    return [_step_times(cells), _ratios(cells), _tunings(cells), _goals(goals)]
-
-
 def headline(cell: Figures) -> str:
     """A cell in a line."""
     speedups = f"{cell.speedup_over_stock.paired_ratio:.3f}x over stock, "
@@ -33,13 +28,20 @@ def headline(cell: Figures) -> str:
 
 
 def show(cells: Sequence[Figures], goals: Sequence[Goal], as_markdown: bool = False) -> None:
-    """Print all tables."""
-    for title, header, rows in tables(cells, goals):
+    """Print step times, speed-ups and tunings, then the goals."""
+    for title, header, rows in (_step_times(cells), _ratios(cells), _tunings(cells)):
         if as_markdown:
             print(markdown(title, header, rows))
         else:
             print(f"\n{title}")
             print_table(header, rows)
+    if as_markdown:
+        found = [[str(goal.number), goal.what, goal.verdict, goal.found] for goal in goals]
+        print(markdown("Goals", ["", "goal", "", "found"], found))
+        return
+    print("\nGoals")
+    for goal in goals:
+        print(f"{goal.number}  {goal.verdict:<12}  {goal.what}: {goal.found}", flush=True)
 
 
 def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -113,11 +115,6 @@ def _tuning_row(cell: Figures) -> list[str]:
 def _bagua_steps(bagua: dict[str, Any]) -> str:
     steps = str(bagua["tuning_steps"])
     return steps if bagua["ended"] else f"over {steps}"
-
-
-def _goals(goals: Sequence[Goal]) -> Table:
-    rows = [[str(goal.number), goal.what, goal.verdict, goal.found] for goal in goals]
-    return "Goals", ["", "goal", "", "found"], rows
 
 
 def _name(cell: Figures) -> str:
