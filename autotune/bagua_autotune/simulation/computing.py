@@ -16,7 +16,7 @@ from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS
 Step = tuple[Mapping[str, Value], Profile]
 Floats = NDArray[np.float64]
 # By what the length of one step's computing differs from the next one's, as a share of it.
-SPREAD = 0.05
+SPREAD = 0.02
 # So many moments of the backward pass are compared between steps.
 MOMENTS = 8
 
