@@ -21,7 +21,7 @@ from cells.report import headline, show
 from cells.run import CellError, run_cell
 from harness import write_json
 
-SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.05}
+SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

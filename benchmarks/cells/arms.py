@@ -61,9 +61,9 @@ SMOKE = Effort(
     run_off_rounds=2,
     run_off_steps=1,
     finalists=1,
-    most_tuning_steps=300,
+    most_tuning_steps=200,
     tuning_variables={
-        "BAGUA_AUTOTUNE_MAX_SAMPLES": "4",
+        "BAGUA_AUTOTUNE_MAX_SAMPLES": "3",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
         "BAGUA_AUTOTUNE_WARMUP_TIME_S": "1",
     },
