@@ -25,7 +25,7 @@ from harness import print_table, write_json
 from bagua_autotune.simulation import Cluster
 from bagua_autotune.simulation.fitting import fit_record
 from bagua_autotune.simulation.recorded import RecordError, load_record
-from bagua_autotune.simulation.units import describe_bandwidth, describe_duration
+from bagua_autotune.simulation.units import describe_bandwidth
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def document(cells: Sequence[Calibration]) -> dict[str, Any]:
 def show(cells: Sequence[Calibration]) -> None:
     """Each cell, each network, and whether the goals are met."""
     header = ["cell", "median error", "worst", "at", "simulator's best", "true best", "loss"]
-    header += ["bandwidth", "latency", "contention"]
+    header += ["bandwidth", "contention"]
     print_table(header, [_row(cell) for cell in cells])
     print()
     rows = []
@@ -194,7 +194,6 @@ def _row(cell: Calibration) -> list[str]:
         cell.best.name,
         f"{cell.excess:.1%}",
         describe_bandwidth(cell.cluster.bandwidth_bytes_per_second),
-        describe_duration(cell.cluster.latency_seconds),
         f"{cell.contention:.2f}",
     ]
 

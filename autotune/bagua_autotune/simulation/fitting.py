@@ -37,6 +37,7 @@ USUAL_SHARDS_SHARE = (1.0, 0.7)
 DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
 SHORTEST = 1e-7
 MOST_EVALUATIONS = 40
+FARTHEST = 50.0
 
 
 def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
@@ -52,14 +53,14 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
     """
     from scipy.optimize import least_squares  # here: takes long to import
 
-    if not traffic or nodes * ranks_per_node < 2:
-        raise ValueError("no reduction was measured from which the network could be told")
     typical = _typical(traffic)
+    if not typical or nodes * ranks_per_node < 2:
+        raise ValueError("no reduction was measured from which the network could be told")
     usual, spreads = np.array(_usual(nodes, ranks_per_node)).T
     logarithms = np.log(usual)
 
     def differences(tried: Floats) -> Floats:
-        figures = np.exp(tried).tolist()
+        figures = _figures(tried)
         cluster = _cluster(nodes, ranks_per_node, figures)
         found = [_differences(cluster, each, count, figures[2]) for each, count in typical]
         return np.concatenate([*found, (tried - logarithms) / spreads])
@@ -69,7 +70,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
     ]
     beginning = min(beginnings, key=lambda each: float(np.log1p(differences(each) ** 2).sum()))
     found = least_squares(differences, beginning, loss="soft_l1", max_nfev=MOST_EVALUATIONS)
-    return _cluster(nodes, ranks_per_node, np.exp(found.x).tolist())
+    return _cluster(nodes, ranks_per_node, _figures(found.x))
 
 
 def fit_record(record: Record) -> Simulator:
@@ -81,6 +82,12 @@ def fit_record(record: Record) -> Simulator:
     nodes, ranks_per_node = len(record.ranks_per_node), max(record.ranks_per_node)
     cluster = fit_cluster(nodes, ranks_per_node, record.traffic)
     return Simulator(record.workload, cluster, record.contention, record.launch_seconds)
+
+
+def _figures(logarithms: Floats) -> list[float]:
+    """Finite also where the traffic tells nothing of a figure, and the search runs away with it."""
+    figures: list[float] = np.exp(np.clip(logarithms, -FARTHEST, FARTHEST)).tolist()
+    return figures
 
 
 def _usual(nodes: int, ranks_per_node: int) -> list[tuple[float, float]]:
