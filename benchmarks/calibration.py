@@ -136,15 +136,19 @@ def _knobs(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 def calibrate_folder(folder: Path) -> list[Calibration]:
     """Every cell of the bench's folder that has a profile; those without are named."""
+    documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return calibrate_all([each for each in documents if "cell" in each], folder)
+
+
+def calibrate_all(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Calibration]:
+    """The cells of these JSON documents of the bench's folder; see ``calibrate_folder``."""
     found = []
-    for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text())
-        if "cell" not in result:
-            continue  # A summary of the bench.
+    for result in results:
+        name = result["cell"]["name"]
         try:
-            found.append(calibrate(result, folder / path.stem / "profile.json"))
+            found.append(calibrate(result, folder / name / "profile.json"))
         except (RecordError, ValueError) as error:
-            print(f"{path.stem}: left out: {error}", file=sys.stderr, flush=True)
+            print(f"{name}: left out: {error}", file=sys.stderr, flush=True)
     return found
 
 

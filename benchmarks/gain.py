@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibration import calibrate_all, document
 from cells.arms import FULL, SMOKE, Effort
 from cells.cell import DEFAULT_BAGUA, DEFAULT_MODELS, DEFAULT_NETWORKS, MODELS, Cell, grid
 from cells.figures import Figures, figures_of
@@ -59,12 +60,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="draw there (needs the extra plot)"
-    )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="what benchmarks/calibration.py wrote (default: FOLDER/calibration.json)",
     )
     return parser.parse_args(argv)
 
@@ -130,9 +125,8 @@ def summarise(
 ) -> None:
     """Print the tables, write gain.json, draw."""
     figures: list[Figures] = [figures_of(result) for result in results]
-    path = options.calibration or options.output / "calibration.json"
-    calibration = json.loads(path.read_text()) if path.exists() else None
-    found = goals(figures, calibration)
+    calibrations = calibrate_all(results, options.output)
+    found = goals(figures, document(calibrations) if calibrations else None)
     show(figures, found, options.markdown)
     if not options.report:
         verdicts = [vars(goal) for goal in found]

@@ -44,7 +44,7 @@ class Goal:
 
 
 def goals(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None) -> list[Goal]:
-    """All goals on all cells; ``calibration`` is what benchmarks/calibration.py wrote."""
+    """All goals on all cells; ``calibration`` is the document of calibration.py."""
     return [
         _every(1, f"tuned over the sweep's best at most {OVER_BEST}", cells, _over_best),
         _every(1, f"tuned over stock DDP's default at most {OVER_STOCK}", cells, _over_stock),
@@ -189,7 +189,7 @@ def _calibration(calibration: Mapping[str, Any] | None) -> list[Goal]:
     error = f"simulator's median error at most {MEDIAN_ERROR:.0%}"
     size = f"simulator's best size within {BEST_SIZE_EXCESS:.0%} of the true best"
     if calibration is None:
-        nothing = "no figures: benchmarks/calibration.py makes them"
+        nothing = "no cell has a profile"
         return [Goal(6, error, nothing, None), Goal(6, size, nothing, None)]
     median_error = float(calibration["median_error"])
     worst = max(calibration["cells"], key=lambda cell: cell["excess"])

@@ -57,7 +57,8 @@ def folder(tmp_path: Path) -> Path:
         "sweep": {"arms": {**blocks, "stock default": [[1.0]]}},
     }
     (tmp_path / "made-up.json").write_text(json.dumps(result))
-    (tmp_path / "bare.json").write_text(json.dumps(result))
+    bare = {**result, "cell": {"name": "bare", "network": "1gbit"}}
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
     (tmp_path / "gain.json").write_text(json.dumps({"goals": [], "cells": []}))
     return tmp_path
 
