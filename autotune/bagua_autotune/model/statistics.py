@@ -117,20 +117,26 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
         raise ValueError("each side needs at least two blocks")
     sides = np.array(is_first, float)
     design = np.stack([np.ones(len(blocks)), np.arange(len(blocks)), sides], axis=1)
+    # Differences from one of them: costs of any size keep their digits.
+    centers = np.array([block.center - blocks[0].center for block in blocks])
+    alike = float(np.linalg.lstsq(design, centers, rcond=None)[0][2])
     inside = _error_inside(blocks)
     roots = np.array([_precision(block, inside) for block in blocks])
-    design *= roots[:, None]
-    # Differences from one of them: costs of any size keep their digits.
-    centers = roots * np.array([block.center - blocks[0].center for block in blocks])
-    solution = np.linalg.lstsq(design, centers, rcond=None)[0]
-    factor = math.sqrt(float(np.linalg.pinv(design.T @ design)[2, 2]))
+    weighted = design * roots[:, None]
+    solution = np.linalg.lstsq(weighted, centers * roots, rcond=None)[0]
+    factor = math.sqrt(float(np.linalg.pinv(weighted.T @ weighted)[2, 2]))
     degrees = max(0.0, float(np.sum(roots**2)) - design.shape[1])
-    squares = float(np.sum(np.square(centers - design @ solution)))
+    squares = float(np.sum(np.square((centers - design @ solution) * roots)))
     all_degrees = degrees + PRIOR_BLOCKS
     between = math.sqrt((squares + PRIOR_BLOCKS * inside**2) / all_degrees)
     half_width = factor * _student_quantile(all_degrees, CONFIDENCE) * max(between, inside)
     center = float(solution[2])
-    return Interval(center, center - half_width, center + half_width)
+    held = [center - half_width, center + half_width]
+    if not held[0] <= alike <= held[1]:
+        held.append(alike)
+        if min(np.sum(roots[sides == side] == 1) for side in (0, 1)) < 2:
+            held.append(0.0)
+    return Interval(center, min(held), max(held))
 
 
 def _error_inside(blocks: Sequence[Estimate]) -> float:
@@ -147,9 +153,10 @@ def _precision(block: Estimate, inside: float) -> float:
 
     Spreads of few costs differ by chance, so that only one that is far too large tells.
     """
-    if not math.isfinite(block.standard_error) or block.standard_error <= DISTURBED * inside:
+    error = block.standard_error
+    if inside == 0 or not math.isfinite(error) or error <= DISTURBED * inside:
         return 1.0
-    return inside / block.standard_error
+    return inside / error
 
 
 def _sigma(costs: Sequence[float]) -> float:

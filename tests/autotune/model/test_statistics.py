@@ -77,15 +77,35 @@ def test_one_block_that_could_not_tell_a_pause_says_nothing_of_the_others() -> N
     assert 0.09 < found.low < found.high < 0.11
 
 
-def test_a_block_that_was_disturbed_hardly_counts() -> None:
-    quiet = [Estimate(center, 0.004, 7) for center in (0.0, 0.5, 0.503)]
-    found = difference([*quiet, Estimate(0.95, 0.45, 3)], [False, True, True, False])
-    assert 0.4 < found.low < 0.5 < found.high < 0.6
+TURNS = [False, True, True, False, False, True]
+"""Of the winner's blocks (False) and the baseline's."""
 
 
-def test_a_side_with_disturbed_blocks_only_proves_nothing() -> None:
-    blocks = [Estimate(0.0, 0.4, 3), *[Estimate(0.5, 0.004, 7)] * 2, Estimate(0.0, 0.4, 3)]
-    assert difference(blocks, [False, True, True, False]).low < 0
+def test_a_disturbed_block_does_not_hide_a_gain() -> None:
+    blocks = [Estimate(center, 0.004, 7) for center in (0.0, 0.5, 0.503, 0.0, 0.001, 0.502)]
+    blocks[3] = Estimate(0.95, 0.45, 3)
+    found = difference(blocks, TURNS)
+    assert 0 < found.low < 0.5 < found.high < 0.6
+    assert found.center == pytest.approx(0.5, abs=0.02)
+
+
+def test_one_undisturbed_block_of_a_side_proves_nothing() -> None:
+    blocks = [Estimate(center, 0.004, 7) for center in (0.0, 0.5, 0.503, 0.0)]
+    assert difference(blocks, TURNS[:4]).low > 0.4
+    blocks[3] = Estimate(0.3, 0.45, 3)
+    assert difference(blocks, TURNS[:4]).low == 0
+
+
+def test_a_configuration_that_disturbs_itself_is_not_better_for_that() -> None:
+    blocks = [Estimate(center, 0.004, 7) for center in (0.0, 0.05, 0.05, 0.0, 0.0, 0.05)]
+    blocks[3] = Estimate(0.5, 0.1, 8)
+    assert difference(blocks, TURNS).low < 0
+
+
+def test_blocks_of_equal_costs_beside_others_count_like_these() -> None:
+    blocks = [Estimate(center, 0.0, 7) for center in (0.0, 0.001, 0.001)]
+    found = difference([*blocks, Estimate(0.2, 0.001, 7)], TURNS[:4])
+    assert found.low < 0
 
 
 @given(st.floats(-1, 1), st.floats(-1e3, 1e3), st.floats(-0.1, 0.1))
