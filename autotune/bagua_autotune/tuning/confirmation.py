@@ -1,7 +1,8 @@
 """Measuring the winner again beside the baseline, in turns, before it is kept.
 
 The winner of a search is partly the luckiest one, so the trials of the search do not count
-here; turns (winner, baseline, baseline, winner, ...) let a drift of the machine cancel.
+here, unless the gain is far larger than luck; turns (winner, baseline, baseline, winner, ...) let
+a drift of the machine cancel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from bagua_autotune.model.statistics import Interval, difference
 FEWEST_PAIRS = 2
 MOST_PAIRS = 4
 GAIN_THAT_MATTERS = 0.01
+# Where so much lies between all blocks of the two sides, those of the search too, the gain is
+# neither luck nor drift: one pair is enough.
+CLEAR_GAIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,43 @@ def confirm(
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
     pairs, half_done = divmod(len(measured), 2)
+    if pairs == 1 and not half_done:
+        both = _searched(trials, (winner, baseline)) + measured
+        clear = _gain(both, baseline)
+        if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
+            return Confirmation(None, clear)
     if half_done or pairs < FEWEST_PAIRS:
         return Confirmation(upcoming)
-    blocks = [trial.estimate for trial in measured if trial.estimate]
-    gain = difference(blocks, [trial.configuration == baseline for trial in measured])
+    gain = _gain(measured, baseline)
+    assert gain is not None  # there are two pairs
     is_undecided = gain.low <= 0 < gain.center and gain.high > GAIN_THAT_MATTERS * scale
     if is_undecided and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
     return Confirmation(None, gain)
+
+
+def _gain(trials: Sequence[Trial], baseline: Configuration) -> Interval | None:
+    """What measured trials of both sides say; None with less than two of one."""
+    sides = [trial.configuration == baseline for trial in trials]
+    if min(sides.count(True), sides.count(False)) < 2:
+        return None
+    return difference([trial.estimate for trial in trials if trial.estimate], sides)
+
+
+def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
+    """From the slowest block of the winner to the fastest of the baseline, of their intervals."""
+    lows = [t.estimate.low for t in trials if t.estimate and t.configuration == baseline]
+    highs = [t.estimate.high for t in trials if t.estimate and t.configuration != baseline]
+    return min(lows) - max(highs)
+
+
+def _searched(trials: Sequence[Trial], sides: tuple[Configuration, Configuration]) -> list[Trial]:
+    """The measured search trials of both sides."""
+    return [
+        trial
+        for trial in trials
+        if trial.purpose == "search" and trial.estimate and trial.configuration in sides
+    ]
 
 
 def _since_first(winner: Configuration, trials: Sequence[Trial]) -> list[Trial]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -17,7 +18,10 @@ SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
 PATIENCE_TRIALS = 6
-PATIENCE_WITH_MODEL = 3
+# With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
+# searcher mistakes for hope.
+PATIENCE_WITH_MODEL = (3, 6)
+PATIENCE_STEPS = 26
 
 
 def search_has_ended(
@@ -45,12 +49,19 @@ def search_has_ended(
     worthwhile = max(SMALLEST_GAIN, _cost_of_a_trial(searcher) / limits.remaining_steps)
     if searcher.expected_gain() < worthwhile:
         return True
-    patience = PATIENCE_WITH_MODEL if problem.predictor else PATIENCE_TRIALS
+    patience = _patience_with_model(measured) if problem.predictor else PATIENCE_TRIALS
     if len(measured) < searcher.initial_trials + patience:
         return False
     allowed = set(problem.candidates)
     tried = [trial.configuration for trial in measured if trial.configuration in allowed]
     return _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
+
+
+def _patience_with_model(measured: Sequence[Trial]) -> int:
+    """How many trials that find nothing better are enough."""
+    fewest, most = PATIENCE_WITH_MODEL
+    steps = fmean(trial.estimate.count for trial in measured if trial.estimate)
+    return min(max(round(PATIENCE_STEPS / steps), fewest), most)
 
 
 def _cost_of_a_trial(searcher: Searcher) -> float:

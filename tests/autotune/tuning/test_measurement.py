@@ -74,7 +74,7 @@ def steps(found: list[Estimate]) -> float:
 @pytest.mark.parametrize(
     ("noise", "purpose", "longest"),
     [
-        (0.005, "search", 6.5),
+        (0.005, "search", 4.5),
         (0.02, "search", 9),
         (0.05, "search", 10.5),
         (0.005, "confirm", 6.5),
