@@ -1,7 +1,8 @@
 """What runs have made, written down before it is made, so that it can be removed by anybody.
 
 One file for each run in ``/run/bagua-testbed`` (where that cannot be written, in the folder
-for temporary files). Nothing is ever removed that is not written there.
+for temporary files). Nothing is ever removed that is not written there. What a run starts carries
+its identifier in a variable, so that it is found on loopback as well.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from platformdirs import user_cache_path
 from .tools import ToolError, run
 
 PREFIX = "bagua-testbed"
+RUN = "BAGUA_TESTBED_RUN"
 KILL_SECONDS = 10.0
 
 
@@ -90,13 +92,19 @@ class Record:
     def owner_alive(self) -> bool:
         return started(self.owner) == self.owner_started
 
+    @property
+    def mark(self) -> dict[str, str]:
+        """The variable by which its processes, and theirs, are known."""
+        return {RUN: self.run}
+
     def processes(self) -> list[int]:
-        """Those that run in its namespaces."""
-        return [
+        """Those that run in its namespaces or carry its mark."""
+        pids = {
             int(pid)
             for namespace in set(self.namespaces).intersection(namespaces())
             for pid in run("ip", "netns", "pids", namespace).split()
-        ]
+        }
+        return sorted(pids | marked(f"{RUN}={self.run}"))
 
     def remove(self) -> None:
         """End its processes, and remove its namespaces with their links, its files and itself.
@@ -111,7 +119,7 @@ class Record:
         deadline = time.monotonic() + KILL_SECONDS
         while pids := self.processes():
             if time.monotonic() > deadline:
-                raise ToolError(f"run {self.run}: processes {pids} do not end")
+                raise ToolError(f"processes {pids} do not end")
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -140,25 +148,52 @@ def namespaces() -> list[str]:
     return [line.split()[0] for line in run("ip", "netns", "list").splitlines() if line]
 
 
-def records() -> Iterator[Record]:
-    """Of all runs that have not been removed."""
+def marked(variable: str) -> set[int]:
+    """Processes that were started with ``NAME=value`` in their environment; of this user only."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # ended, or somebody else's
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parent.name))
+    return found
+
+
+def read() -> tuple[list[Record], list[str]]:
+    """Of all runs that have not been removed, and a sentence for each file that is no record."""
+    found, problems = [], []
     for path in sorted(folder().glob("*.json")):
-        # Just removed, or just being written, or its run was killed in between.
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            yield Record(**json.loads(path.read_text()))
+        try:
+            text = path.read_text()
+            if text:  # else it is just being written, or its run was killed in between
+                found.append(Record(**json.loads(text)))
+        except FileNotFoundError:
+            pass  # just removed
+        except (OSError, TypeError, ValueError) as error:
+            problems.append(f"{path} is left alone, it is no record of this version: {error}")
+    return found, problems
 
 
-def clean(also_of_the_living: bool = False) -> list[Record]:
-    """Remove what runs left whose process is gone, or all of it; returns what was removed.
+def clean(also_of_the_living: bool = False) -> tuple[list[Record], list[str]]:
+    """Remove what runs left whose process is gone, or all of it.
+
+    Returns:
+        What was removed, and a sentence for each run or file that could not be.
 
     Raises:
-        ToolError: a process did not end, or ``ip`` refused.
+        ToolError: the folder of the records belongs to somebody else.
     """
+    removed = []
     with alone():
         for path in folder().glob("*.json"):
             if path.stat().st_size == 0:  # nobody is writing it now: killed, and nothing was made
                 path.unlink()
-        removed = [record for record in records() if also_of_the_living or not record.owner_alive]
-        for record in removed:
-            record._remove()
-    return removed
+        found, problems = read()
+        for record in found:
+            if record.owner_alive and not also_of_the_living:
+                continue
+            try:
+                record._remove()
+                removed.append(record)
+            except (ToolError, OSError) as error:
+                problems.append(f"run {record.run} is not removed: {error}")
+    return removed, problems

@@ -13,13 +13,21 @@ class ToolError(Exception):
 
 
 def run(*command: str) -> str:
-    """What ``command`` prints.
+    """What ``command`` prints; killed with the calling thread, lest it makes something afterwards.
 
     Raises:
         ToolError: it is not installed, or failed.
     """
+    return _output(command, dies_with_parent())
+
+
+def _output(command: Sequence[str], prefix: Sequence[str] = ()) -> str:
+    if shutil.which(command[0]) is None:  # the prefix would say so less clearly
+        raise ToolError(f"{command[0]} is not installed")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [*prefix, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
     except OSError as error:
         raise ToolError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
@@ -30,7 +38,7 @@ def run(*command: str) -> str:
 def works(*command: str) -> bool:
     """Whether ``command`` is installed and succeeds."""
     try:
-        run(*command)
+        _output(command)
     except ToolError:
         return False
     return True
