@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .host import Host
+from .processes import ProcessError, read_line
 from .tools import ToolError, run
 
 SOURCE = Path(__file__).with_name("switch.c")
@@ -30,11 +31,9 @@ def switch(
     run("cc", "-O2", "-o", str(program), str(SOURCE))
     command = [str(program), f"{round_trip_seconds / 2 * 1e9:.0f}", hosts[0].interface]
     command += [str(NAMESPACES / str(host.namespace)) for host in hosts]
-    process = place.popen(command, realtime=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    if not process.stdout.readline():
-        reason = process.stderr.read().decode().strip()
-        process.wait()
-        raise ToolError(f"the switch for the delay ended: {reason}")
+    process = place.popen(command, hurried=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        read_line(process)
+    except ProcessError as error:
+        raise ToolError(f"the switch for the delay {error}") from None
     return process
