@@ -1,6 +1,6 @@
 """Hosts with a network between them, on this machine, for any training script.
 
-python -m benchmarks.testbed run --network 1gbit-2ms --serve -- examples/digits.py --epochs 3
+python -m benchmarks.testbed run --network 1gbit-2ms --serve -- train.py --epochs 3
 python -m benchmarks.testbed probe --network 1gbit-2ms
 python -m benchmarks.testbed list
 python -m benchmarks.testbed clean
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import records
 from .network import Network
+from .results import read_since, written
 from .testbed import Testbed
 from .tools import ToolError
 
@@ -27,10 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the script on the testbed; its exit code."""
     # Its way out is that of Ctrl-C: everything is ended and removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with Testbed(arguments.network, arguments.nodes, arguments.ranks_per_node) as testbed:
+    size = (arguments.nodes, arguments.ranks_per_node)
+    with Testbed(
+        arguments.network, *size, ordinary_priority=arguments.ordinary_priority
+    ) as testbed:
         print(f"testbed: {testbed}", file=sys.stderr, flush=True)
         results = (arguments.results or testbed.folder / "results").resolve()
         results.mkdir(parents=True, exist_ok=True)
+        before = written(results)
         environment = {RESULTS: str(results)}
         if arguments.serve:
             token = secrets.token_urlsafe()
@@ -43,9 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
                 "BAGUA_AUTOTUNE_TOKEN": token,
             }
         code = testbed.start(arguments.script, environment).wait(arguments.timeout)
-        written = {path.name: json.loads(path.read_text()) for path in results.glob("*.json")}
-        if written:
-            print(json.dumps(written, indent=2))
+        found, problems = read_since(results, before)
+        if found:
+            print(json.dumps(found, indent=2))
+        complain(problems)
     return code
 
 
@@ -60,18 +68,34 @@ def probe(arguments: argparse.Namespace) -> int:
 
 def clean(arguments: argparse.Namespace) -> int:
     """Remove what runs left."""
-    for record in records.clean(also_of_the_living=arguments.all):
+    removed, problems = records.clean(also_of_the_living=arguments.all)
+    for record in removed:
         print(f"removed {record.run} ({record.network}, of process {record.owner})")
-    return 0
+    return searched(problems)
 
 
 def show(arguments: argparse.Namespace) -> int:
     """List the runs that have not been removed."""
-    for record in records.records():
+    found, problems = records.read()
+    for record in found:
         state = "alive" if record.owner_alive else "gone"
         count = len(record.processes())
-        print(f"{record.run}  {record.network}  process {record.owner} {state}, {count} in hosts")
-    return 0
+        of_it = f"process {record.owner} {state}, {count} started by it"
+        print(f"{record.run}  {record.network}  {of_it}")
+    return searched(problems)
+
+
+def searched(problems: Sequence[str]) -> int:
+    """Say what was in the way, and where else something may be; the exit code."""
+    complain(problems)
+    if os.geteuid() != 0:
+        complain([f"searched {records.folder()}; runs that root started are found with sudo"])
+    return 1 if problems else 0
+
+
+def complain(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"testbed: {problem}", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,11 +119,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--ranks-per-node", type=int, default=2)
     one.add_argument("--serve", action="store_true", help="with the service, and tune the job")
     one.add_argument("--database", type=Path, help="of the service  [default: forgotten]")
+    one.add_argument(
+        "--ordinary-priority", action="store_true",
+        help="for ranks that compute for real: by default they go before all else on the machine",
+    )  # fmt: skip
     one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after these")
     one.add_argument(
         "--results", type=Path, metavar="FOLDER",
-        help=f"${RESULTS} of the script; the JSON files that it writes there are printed at the "
-        "end  [default: one that is removed]",
+        help=f"${RESULTS} of the script; the JSON files that it writes there are printed on stdout "
+        "at the end  [default: one that is removed]",
     )  # fmt: skip
     one.add_argument("script", nargs="+", help="-- a training script and its arguments")
     one.set_defaults(action=run)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .tools import before_others, dies_with_parent
+from .tools import dies_with_parent
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Host:
         interface: the name of its link.
         namespace: None if it is this machine itself.
         environment: what its processes get beside this process's variables.
+        priority: what precedes a command that is in a hurry; empty: it has to wait like others.
     """
 
     name: str
@@ -27,25 +28,26 @@ class Host:
     interface: str
     namespace: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    priority: Sequence[str] = ()
 
     def popen(
         self,
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        realtime: bool = False,
+        hurried: bool = False,
         **popen_arguments: Any,
     ) -> subprocess.Popen[bytes]:
         """Start ``command`` there; it is killed when the calling thread is gone, however.
 
         Args:
             environment: variables beside this process's.
-            realtime: before all processes of ordinary priority, as far as permitted.
+            hurried: at the host's ``priority``.
         """
         prefix = [*dies_with_parent()]
         if self.namespace is not None:
             prefix += ["ip", "netns", "exec", self.namespace]
-        if realtime:
-            prefix += before_others()
+        if hurried:
+            prefix += self.priority
         variables = {**os.environ, **self.environment, **(environment or {})}
         # A session of its own: Ctrl-C goes to us, and we end what we started.
         arguments = {"start_new_session": True, "stdin": subprocess.DEVNULL, **popen_arguments}

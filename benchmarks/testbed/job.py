@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .host import Host
-from .tools import before_others, dies_with_parent
+from .processes import end
+from .tools import dies_with_parent
 
 POLL_SECONDS = 0.05
-TERMINATE_SECONDS = 3.0
+STDERR = 2
 
 
 def free_port() -> int:
@@ -30,7 +30,7 @@ class Job:
     Args:
         script: a Python program and its arguments.
         environment: variables of the ranks, beside the hosts'.
-        log: what the ranks print is added here; None: printed.
+        log: what the ranks print is added here; None: to our stderr.
     """
 
     def __init__(
@@ -44,20 +44,16 @@ class Job:
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         torchrun += ["--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks_per_node)]
         torchrun += ["--master-addr", hosts[0].address, "--master-port", str(free_port())]
-        # The ranks must not outlive a torchrun that is killed; and they, not it, are in a hurry.
-        rank = [*dies_with_parent(), *before_others(), sys.executable, "-u", *script]
         self._processes = []
         with contextlib.ExitStack() as files:
-            output = None if log is None else files.enter_context(log.open("ab"))
+            output = STDERR if log is None else files.enter_context(log.open("ab"))
             for node, host in enumerate(hosts):
                 where = ["--node-rank", str(node), "--local-addr", host.address, "--no-python"]
+                # Ranks must not outlive a torchrun that is killed; they, not it, are in a hurry.
+                rank = [*dies_with_parent(), *host.priority, sys.executable, "-u", *script]
+                command = [*torchrun, *where, *rank]
                 self._processes.append(
-                    host.popen(
-                        [*torchrun, *where, *rank],
-                        environment,
-                        stdout=output,
-                        stderr=None if output is None else subprocess.STDOUT,
-                    )
+                    host.popen(command, environment, stdout=output, stderr=subprocess.STDOUT)
                 )
 
     def wait(self, timeout_seconds: float | None = None) -> int:
@@ -85,18 +81,3 @@ class Job:
     def kill(self) -> None:
         """End all its processes: asked first, so that torchrun ends its ranks, then killed."""
         end(self._processes)
-
-
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Terminate all; kill those that are still there a little later."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + TERMINATE_SECONDS
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(deadline - time.monotonic(), 0))
-        if process.poll() is None:
-            process.kill()
-        with process:  # closes its pipes, and waits
-            pass

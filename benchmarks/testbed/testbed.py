@@ -14,11 +14,12 @@ from types import TracebackType
 
 from .delay import switch as delayed
 from .host import Host
-from .job import Job, end
+from .job import Job
 from .links import INTERFACE, add_namespaces, bridge, bring_up
 from .network import Network
+from .processes import ProcessError, end, read_line
 from .records import Record, clean
-from .tools import ToolError
+from .tools import ToolError, before_others
 
 SERVICE = "service"
 SWITCH = "switch"
@@ -32,6 +33,10 @@ class Testbed:
     It needs root and iproute2, and a C compiler if the network has a delay; otherwise everything
     runs on this machine's loopback, unshaped, and ``fallback`` says why.
 
+    Args:
+        ordinary_priority: ranks and switch wait like any process; for ranks that compute much,
+            which would leave the rest of the machine no time.
+
     Attributes:
         network: of every host, the service's too.
         hosts: the nodes of a job.
@@ -42,7 +47,13 @@ class Testbed:
 
     __test__ = False  # its name makes pytest take it for a test
 
-    def __init__(self, network: Network, nodes: int = 2, ranks_per_node: int = 2) -> None:
+    def __init__(
+        self,
+        network: Network,
+        nodes: int = 2,
+        ranks_per_node: int = 2,
+        ordinary_priority: bool = False,
+    ) -> None:
         if not 1 <= nodes <= MOST_NODES or ranks_per_node < 1:
             raise ValueError(
                 f"1 to {MOST_NODES} nodes with at least one rank each, not {nodes} "
@@ -51,6 +62,7 @@ class Testbed:
         self.network = network
         self.nodes = nodes
         self.ranks_per_node = ranks_per_node
+        self._priority = () if ordinary_priority else before_others()
         self.fallback: str | None = None
         self._services: list[subprocess.Popen[bytes]] = []
         self._jobs: list[Job] = []
@@ -68,7 +80,10 @@ class Testbed:
             self.fallback = f"loopback instead of hosts with a network of their own: {error}"
             self._record = Record.create("loopback", [])
             self.folder = Path(self._record.folder)
-            hosts = [Host(name, "127.0.0.1", "lo", None, self._variables("lo")) for name in names]
+            variables = self._variables("lo")
+            hosts = [
+                Host(name, "127.0.0.1", "lo", None, variables, self._priority) for name in names
+            ]
             *self.hosts, self.service_host = hosts
         except BaseException:
             self._remove()
@@ -85,13 +100,13 @@ class Testbed:
         *namespaces, switch = self._record.namespaces
         variables = {**self._variables(INTERFACE), "no_proxy": "*", "NO_PROXY": "*"}
         hosts = [
-            Host(name, f"{SUBNET}.{number}", INTERFACE, namespace, variables)
+            Host(name, f"{SUBNET}.{number}", INTERFACE, namespace, variables, self._priority)
             for number, (name, namespace) in enumerate(zip(names, namespaces, strict=True), 1)
         ]
         *self.hosts, self.service_host = hosts
         add_namespaces([*namespaces, switch])
         if self.network.round_trip_seconds:
-            place = Host(SWITCH, "", "", switch)
+            place = Host(SWITCH, "", "", switch, self._record.mark, self._priority)
             delay = self.network.round_trip_seconds
             self._services.append(delayed(hosts, place, delay, self.folder))
         else:
@@ -100,6 +115,7 @@ class Testbed:
 
     def _variables(self, interface: str) -> dict[str, str]:
         return {
+            **self._record.mark,
             # It would warn that the hosts' addresses have no names.
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
             "GLOO_SOCKET_IFNAME": interface,
@@ -126,7 +142,7 @@ class Testbed:
             log: what it says is added here; None: its warnings are printed.
 
         Raises:
-            RuntimeError: it ended before it listened.
+            RuntimeError: it ended before it listened, or did not listen within 30 s.
         """
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
         command += ["--host", self.service_host.address, "--database", f"sqlite:///{database}"]
@@ -140,13 +156,14 @@ class Testbed:
                 stderr=errors,
             )
         self._services.append(process)
-        assert process.stdout is not None
-        address = re.search(r"http://\S+", process.stdout.readline().decode())
+        where = "" if log is None else f"; see {log}"
+        try:
+            line = read_line(process)
+        except ProcessError as error:
+            raise RuntimeError(f"the service {error}, before it listened{where}") from None
+        address = re.search(r"http://\S+", line)
         if address is None:
-            raise RuntimeError(
-                f"the service ended with exit code {process.wait()} before it listened"
-                + ("" if log is None else f"; see {log}")
-            )
+            raise RuntimeError(f"the service said {line!r} and no address{where}")
         return address.group()
 
     def probe(self, seconds: float = 3.0) -> tuple[float, float]:
@@ -154,18 +171,27 @@ class Testbed:
 
         Returns:
             Round trip in seconds (median), and TCP's rate in bits per second.
+
+        Raises:
+            RuntimeError: one of the two did not reach the other, or lost it.
         """
         asking, answering = self.hosts[0], self.hosts[-1]
-        probe = [sys.executable, str(Path(__file__).with_name("probe.py"))]
         address = answering.address
-        answer = answering.popen([*probe, "answer", address], realtime=True, stdout=PIPE)
-        self._services.append(answer)
-        assert answer.stdout is not None
-        answer.stdout.readline()
-        ask = asking.popen([*probe, "ask", address, str(seconds)], realtime=True, stdout=PIPE)
-        self._services.append(ask)
-        assert ask.stdout is not None
-        return float(ask.stdout.readline()), float(answer.stdout.readline())
+        try:
+            answer = self._probe(answering, "answer", address)
+            read_line(answer)
+            ask = self._probe(asking, "ask", address, str(seconds))
+            # They end by themselves when they hear nothing.
+            return float(read_line(ask, None)), float(read_line(answer, None))
+        except ProcessError as error:
+            link = f"{asking.name} and {answering.name}"
+            raise RuntimeError(f"the probe of the link between {link} {error}") from None
+
+    def _probe(self, host: Host, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(Path(__file__).with_name("probe.py")), *words]
+        process = host.popen(command, hurried=True, stdout=PIPE, stderr=PIPE)
+        self._services.append(process)
+        return process
 
     def __exit__(
         self,
