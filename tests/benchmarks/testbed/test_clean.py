@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.testbed import Network, Testbed, records
-from benchmarks.testbed.records import Record, namespaces, started
+from benchmarks.testbed.__main__ import parser
+from benchmarks.testbed.records import RUN, Record, marked, namespaces, started
+from benchmarks.testbed.tools import dies_with_parent
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "benchmarks.testbed"]
@@ -36,11 +40,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def running(network: Network, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(switched: Network, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The command with a job and a service, when all of its ranks are there."""
     (tmp_path / "script.py").write_text(SCRIPT)
     results = tmp_path / "results"
-    options = ["--ranks-per-node", "1", "--network", str(network), "--serve"]
+    options = ["--ranks-per-node", "1", "--network", str(switched), "--serve"]
     options += ["--results", str(results)]
     process = subprocess.Popen(
         [*COMMAND, "run", *options, "--", str(tmp_path / "script.py")], cwd=ROOT
@@ -53,7 +57,7 @@ def running(network: Network, tmp_path: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def record_of(process: subprocess.Popen[bytes]) -> Record:
-    (record,) = (record for record in records.records() if record.owner == process.pid)
+    (record,) = (record for record in records.read()[0] if record.owner == process.pid)
     return record
 
 
@@ -82,7 +86,6 @@ def test_after_kill_9_the_ranks_die_and_clean_removes_the_rest(
     assert started(foreign[1]) is not None
 
 
-@pytest.mark.parametrize("network", ["unshaped-2ms"], indirect=True, ids=["switch"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_after_ctrl_c_nothing_is_left(running: subprocess.Popen[bytes], number: int) -> None:
     record = record_of(running)
@@ -105,16 +108,15 @@ def foreign() -> Iterator[tuple[str, int]]:
 
 
 def test_of_the_living_nothing_is_removed_unless_asked_for(
-    network: Network, foreign: tuple[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    network: Network, foreign: tuple[str, int], kept: Path
 ) -> None:
-    # Records of our own: other runs on this machine are none of this test's business.
-    monkeypatch.setattr(records, "folder", lambda: tmp_path)
+    # With records of our own: other runs on this machine are none of this test's business.
     with Testbed(network, nodes=1) as testbed:
-        (record,) = records.records()
+        (record,) = records.read()[0]
         process = testbed.hosts[0].popen(["sleep", "600"])
-        assert records.clean() == []
+        assert records.clean() == ([], [])
         assert process.poll() is None
-        assert records.clean(also_of_the_living=True) == [record]
+        assert records.clean(also_of_the_living=True) == ([record], [])
         assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
         assert_nothing_left(record, [process.pid])
     assert foreign[0] in namespaces()
@@ -129,22 +131,114 @@ def test_a_process_that_got_the_number_of_an_owner_is_not_the_owner() -> None:
     assert not record("1").owner_alive
 
 
-def test_a_record_that_was_never_finished_is_removed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of records of the test's own."""
     monkeypatch.setattr(records, "folder", lambda: tmp_path)
-    (tmp_path / "0a0a0a0a.json").touch()
-    assert list(records.records()) == []
-    assert records.clean() == []
-    assert list(tmp_path.glob("*.json")) == []
+    return tmp_path
 
 
-@pytest.mark.parametrize("network", ["unshaped"], indirect=True, ids=["bridge"])
-def test_the_next_run_removes_what_a_killed_one_left(network: Network, tmp_path: Path) -> None:
+def of_the_dead(record: Record) -> Record:
+    """The same record, of an owner that is gone."""
+    record = replace(record, owner_started="1")
+    record.path.write_text(json.dumps(asdict(record)))
+    return record
+
+
+def test_a_record_that_was_never_finished_is_removed(kept: Path) -> None:
+    (kept / "0a0a0a0a.json").touch()
+    assert records.read() == ([], [])
+    assert records.clean() == ([], [])
+    assert list(kept.glob("*.json")) == []
+
+
+@pytest.mark.parametrize("text", ['{"version": 2}', "[1]", "{"])
+def test_what_is_no_record_of_this_version_is_named_and_left(kept: Path, text: str) -> None:
+    path = kept / "00000000.json"
+    path.write_text(text)
+    record = of_the_dead(Record.create("unshaped", []))
+    removed, (problem,) = records.clean()
+    assert removed == [record]
+    assert str(path) in problem
+    assert path.read_text() == text
+
+
+def test_what_cannot_be_removed_hinders_nothing_else(kept: Path, only: Path) -> None:
+    stuck, other = (of_the_dead(Record.create("unshaped", ["host0"])) for _ in range(2))
+    # Of an iproute2 that refuses.
+    (only / "ip").write_text(
+        "#!/bin/sh\n"
+        f'case "$2 $3" in list*) echo {stuck.namespaces[0]};; '
+        "delete*) echo busy >&2; exit 1;; esac\n"
+    )
+    (only / "ip").chmod(0o755)
+    removed, (problem,) = records.clean()
+    assert removed == [other]
+    assert problem.startswith(f"run {stuck.run} is not removed: ")
+    assert problem.endswith("failed: busy")
+    assert records.read() == ([stuck], [])
+
+
+def test_who_is_not_root_is_told_where_was_searched(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for command in ("clean", "list"):
+        arguments = parser().parse_args([command])
+        assert arguments.action(arguments) == 0
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert str(kept) in told.err
+        assert "sudo" in told.err
+
+
+def test_what_a_run_on_loopback_left_is_found_by_its_mark(kept: Path) -> None:
+    record = of_the_dead(Record.create("loopback", []))
+    script = "sleep 600 & echo ready; exec sleep 600"
+    process = subprocess.Popen(
+        ["sh", "-c", script], env={**os.environ, **record.mark}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    pids = record.processes()
+    assert len(pids) == 2
+    assert records.clean() == ([record], [])
+    with process:
+        assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
+    assert_nothing_left(record, pids)
+
+
+def test_a_tool_ends_with_who_runs_it() -> None:
+    if not dies_with_parent():
+        pytest.skip("setpriv is lacking")
+    run = secrets.token_hex(4)
+    program = "from benchmarks.testbed import tools; tools.run('sleep', '600')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, RUN: run}
+    )
+    wait_until(lambda: running_sleep(marked(f"{RUN}={run}")))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not marked(f"{RUN}={run}"))
+
+
+def running_sleep(pids: set[int]) -> bool:
+    return any(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in pids)
+
+
+def test_a_namespace_that_was_half_made_is_removed(bridged: Network, kept: Path) -> None:
+    record = of_the_dead(Record.create("unshaped", ["host0"]))
+    Path("/run/netns", *record.namespaces).touch()  # the file is made before it is mounted on
+    assert set(record.namespaces) <= set(namespaces())
+    assert records.clean() == ([record], [])
+    assert_nothing_left(record, [])
+
+
+def test_the_next_run_removes_what_a_killed_one_left(bridged: Network, tmp_path: Path) -> None:
     program = "import os; from benchmarks.testbed import *; Testbed(Network()).__enter__(); "
     program += "os.kill(os.getpid(), 9)"
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     killed.wait()
     record = record_of(killed)
-    with Testbed(network, nodes=1):
+    with Testbed(bridged, nodes=1):
         assert_nothing_left(record, [])
