@@ -18,7 +18,8 @@ from bagua_autotune.model.statistics import Estimate, estimate
 # 5 % noise (tests/autotune/tuning/test_measurement.py measures it).
 NARROW = 0.025
 NARROW_STEPS = 6
-# Of fewer steps the interval must be narrower by these factors: a quiet machine needs no more.
+# Of fewer steps, none of them an outlier, the interval must be narrower by these factors: a quiet
+# machine needs no more.
 NARROWER = {3: 0.25, 4: 0.5, 5: 0.75}
 # An interval is narrow, too, if it is so small a part of the difference that it is to show.
 NARROW_SHARE = 0.25
@@ -88,7 +89,8 @@ def measured(
         narrow = max(narrow, NARROW_SHARE * abs(found.center - rival.center))
     if found.count >= NARROW_STEPS and found.half_width <= narrow:
         return found
-    if purpose == "search" and found.half_width <= NARROWER.get(found.count, 0.0) * NARROW * scale:
+    quiet = purpose == "search" and not found.outliers
+    if quiet and found.half_width <= NARROWER.get(found.count, 0.0) * NARROW * scale:
         return found
     if incumbent is not None and found.low > incumbent.high + CLEARLY_WORSE * scale:
         return found
