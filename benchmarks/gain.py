@@ -3,43 +3,62 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bagua_0_9.environment import prepare
 from calibration import calibrate_all, document
 from cells.arms import FULL, SMOKE, Effort
-from cells.cell import DEFAULT_BAGUA, DEFAULT_MODELS, DEFAULT_NETWORKS, MODELS, Cell, grid
+from cells.cell import (
+    DEFAULT_BAGUA,
+    DEFAULT_COMPUTE_SECONDS,
+    DEFAULT_GRADIENT_BYTES,
+    DEFAULT_MODELS,
+    DEFAULT_NETWORKS,
+    MODELS,
+    Cell,
+    grid,
+)
 from cells.figures import Figures, figures_of
-from cells.goals import goals
+from cells.goals import goals, judged
 from cells.plot import plot_networks
 from cells.report import headline, show
 from cells.run import CellError, run_cell
 from harness import write_json
 
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
+SMOKE_NETWORK = "1gbit"
+OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", "sweep_rounds", "run_off_rounds")
+"""Options that --smoke decides."""
+NO_CELLS = ("gain.json", "calibration.json")
+"""The JSON of a folder beside that of its cells."""
+Measured = tuple[dict[str, Any], Figures]
+"""The JSON of a cell, and what it showed."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(DEFAULT_MODELS), metavar="MODEL",
-                        help=f"of {', '.join(MODELS)}")  # fmt: skip
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument(
         "--networks",
         nargs="+",
-        default=list(DEFAULT_NETWORKS),
         metavar="NETWORK",
         help="such as 300mbit, 1gbit, 1gbit-2ms (round trip), unshaped",
     )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
-    parser.add_argument("--gradient-megabytes", type=float, default=20.0)
-    parser.add_argument("--compute-seconds", type=float, default=0.3, help="of a step, slept")
+    parser.add_argument("--gradient-megabytes", type=float, default=DEFAULT_GRADIENT_BYTES / 1e6)
+    parser.add_argument("--compute-seconds", type=float, default=DEFAULT_COMPUTE_SECONDS,
+                        help="of a step, slept")  # fmt: skip
     parser.add_argument("--bagua", nargs="*", metavar="MODEL/NETWORK",
                         help="cells that Bagua's own service tunes too "
                         f"(default: {', '.join(DEFAULT_BAGUA)})")  # fmt: skip
@@ -53,6 +72,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="keep the cells that are done, as they are asked for now",
     )
+    parser.add_argument(
+        "--loopback",
+        action="store_true",
+        help="where hosts cannot be made, run over loopback; such cells count for no goal",
+    )
     parser.add_argument("--smoke", action="store_true",
                         help="one small cell in a minute; its figures mean nothing")  # fmt: skip
     parser.add_argument("--report", action="store_true",
@@ -61,43 +85,64 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="draw there (needs the extra plot)"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.smoke:
+        _one_small_cell(parser, options)
+    options.models = options.models or list(DEFAULT_MODELS)
+    options.networks = options.networks or list(DEFAULT_NETWORKS)
+    if options.plots and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plots needs matplotlib: pip install 'bagua-autotune[plot]'")
+    return options
+
+
+def _one_small_cell(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    options.models = options.models or list(DEFAULT_MODELS[:1])
+    options.networks = options.networks or [SMOKE_NETWORK]
+    if len(options.models) > 1 or len(options.networks) > 1:
+        parser.error("--smoke runs one cell: one model on one network")
+    for name in OF_SMOKE:
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--smoke has a --{name.replace('_', '-')} of its own")
 
 
 def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     """Raises ValueError for a model or a cell that there is not."""
     places = [f"{model}/{network}" for model in options.models for network in options.networks]
-    shape: dict[str, Any] = {"nodes": options.nodes, "ranks_per_node": options.ranks_per_node}
+    fields: dict[str, Any] = {
+        "nodes": options.nodes,
+        "ranks_per_node": options.ranks_per_node,
+        "device": options.device,
+    }
     if options.smoke:
         bagua = options.bagua or []
-        return grid(options.models[:1], ["1gbit"], bagua, **shape, **SMOKE_FIELDS), SMOKE
+        return grid(options.models, options.networks, bagua, **fields, **SMOKE_FIELDS), SMOKE
     bagua = options.bagua
     if bagua is None:
         bagua = [place for place in DEFAULT_BAGUA if place in places]
-    fields: dict[str, Any] = {
-        **shape,
-        "gradient_bytes": round(1e6 * options.gradient_megabytes),
-        "compute_seconds": options.compute_seconds,
-        "device": options.device,
-    }
+    fields["gradient_bytes"] = round(1e6 * options.gradient_megabytes)
+    fields["compute_seconds"] = options.compute_seconds
     effort = Effort(sweep_rounds=options.sweep_rounds, run_off_rounds=options.run_off_rounds)
     return grid(options.models, options.networks, bagua, options.repeat, **fields), effort
 
 
-def run_all(cells: Sequence[Cell], effort: Effort, output: Path, resume: bool) -> dict[str, str]:
+def run_all(
+    cells: Sequence[Cell], effort: Effort, output: Path, resume: bool, loopback: bool = False
+) -> dict[str, str]:
     """One after the other; a cell that fails is reported and the others go on. The failures."""
+    done = {cell for cell in cells if resume and is_done(cell, effort, output, loopback)}
+    has_bagua = not any(cell.bagua for cell in set(cells) - done) or _bagua_is_here()
     failures: dict[str, str] = {}
-    for number, cell in enumerate(cells, 1):
-        path = output / f"{cell.name}.json"
+    for number, asked in enumerate(cells, 1):
+        cell = asked if has_bagua else replace(asked, bagua=False)
         where = f"[{number}/{len(cells)}] {cell.name}"
-        if resume and path.exists() and json.loads(path.read_text())["cell"] == cell.to_json():
+        if asked in done:
             print(f"{where}: done before", flush=True)
             continue
-        path.unlink(missing_ok=True)
         print(f"{where}: begins {time.strftime('%H:%M:%S')}", flush=True)
         began = time.monotonic()
         try:
-            found = figures_of(json.loads(run_cell(cell, effort, output).read_text()))
+            path = run_cell(cell, effort, output, loopback)
+            found = figures_of(json.loads(path.read_text()))
         except Exception as error:  # whatever it is, the other cells take hours
             if not isinstance(error, CellError):
                 traceback.print_exc()
@@ -109,40 +154,80 @@ def run_all(cells: Sequence[Cell], effort: Effort, output: Path, resume: bool) -
     return failures
 
 
-def results_in(output: Path, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The JSON of the cells that are done: of these names in their order, or of all there are."""
-    kept = ("gain.json", "calibration.json")
+def is_done(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> bool:
+    """Whether the folder holds the cell as it is asked for now. The effort counts as far as it is
+    known; what ran over loopback counts where that is allowed."""
+    try:
+        result = json.loads((output / f"{cell.name}.json").read_text())
+        is_as_asked = result["cell"] == cell.to_json()
+        is_as_asked &= result.get("effort", effort.to_json()) == effort.to_json()
+        return is_as_asked and (loopback or result["fallback"] is None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _bagua_is_here() -> bool:
+    try:
+        prepare()
+    except RuntimeError as error:
+        print(f"Bagua's own tuning is left out: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def measured_in(output: Path, names: Sequence[str] | None = None) -> list[Measured]:
+    """The cells that are done: of these names, or all there are, by network and model in the order
+    of the defaults. What cannot be read is named and left out."""
     if names is None:
-        names = sorted(path.stem for path in output.glob("*.json") if path.name not in kept)
-    paths = [output / f"{name}.json" for name in names]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+        names = [path.stem for path in output.glob("*.json") if path.name not in NO_CELLS]
+    found = []
+    for path in (output / f"{name}.json" for name in names):
+        try:
+            result = json.loads(path.read_text())
+            found.append((result, figures_of(result)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"{path}: left out: {error!r}", file=sys.stderr, flush=True)
+    return sorted(found, key=lambda pair: _place(pair[1].cell))
+
+
+def _place(cell: Cell) -> tuple[int, str, int, str]:
+    network, model = (
+        known.index(word) if word in known else len(known)
+        for known, word in ((DEFAULT_NETWORKS, cell.network), (MODELS, cell.model))
+    )
+    return network, cell.network, model, cell.name
 
 
 def summarise(
     options: argparse.Namespace,
-    results: list[dict[str, Any]],
+    measured: Sequence[Measured],
     failures: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the tables, write gain.json, draw."""
-    figures: list[Figures] = [figures_of(result) for result in results]
-    calibrations = calibrate_all(results, options.output)
-    found = goals(figures, document(calibrations) if calibrations else None)
-    show(figures, found, options.markdown)
+    """Write gain.json, draw, print the tables; of at least one cell."""
+    results, figures = [result for result, _ in measured], [found for _, found in measured]
+    names = {found.cell.name for found in judged(figures)[0]}
+    calibrations = calibrate_all(
+        [result for result in results if result["cell"]["name"] in names], options.output
+    )
+    found = goals(judged(figures)[0], document(calibrations) if calibrations else None)
     if not options.report:
         verdicts = [vars(goal) for goal in found]
         result = {"command": sys.argv, "goals": verdicts, "failures": failures, "cells": results}
         write_json(options.output / "gain.json", result)
-    if options.plots:
-        for image in plot_networks(figures, options.plots):
-            print(image, file=sys.stderr)
+    images = plot_networks(figures, options.plots) if options.plots else {}
+    show(figures, found, options.markdown, images)
 
 
 def main() -> None:
     options = arguments()
-    # So that a testbed cleans up after itself when it is told to end, too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Jobs and services are set by the bench alone, whatever this process was told.
+    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
+        del os.environ[name]
     if options.report:
-        summarise(options, results_in(options.output))
+        measured = measured_in(options.output)
+        if not measured:
+            sys.exit(f"gain.py: {options.output} holds no cell that is done")
+        summarise(options, measured)
         return
     try:
         cells, effort = chosen_cells(options)
@@ -150,12 +235,13 @@ def main() -> None:
         sys.exit(f"gain.py: {error}")
     options.output.mkdir(parents=True, exist_ok=True)
     try:
-        failures = run_all(cells, effort, options.output, options.resume)
+        failures = run_all(cells, effort, options.output, options.resume, options.loopback)
     except KeyboardInterrupt:
         sys.exit("interrupted; --resume goes on with the cell that was not done")
-    results = results_in(options.output, [cell.name for cell in cells])
-    if results:
-        summarise(options, results, failures)
+    done = [cell.name for cell in cells if cell.name not in failures]
+    measured = measured_in(options.output, done)
+    if measured:
+        summarise(options, measured, failures)
     if failures:
         print(
             f"{len(failures)} of {len(cells)} cells failed: {', '.join(failures)}", file=sys.stderr
@@ -164,4 +250,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # So that a testbed cleans up after itself when it is told to end, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     main()

@@ -26,7 +26,11 @@ def prepare() -> None:
     if complete.exists() and complete.read_text() == " ".join(PACKAGES):
         return
     print(f"making an environment for Bagua in {ENVIRONMENT}", file=sys.stderr)
-    venv.create(ENVIRONMENT, clear=True, with_pip=True)
+    try:
+        venv.create(ENVIRONMENT, clear=True, with_pip=True)
+    except subprocess.CalledProcessError as error:
+        # Debian's Python has no ensurepip without the package python3-venv.
+        raise RuntimeError(f"no environment for Bagua: {error}") from None
     constraints = ROOT / "constraints.txt"
     command = [str(PYTHON), "-m", "pip", "install", "--quiet", *PACKAGES, "-c", str(constraints)]
     if subprocess.run(command).returncode:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bagua_client import Configuration
@@ -32,7 +33,8 @@ class Effort:
         stock_mib: bucket sizes of stock DDP, beside its default.
         sweep_rounds, sweep_steps: blocks of each arm in stage 1, and measured steps of each.
         run_off_rounds, run_off_steps: the same in stage 2.
-        finalists: of the sweep, that stage 2 measures again.
+        finalists: how many of the fastest of the sweep stage 2 measures again at least.
+        most_finalists: so many, if the sweep cannot tell more of them apart.
         most_tuning_steps: a tuning that has not ended by then is cut off.
         tuning_variables: environment of the tuned job.
         bagua_limits: of Bagua's service, where they are not its defaults.
@@ -47,9 +49,15 @@ class Effort:
     run_off_rounds: int = 6
     run_off_steps: int = 4
     finalists: int = 3
+    most_finalists: int = 6
     most_tuning_steps: int = 600
     tuning_variables: Mapping[str, str] = field(default_factory=dict)
     bagua_limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is read back from a file."""
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
 
 FULL = Effort()
@@ -61,6 +69,7 @@ SMOKE = Effort(
     run_off_rounds=2,
     run_off_steps=1,
     finalists=1,
+    most_finalists=2,
     most_tuning_steps=200,
     tuning_variables={
         "BAGUA_AUTOTUNE_MAX_SAMPLES": "3",
@@ -98,12 +107,6 @@ def ours(name: str, configuration: Mapping[str, Any]) -> Arm:
 def is_swept(arm: Arm) -> bool:
     """Whether the arm is one of the sweep of our configurations."""
     return arm["kind"] == "ours" and arm["name"] not in (TUNED, BAGUA_TUNED)
-
-
-def run_off_arms(arms: Sequence[Arm], best: Sequence[str]) -> list[Arm]:
-    """What stage 2 measures again: ``best`` of the sweep and what they are compared with."""
-    wanted = {STOCK_DEFAULT, COMPUTE, BAGUA_DEFAULT, TUNED, BAGUA_TUNED, *best}
-    return [arm for arm in arms if arm["name"] in wanted]
 
 
 def size_in_words(size_bytes: int) -> str:

@@ -8,9 +8,13 @@ from typing import Any
 
 from testbed import Network
 
+from bagua_autotune.simulation.workloads import CATALOG, architecture
+
 MODELS = ("resnet50", "vgg16", "bert-base", "gpt2-small", "digits")
 DEFAULT_MODELS = ("resnet50", "vgg16", "bert-base")
 DEFAULT_NETWORKS = ("300mbit", "1gbit", "1gbit-2ms", "unshaped")
+DEFAULT_GRADIENT_BYTES = 20_000_000
+DEFAULT_COMPUTE_SECONDS = 0.3
 DEFAULT_BAGUA = ("resnet50/1gbit", "vgg16/1gbit", "bert-base/1gbit-2ms")
 
 
@@ -31,8 +35,8 @@ class Cell:
     network: str
     nodes: int = 2
     ranks_per_node: int = 2
-    gradient_bytes: int = 20_000_000
-    compute_seconds: float = 0.3
+    gradient_bytes: int = DEFAULT_GRADIENT_BYTES
+    compute_seconds: float = DEFAULT_COMPUTE_SECONDS
     bagua: bool = False
     device: str = "cpu"
     smoke: bool = False
@@ -40,9 +44,17 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """What repetitions have in common: ``resnet50-1gbit-2x2``."""
-        place = f"{self.model}-{self.network}-{self.nodes}x{self.ranks_per_node}"
-        return f"smoke-{place}" if self.smoke else place
+        """What repetitions have in common: ``resnet50-1gbit-2x2``, and what is not as usual."""
+        words = [self.model, self.network, f"{self.nodes}x{self.ranks_per_node}"]
+        if self.device != "cpu":
+            words.append(self.device)
+        if self.smoke:  # always of one size
+            return "-".join(["smoke", *words])
+        if self.gradient_bytes != DEFAULT_GRADIENT_BYTES:
+            words.append(f"{self.gradient_bytes / 1e6:g}mb")
+        if self.compute_seconds != DEFAULT_COMPUTE_SECONDS:
+            words.append(f"{self.compute_seconds:g}s")
+        return "-".join(words)
 
     @property
     def name(self) -> str:
@@ -53,6 +65,14 @@ class Cell:
     def is_hierarchical(self) -> bool:
         """Whether reducing inside each node first means anything."""
         return self.nodes > 1 and self.ranks_per_node > 1
+
+    @property
+    def scale(self) -> float:
+        """The gradients over those of the published model."""
+        if self.device != "cpu" or self.model not in CATALOG:
+            return 1.0
+        tensors = architecture(self.model).workload().tensors
+        return self.gradient_bytes / sum(tensor.bytes for tensor in tensors)
 
     @property
     def workload(self) -> dict[str, Any]:

@@ -10,6 +10,14 @@ from harness import Comparison
 
 from .arms import BAGUA_DEFAULT, BAGUA_TUNED, COMPUTE, STOCK_DEFAULT, TUNED, is_swept
 from .cell import Cell
+from .selection import (
+    best_flat,
+    best_hierarchical,
+    best_stock,
+    is_hierarchical,
+    scaled_bagua_default,
+    scaled_stock_default,
+)
 from .spread import Spread, ratio, spread
 
 EXPOSED = 1.10
@@ -19,12 +27,28 @@ WORTH_CHOOSING = 0.01
 
 
 @dataclass(frozen=True)
+class SpeedUp:
+    """The step time of another arm over that of the tuned job.
+
+    Attributes:
+        over: the other arm.
+        stage: "run-off", or "sweep" where only that measured it.
+        found: in pairs of rounds of that stage.
+    """
+
+    over: str
+    stage: str
+    found: Comparison
+
+
+@dataclass(frozen=True)
 class Choice:
     """The two ways of reducing, each at its best size of the sweep.
 
     Attributes:
         flat, hierarchical: the arms' names.
-        hierarchical_over_flat: in pairs of rounds of the sweep.
+        stage: as in ``SpeedUp``.
+        hierarchical_over_flat: in pairs of rounds of that stage.
         winner: "flat", "hierarchical", or None where they are alike: within 1 % of each other, or
             with an interval that holds 1.
         tuned: what the tuned job does.
@@ -32,6 +56,7 @@ class Choice:
 
     flat: str
     hierarchical: str
+    stage: str
     hierarchical_over_flat: Comparison
     winner: str | None
     tuned: str
@@ -45,9 +70,13 @@ class Figures:
         sweep, run_off: the arms of stage 1 and 2.
         best: the arm of the sweep with the lowest median in stage 2.
         tuned_over_best, tuned_over_stock, stock_over_compute: of stage 2, in pairs of rounds.
-        speedup_over_stock, speedup_over_bagua_default: the other way round.
+        over_stock, over_bagua_default: speed-up over the defaults, whatever the model's size.
+        over_scaled_stock, over_scaled_bagua_default: over the defaults as small as the model was
+            made.
+        over_best_stock: over stock DDP at its best size.
         bagua_over_tuned: where Bagua's own tuned the job too.
         choice: None where there is nothing to choose.
+        machine: on what it was measured, as far as it is known.
     """
 
     cell: Cell
@@ -57,8 +86,11 @@ class Figures:
     best: str
     tuned_over_best: Comparison
     tuned_over_stock: Comparison
-    speedup_over_stock: Comparison
-    speedup_over_bagua_default: Comparison
+    over_stock: SpeedUp
+    over_scaled_stock: SpeedUp
+    over_best_stock: SpeedUp
+    over_bagua_default: SpeedUp
+    over_scaled_bagua_default: SpeedUp
     bagua_over_tuned: Comparison | None
     stock_over_compute: Comparison
     choice: Choice | None
@@ -66,6 +98,7 @@ class Figures:
     tuning: dict[str, Any]
     bagua: dict[str, Any] | None
     seconds: dict[str, float]
+    machine: dict[str, Any]
 
     @property
     def is_exposed(self) -> bool:
@@ -88,49 +121,69 @@ class Figures:
 
 
 def figures_of(result: Mapping[str, Any]) -> Figures:
-    """From the JSON of a cell."""
-    arms, run_off = result["arms"], result["run_off"]["arms"]
-    medians = {name: spread(blocks) for name, blocks in run_off.items()}
+    """From the JSON of a cell.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    arms, run_off, cell = result["arms"], result["run_off"]["arms"], Cell.from_json(result["cell"])
+    sweep, medians = _spreads(result, "sweep"), _spreads(result, "run_off")
+    every = list(arms.values())
     swept = [name for name in run_off if is_swept(arms[name])]
     best = min(swept, key=lambda name: medians[name].seconds)
     stock, tuned, bagua = run_off[STOCK_DEFAULT], run_off[TUNED], run_off.get(BAGUA_TUNED)
     return Figures(
-        cell=Cell.from_json(result["cell"]),
+        cell=cell,
         fallback=result["fallback"],
-        sweep={name: spread(blocks) for name, blocks in result["sweep"]["arms"].items()},
+        sweep=sweep,
         run_off=medians,
         best=best,
         tuned_over_best=ratio(run_off[best], tuned),
         tuned_over_stock=ratio(stock, tuned),
-        speedup_over_stock=ratio(tuned, stock),
-        speedup_over_bagua_default=ratio(tuned, run_off[BAGUA_DEFAULT]),
+        over_stock=_speed_up(result, STOCK_DEFAULT),
+        over_scaled_stock=_speed_up(result, scaled_stock_default(every, cell)),
+        over_best_stock=_speed_up(result, best_stock(every, sweep)),
+        over_bagua_default=_speed_up(result, BAGUA_DEFAULT),
+        over_scaled_bagua_default=_speed_up(result, scaled_bagua_default(every, cell)),
         bagua_over_tuned=ratio(tuned, bagua) if bagua else None,
         stock_over_compute=ratio(run_off[COMPUTE], stock),
-        choice=_choice(result),
+        choice=_choice(result, sweep),
         configuration=arms[TUNED]["configuration"],
         tuning=result["tuning"],
         bagua=result["bagua"],
         seconds=result["seconds"],
+        machine={**result.get("machine", {}), **result.get("conditions", {})},
     )
 
 
-def _choice(result: Mapping[str, Any]) -> Choice | None:
-    arms, blocks = result["arms"], result["sweep"]["arms"]
-    swept = [arm for arm in arms.values() if is_swept(arm)]
-    flat = [arm["name"] for arm in swept if arm["configuration"]["hierarchical"] == "off"]
-    others = [arm["name"] for arm in swept if arm["name"] not in flat]
-    if not others:
+def _spreads(result: Mapping[str, Any], stage: str) -> dict[str, Spread]:
+    return {name: spread(blocks) for name, blocks in result[stage]["arms"].items()}
+
+
+def _compared(result: Mapping[str, Any], reference: str, other: str) -> tuple[str, Comparison]:
+    """In the run-off if both took part, else in the sweep; and where."""
+    stage = "run_off" if {reference, other} <= set(result["run_off"]["arms"]) else "sweep"
+    blocks = result[stage]["arms"]
+    return stage.replace("_", "-"), ratio(blocks[reference], blocks[other])
+
+
+def _speed_up(result: Mapping[str, Any], over: str) -> SpeedUp:
+    return SpeedUp(over, *_compared(result, TUNED, over))
+
+
+def _choice(result: Mapping[str, Any], sweep: Mapping[str, Spread]) -> Choice | None:
+    arms = list(result["arms"].values())
+    flat, hierarchical = best_flat(arms, sweep), best_hierarchical(arms, sweep)
+    if hierarchical is None:
         return None
-    fastest = {name: spread(blocks[name]).seconds for name in [*flat, *others]}
-    best_flat, best_other = (min(names, key=fastest.__getitem__) for names in (flat, others))
-    compared = ratio(blocks[best_flat], blocks[best_other])
-    tuned = arms[TUNED]["configuration"]["hierarchical"]
+    stage, compared = _compared(result, flat, hierarchical)
     return Choice(
-        flat=best_flat,
-        hierarchical=best_other,
+        flat=flat,
+        hierarchical=hierarchical,
+        stage=stage,
         hierarchical_over_flat=compared,
         winner=_winner(compared),
-        tuned="flat" if tuned == "off" else "hierarchical",
+        tuned="hierarchical" if is_hierarchical(result["arms"][TUNED]) else "flat",
     )
 
 

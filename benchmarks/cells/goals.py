@@ -9,9 +9,11 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+from bagua_0_9 import RELEASED_REPORT_EVERY, REPORT_EVERY
 from harness import Comparison
 
-from .figures import EXPOSED, Figures
+from .figures import EXPOSED, Figures, SpeedUp
+from .spread import Spread
 
 OVER_BEST = 1.02
 OVER_STOCK = 1.01
@@ -27,6 +29,12 @@ CELL_TIME = (
 )
 MEDIAN_ERROR = 0.10
 BEST_SIZE_EXCESS = 0.03
+FEWEST_FOR_INTERVAL = 6
+"""With fewer rounds the bootstrap of a median ends at the least and at the largest of them."""
+BAGUA_REPORTS = (
+    f"a report every {REPORT_EVERY} steps; as released, every {RELEASED_REPORT_EVERY}: "
+    f"{RELEASED_REPORT_EVERY // REPORT_EVERY} times as many"
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,23 @@ class Goal:
         return {True: "met", False: "MISSED", None: "not measured"}[self.is_met]
 
 
+def judged(cells: Sequence[Figures]) -> tuple[list[Figures], list[str]]:
+    """The cells that goals are for, and the names of the others with the reason: what ran over
+    loopback, and smoke cells unless there is nothing else."""
+    only_smoke = all(cell.cell.smoke for cell in cells)
+    kept, left_out = [], []
+    for cell in cells:
+        if cell.fallback:
+            left_out.append(f"{cell.cell.name} (loopback)")
+        elif cell.cell.smoke and not only_smoke:
+            left_out.append(f"{cell.cell.name} (smoke)")
+        else:
+            kept.append(cell)
+    return kept, left_out
+
+
 def goals(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None) -> list[Goal]:
-    """All goals on all cells; ``calibration`` is the document of calibration.py."""
+    """All goals on these cells; ``calibration`` is the document of calibration.py."""
     return [
         _every(1, f"tuned over the sweep's best at most {OVER_BEST}", cells, _over_best),
         _every(1, f"tuned over stock DDP's default at most {OVER_STOCK}", cells, _over_stock),
@@ -62,8 +85,10 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def with_interval(ratio: Comparison) -> str:
-    """``1.013 (1.008 to 1.017)``: the median of the pairs' ratios with its 95 % interval."""
-    return f"{ratio.paired_ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    """``1.013 (1.008 to 1.017)``: the median of the pairs' ratios with its 95 % interval; of few
+    rounds it is their range, and how many they are is said."""
+    few = "" if ratio.pairs >= FEWEST_FOR_INTERVAL else f", range of {ratio.pairs}"
+    return f"{ratio.paired_ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}{few})"
 
 
 Check = tuple[float, str, bool]
@@ -82,8 +107,14 @@ def _over_stock(cell: Figures) -> Check:
 
 def _steps(cell: Figures) -> Check:
     steps, ended = cell.tuning_steps, bool(cell.tuning["ended"])
-    words = f"{steps} steps" if ended else f"not ended after {steps} steps"
-    return steps, words, ended and steps <= TUNING_STEPS
+    stored = cell.tuning["stored"]
+    if not ended:
+        words = f"not ended after {steps} steps"
+    elif stored["state"] != "finished" or not stored["result"]:
+        words = f"after {steps} steps no result: {stored['state']}"
+    else:
+        return steps, f"{steps} steps", steps <= TUNING_STEPS
+    return math.inf, words, False
 
 
 def _seconds(cell: Figures) -> Check:
@@ -99,7 +130,7 @@ def _tuning_steps(cells: Sequence[Figures]) -> Goal:
         for cell in cells
         if (bagua := cell.bagua)
     ]
-    words = f"; ours and Bagua's own: {', '.join(beside)}" if beside else ""
+    words = f"; ours and Bagua's own ({BAGUA_REPORTS}): {', '.join(beside)}" if beside else ""
     return replace(goal, found=goal.found + words)
 
 
@@ -122,37 +153,45 @@ def _every(
 
 
 def _speedups(cells: Sequence[Figures]) -> list[Goal]:
-    """Geometric means over the cells where communication is exposed."""
-    exposed = [cell for cell in cells if cell.is_exposed]
-    found = []
-    for what, least, ratios in (
-        ("stock DDP's default", SPEEDUP_OVER_STOCK, [c.speedup_over_stock for c in exposed]),
-        (
-            "Bagua's default",
-            SPEEDUP_OVER_BAGUA_DEFAULT,
-            [c.speedup_over_bagua_default for c in exposed],
+    """Geometric means over the cells where communication is exposed, each counted once."""
+    first = [cell for cell in cells if cell.cell.run == 1]
+    exposed = [cell for cell in first if cell.is_exposed]
+    stock = f"speed-up over stock DDP's default at least {SPEEDUP_OVER_STOCK}"
+    bagua = f"speed-up over Bagua's default more than {SPEEDUP_OVER_BAGUA_DEFAULT}"
+    if not exposed:
+        words = f"no cell of {len(first)} is exposed (step over computing {EXPOSED} and more)"
+        return [Goal(2, stock, words, None), Goal(2, bagua, words, None)]
+    where = f"geometric mean of {len(exposed)} exposed cells of {len(first)}"
+    over_stock = mean_speedup(cell.over_stock for cell in exposed)
+    over_bagua = mean_speedup(cell.over_bagua_default for cell in exposed)
+    scaled = mean_speedup(cell.over_scaled_stock for cell in exposed)
+    best = mean_speedup(cell.over_best_stock for cell in exposed)
+    beside = f"{scaled:.3f} over the scaled default, {best:.3f} over stock DDP at its best size"
+    scaled_bagua = mean_speedup(cell.over_scaled_bagua_default for cell in exposed)
+    return [
+        Goal(2, stock, f"{over_stock:.3f}, {where}; {beside}", over_stock >= SPEEDUP_OVER_STOCK),
+        Goal(
+            2,
+            bagua,
+            f"{over_bagua:.3f}, {where}; {scaled_bagua:.3f} over the scaled default",
+            over_bagua > SPEEDUP_OVER_BAGUA_DEFAULT,
         ),
-    ):
-        is_first = least == SPEEDUP_OVER_STOCK
-        name = f"speed-up over {what} {'at least' if is_first else 'more than'} {least}"
-        if not exposed:
-            words = f"no cell of {len(cells)} is exposed (step over computing {EXPOSED} and more)"
-            found.append(Goal(2, name, words, None))
-            continue
-        mean = geometric_mean(ratio.paired_ratio for ratio in ratios)
-        words = f"{mean:.3f}, geometric mean of {len(exposed)} exposed cells of {len(cells)}"
-        found.append(Goal(2, name, words, mean >= least if is_first else mean > least))
-    return found
+    ]
+
+
+def mean_speedup(found: Iterable[SpeedUp]) -> float:
+    """Geometric."""
+    return geometric_mean(each.found.paired_ratio for each in found)
 
 
 def _choices(cells: Sequence[Figures]) -> Goal:
-    what = "hierarchical where it wins in the sweep, flat where it loses"
+    what = "hierarchical where it wins, flat where it loses, each at the best size of the sweep"
     choices = [(cell, cell.choice) for cell in cells if cell.choice]
     clear = [(cell, choice) for cell, choice in choices if choice.winner]
     if not clear:
         return Goal(4, what, f"no clear winner in {len(choices)} cells", None)
     wrong = [
-        f"{cell.cell.name}: {choice.tuned}, sweep says {choice.winner} "
+        f"{cell.cell.name}: {choice.tuned}, the {choice.stage} says {choice.winner} "
         f"({with_interval(choice.hierarchical_over_flat)} of flat)"
         for cell, choice in clear
         if choice.tuned != choice.winner
@@ -163,8 +202,8 @@ def _choices(cells: Sequence[Figures]) -> Goal:
 
 
 def _agreement(cells: Sequence[Figures]) -> Goal:
-    """Runs of the same cell: intervals of the tuned step time must overlap."""
-    what = "two runs of a cell agree on the tuned step time within the spread"
+    """Runs of the same cell: 95 % intervals of the tuned step time must overlap."""
+    what = "two runs of a cell agree on the tuned step time (95 % intervals overlap)"
     pairs = [
         (first, second)
         for first, second in combinations(cells, 2)
@@ -177,12 +216,15 @@ def _agreement(cells: Sequence[Figures]) -> Goal:
         one, other = first.run_off["tuned"], second.run_off["tuned"]
         agrees = one.low <= other.high and other.low <= one.high
         are_met.append(agrees)
-        words.append(
-            f"{first.cell.place}: {1e3 * one.seconds:.1f} ({1e3 * one.low:.1f} to "
-            f"{1e3 * one.high:.1f}) and {1e3 * other.seconds:.1f} ({1e3 * other.low:.1f} to "
-            f"{1e3 * other.high:.1f}) ms{'' if agrees else ' do not'}"
-        )
+        verb = "agree" if agrees else "do not agree"
+        words.append(f"{first.cell.place}: {_in_ms(one)} and {_in_ms(other)} {verb}")
     return Goal(5, what, "; ".join(words), all(are_met))
+
+
+def _in_ms(found: Spread) -> str:
+    low, middle, high = (f"{1e3 * each:.1f}" for each in (found.low, found.seconds, found.high))
+    width = (found.high - found.low) / found.seconds
+    return f"{middle} ms ({low} to {high}, {width:.1%} wide)"
 
 
 def _calibration(calibration: Mapping[str, Any] | None) -> list[Goal]:

@@ -1,125 +1,111 @@
-"""The bench's tables, for a terminal or as Markdown, from the figures of its cells."""
+"""Prints what the cells showed: for a terminal, or as docs/performance.md holds it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from harness import print_table
 
-from bagua_client import Configuration
-
-from .arms import BAGUA_DEFAULT, COMPUTE, STOCK_DEFAULT, TUNED
+from .arms import TUNED
 from .figures import Figures
-from .goals import Goal, with_interval
-from .spread import Spread
-
-Table = tuple[str, Sequence[str], list[list[str]]]
-"""Title, header and rows."""
+from .goals import Goal, judged
+from .tables import Table, choices, means, speedups, step_times, stock_sizes, tunings
 
 
 def headline(cell: Figures) -> str:
     """A cell in a line."""
-    speedups = f"{cell.speedup_over_stock.paired_ratio:.3f}x over stock, "
-    speedups += f"{cell.speedup_over_bagua_default.paired_ratio:.3f}x over ours at 10 MiB"
+    speedups = f"{cell.over_stock.found.paired_ratio:.3f}x over stock's default, "
+    best_stock = cell.over_best_stock
+    speedups += f"{best_stock.found.paired_ratio:.3f}x over its best size ({best_stock.over})"
     best = f"{cell.tuned_over_best.paired_ratio:.3f} of the sweep's best ({cell.best})"
     tuning = f"{'' if cell.tuning['ended'] else 'over '}{cell.tuning_steps} steps of tuning"
-    return f"{_ms(cell.run_off[TUNED])} ms when tuned: {speedups}, {best}; {tuning}"
+    milliseconds = 1e3 * cell.run_off[TUNED].seconds
+    return f"{milliseconds:.1f} ms when tuned: {speedups}, {best}; {tuning}"
 
 
-def show(cells: Sequence[Figures], goals: Sequence[Goal], as_markdown: bool = False) -> None:
-    """Print step times, speed-ups and tunings, then the goals."""
-    for title, header, rows in (_step_times(cells), _ratios(cells), _tunings(cells)):
-        if as_markdown:
-            print(markdown(title, header, rows))
-        else:
-            print(f"\n{title}")
-            print_table(header, rows)
+def show(
+    cells: Sequence[Figures],
+    goals: Sequence[Goal],
+    as_markdown: bool = False,
+    images: Mapping[str, Path] | None = None,
+) -> None:
+    """Print where it was measured, the means, the tables of each network and of all, the goals.
+
+    Args:
+        cells: at least one.
+        images: of networks, for links in Markdown.
+    """
+    heading = "### {}\n" if as_markdown else "\n== {} =="
+    print_one = _print_markdown if as_markdown else _print_plain
+    for line in machines(cells):
+        print(line)
+    print()
+    print_one(means(cells))
+    for network in dict.fromkeys(cell.cell.network for cell in cells):
+        here = [cell for cell in cells if cell.cell.network == network]
+        print(heading.format(network))
+        if as_markdown and images and network in images:
+            image = images[network]
+            print(f"![Step time over bucket size, {network}]({image.parent.name}/{image.name})\n")
+        for line in links(here):
+            print(line + "\n")
+        for table in (step_times(here), speedups(here)):
+            print_one(table)
+    print(heading.format("All networks"))
+    for table in (stock_sizes(cells), choices(cells), tunings(cells)):
+        print_one(table)
+    found = [[str(goal.number), goal.what, goal.verdict, goal.found] for goal in goals]
     if as_markdown:
-        found = [[str(goal.number), goal.what, goal.verdict, goal.found] for goal in goals]
-        print(markdown("Goals", ["", "goal", "", "found"], found))
-        return
-    print("\nGoals")
-    for goal in goals:
-        print(f"{goal.number}  {goal.verdict:<12}  {goal.what}: {goal.found}", flush=True)
+        print_one(Table("Goals", ["", "goal", "", "found"], found))
+    else:
+        print("\nGoals")
+        for number, what, verdict, words in found:
+            print(f"{number}  {verdict:<12}  {what}: {words}", flush=True)
+    left_out = judged(cells)[1]
+    if left_out:
+        print(f"Goals and means leave out {', '.join(left_out)}.")
 
 
-def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A paragraph and a table, as docs/performance.md holds them."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in [header, *rows]]
-    lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join([f"{title}:", "", *lines, ""])
-
-
-def _step_times(cells: Sequence[Figures]) -> Table:
-    title = "Milliseconds per step in the run-off, median ± median absolute deviation"
-    header = ["cell", "computing alone", "stock default", "ours 10 MiB", "best of the sweep",
-              "tuned"]  # fmt: skip
-    rows = [
-        [
-            _name(cell),
-            _ms(cell.run_off[COMPUTE]),
-            _ms(cell.run_off[STOCK_DEFAULT]),
-            _ms(cell.run_off[BAGUA_DEFAULT]),
-            f"{_ms(cell.run_off[cell.best])}, {cell.best}",
-            _ms(cell.run_off[TUNED]),
+def machines(cells: Sequence[Figures]) -> list[str]:
+    """Where cells were measured, as far as it is known, a line for each of the places."""
+    lines: dict[str, None] = {}
+    for cell in cells:
+        known = cell.machine
+        words = [
+            str(known.get("processor", "")),
+            f"{known['cpus']} cores" if "cpus" in known else "",
+            f"Linux {known['kernel']}" if "kernel" in known else "",
+            f"Python {known['python']}" if "python" in known else "",
+            f"torch {known['torch']}" if "torch" in known else "",
+            f"commit {known['commit']}" if known.get("commit") else "",
         ]
-        for cell in cells
-    ]
-    return title, header, rows
+        lines[", ".join(filter(None, words))] = None
+    return [f"Measured on {line}." for line in lines if line]
 
 
-def _ratios(cells: Sequence[Figures]) -> Table:
-    title = "Medians of the ratios of paired blocks, 95 % bootstrap interval"
-    header = ["cell", "stock over computing", "tuned over best", "speed-up over stock default",
-              "over ours at 10 MiB", "hierarchical over flat", "tuned to"]  # fmt: skip
-    rows = [
-        [
-            _name(cell),
-            f"{cell.stock_over_compute.paired_ratio:.2f}",
-            with_interval(cell.tuned_over_best),
-            with_interval(cell.speedup_over_stock),
-            with_interval(cell.speedup_over_bagua_default),
-            with_interval(cell.choice.hierarchical_over_flat) if cell.choice else "-",
-            str(Configuration.from_json(cell.configuration)),
-        ]
-        for cell in cells
-    ]
-    return title, header, rows
+def links(cells: Sequence[Figures]) -> list[str]:
+    """What the probe found between the hosts, of all cells that were probed."""
+    found = [link for cell in cells if (link := cell.machine.get("link"))]
+    if not found:
+        return []
+    rate = _range([link["bits_per_second"] / 1e6 for link in found], 0)
+    delay = _range([link["round_trip_seconds"] * 1e3 for link in found], 2)
+    return [f"The link as probed: {rate} Mbit/s of TCP, a round trip of {delay} ms."]
 
 
-def _tunings(cells: Sequence[Figures]) -> Table:
-    title = "What the tunings took; cost is the time lost to trials, in steps of the default"
-    header = ["cell", "trials", "steps, all", "first to last switch", "seconds", "cost in steps",
-              "cost in s", "Bagua's steps", "Bagua's step over tuned"]  # fmt: skip
-    return title, header, [_tuning_row(cell) for cell in cells]
+def _range(values: Sequence[float], digits: int) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
 
 
-def _tuning_row(cell: Figures) -> list[str]:
-    tuning, stored = cell.tuning, cell.tuning["stored"]
-    result: dict[str, Any] = stored["result"] or {}
-    over = cell.bagua_over_tuned
-    return [
-        _name(cell),
-        str(result.get("trials", len(stored["trials"]))),
-        f"{cell.tuning_steps}" if tuning["ended"] else f"over {cell.tuning_steps}",
-        str(cell.switch_steps),
-        f"{tuning['tuning_seconds']:.0f}",
-        f"{result['cost_steps']:.1f}" if result else "-",
-        f"{result['cost_seconds']:.1f}" if result else "-",
-        "-" if cell.bagua is None else _bagua_steps(cell.bagua),
-        "-" if over is None else with_interval(over),
-    ]
+def _print_plain(table: Table) -> None:
+    print(f"\n{table.title}")
+    print_table(table.header, table.rows)
 
 
-def _bagua_steps(bagua: dict[str, Any]) -> str:
-    steps = str(bagua["tuning_steps"])
-    return steps if bagua["ended"] else f"over {steps}"
-
-
-def _name(cell: Figures) -> str:
-    return f"{cell.cell.name} (loopback)" if cell.fallback else cell.cell.name
-
-
-def _ms(found: Spread) -> str:
-    return f"{1e3 * found.seconds:.1f} ± {1e3 * found.deviation_seconds:.1f}"
+def _print_markdown(table: Table) -> None:
+    """A paragraph and a table."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in [table.header, *table.rows]]
+    lines.insert(1, "|" + "---|" * len(table.header))
+    print("\n".join([f"{table.title}:", "", *lines, ""]))

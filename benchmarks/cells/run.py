@@ -9,19 +9,24 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bagua_0_9.service import bagua_service
 from harness import write_json
 from testbed import Network, Testbed
 
-from .arms import BAGUA_TUNED, TUNED, Arm, Effort, is_swept, ours, run_off_arms, sweep_arms
-from .cell import Cell
+from .arms import BAGUA_TUNED, TUNED, Arm, Effort, ours, sweep_arms
+from .cell import DEFAULT_COMPUTE_SECONDS, DEFAULT_GRADIENT_BYTES, Cell
+from .conditions import conditions
+from .selection import run_off_arms
+from .spread import spread
 from .stored import export_job, tail
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 JOB_TIMEOUT_SECONDS = 1800.0
+"""Of each job of a cell; several times what it takes in the default cells."""
+SLOWEST_BITS_PER_SECOND = 3e8
+"""The slowest network of the default cells."""
 AFTER_STEPS = 10
 MOST_BAGUA_STEPS = 1500
 """Its 60 samples, 10 steps each, and its warm-up take about half of them."""
@@ -31,35 +36,55 @@ class CellError(Exception):
     """A cell that could not be measured; the text says what happened and where the log is."""
 
 
-def run_cell(cell: Cell, effort: Effort, output: Path) -> Path:
+def run_cell(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> Path:
     """Tune, sweep, run off; return the cell's JSON file, written when all is measured.
 
+    What an earlier run of the cell left is replaced then, and not before.
+
+    Args:
+        loopback: where hosts cannot be made, run over loopback.
+
     Raises:
-        CellError: a part of it failed. What it left is in the folder ``output/NAME``.
+        CellError: a part of it failed. What it left is in the folder ``output/NAME.unfinished``.
     """
     began = time.monotonic()
-    folder = output.resolve() / cell.name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    seconds: dict[str, float] = {}
+    unfinished = output.resolve() / f"{cell.name}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     network = Network.parse(cell.network)
     with Testbed(network, nodes=cell.nodes, ranks_per_node=cell.ranks_per_node) as testbed:
         if testbed.fallback:
+            if not (loopback or cell.smoke):
+                raise CellError(f"{testbed.fallback}; --loopback measures it all the same")
             print(f"{cell.name}: loopback instead of {network}: {testbed.fallback}", flush=True)
-        parts = Parts(cell, effort, folder, testbed, seconds)
-        tuning = parts.tune()
-        bagua = parts.tune_by_bagua() if cell.bagua else None
-        arms = [*sweep_arms(cell, effort), ours(TUNED, tuning["configuration"])]
-        if bagua:
-            arms.append(ours(BAGUA_TUNED, bagua["configuration"]))
-        sweep = parts.measure("sweep", arms, effort.sweep_rounds, effort.sweep_steps)
-        finalists = run_off_arms(arms, best_of(sweep, arms, effort.finalists))
-        run_off = parts.measure("run_off", finalists, effort.run_off_rounds, effort.run_off_steps)
-        fallback = testbed.fallback
-    seconds["total"] = time.monotonic() - began
-    result = {
+        result = _measured(cell, effort, unfinished, testbed)
+    result["seconds"]["total"] = time.monotonic() - began
+    write_json(unfinished / "cell.json", result)
+    folder = output / cell.name
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+    return (folder / "cell.json").replace(output / f"{cell.name}.json")
+
+
+def _measured(cell: Cell, effort: Effort, folder: Path, testbed: Testbed) -> dict[str, Any]:
+    """What the cell's JSON says."""
+    seconds: dict[str, float] = {}
+    parts = Parts(cell, effort, folder, testbed, seconds)
+    found = conditions(testbed)
+    tuning = parts.tune()
+    bagua = parts.tune_by_bagua() if cell.bagua else None
+    arms = [*sweep_arms(cell, effort), ours(TUNED, tuning["configuration"])]
+    if bagua:
+        arms.append(ours(BAGUA_TUNED, bagua["configuration"]))
+    sweep = parts.measure("sweep", arms, effort.sweep_rounds, effort.sweep_steps)
+    times = {name: spread(blocks) for name, blocks in sweep["arms"].items()}
+    again = run_off_arms(arms, times, cell, effort)
+    run_off = parts.measure("run_off", again, effort.run_off_rounds, effort.run_off_steps)
+    return {
         "cell": cell.to_json(),
-        "fallback": fallback,
+        "effort": effort.to_json(),
+        "conditions": {**found, "load_after": os.getloadavg()},
+        "fallback": testbed.fallback,
         "arms": {arm["name"]: arm for arm in arms},
         "sweep": sweep,
         "run_off": run_off,
@@ -67,20 +92,14 @@ def run_cell(cell: Cell, effort: Effort, output: Path) -> Path:
         "bagua": bagua,
         "seconds": seconds,
     }
-    path = output / f"{cell.name}.json"
-    unfinished = path.with_suffix(".unfinished")
-    write_json(unfinished, result)
-    return unfinished.replace(path)
 
 
-def best_of(measured: Mapping[str, Any], arms: Sequence[Arm], count: int) -> list[str]:
-    """The names of the fastest of the sweep."""
-    times = {
-        arm["name"]: median([s for block in measured["arms"][arm["name"]] for s in block])
-        for arm in arms
-        if is_swept(arm)
-    }
-    return sorted(times, key=times.__getitem__)[:count]
+def job_timeout_seconds(cell: Cell) -> float:
+    """Longer for a cell whose steps take longer than those of the default cells may."""
+    rate = Network.parse(cell.network).rate_bits_per_second or SLOWEST_BITS_PER_SECOND
+    communicating = cell.gradient_bytes / DEFAULT_GRADIENT_BYTES * SLOWEST_BITS_PER_SECOND / rate
+    computing = cell.compute_seconds / DEFAULT_COMPUTE_SECONDS
+    return JOB_TIMEOUT_SECONDS * max(1.0, communicating, computing)
 
 
 class Parts:
@@ -123,7 +142,7 @@ class Parts:
         host, limits = self._testbed.service_host, self._effort.bagua_limits
         with bagua_service(host, world_size, self._folder, **limits) as address:
             steps = {"most_steps": MOST_BAGUA_STEPS, "after_steps": AFTER_STEPS}
-            return self._run("bagua", {"service": address, "report_every": 10, **steps})
+            return self._run("bagua", {"service": address, **steps})
 
     def measure(self, name: str, arms: Sequence[Arm], rounds: int, steps: int) -> dict[str, Any]:
         """All arms in turns: ``rounds`` blocks of each."""
@@ -145,10 +164,11 @@ class Parts:
         )
         reads.write_text(json.dumps({**self._cell.workload, **specification}, indent=2))
         script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
-        # The jobs are not tuned unless they are told to be, whatever this process was told.
-        inherited = {key: "" for key in os.environ if key.startswith("BAGUA_")}
-        job = self._testbed.start(script, {**inherited, **(variables or {})}, log=log)
-        code = job.wait(JOB_TIMEOUT_SECONDS)
+        job = self._testbed.start(script, variables, log=log)
+        try:
+            code = job.wait(job_timeout_seconds(self._cell))
+        except TimeoutError as error:
+            raise CellError(f"{program}.py: {error}; {log} ends:\n{tail(log)}") from None
         self._seconds[name] = time.monotonic() - began
         if code or not writes.exists():
             raise CellError(f"{program}.py ended with exit code {code}; {log} ends:\n{tail(log)}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cells.arms import BAGUA_TUNED, FULL, TUNED, ours, run_off_arms, sweep_arms
+from cells.arms import BAGUA_TUNED, FULL, TUNED, ours, sweep_arms
 from cells.cell import Cell
+from cells.selection import run_off_arms
+from cells.spread import spread
 
 from bagua_client import Configuration
 
@@ -14,11 +16,10 @@ MIB = 1024 * 1024
 JITTER = (0.0, 0.002, -0.001, 0.001)
 
 
-def blocks(seconds: float, rounds: int, steps: int, spread: float = 1.0) -> list[list[float]]:
+def blocks(seconds: float, rounds: int, steps: int) -> list[list[float]]:
     """Around a median, always the same ones."""
     return [
-        [seconds * (1 + spread * JITTER[(r + s) % len(JITTER)]) for s in range(steps)]
-        for r in range(rounds)
+        [seconds * (1 + JITTER[(r + s) % len(JITTER)]) for s in range(steps)] for r in range(rounds)
     ]
 
 
@@ -26,30 +27,34 @@ def made_up_cell(
     cell: Cell,
     step_seconds: Mapping[str, float],
     configuration: Configuration | None = None,
-    finalists: Sequence[str] = ("leaders 5 MiB", "leaders 10 MiB", "flat 5 MiB"),
+    run_off: Sequence[str] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Every arm takes 1.0 s, computing alone 0.5 s, unless ``step_seconds`` says otherwise."""
+    """Every arm takes 1.0 s, computing alone 0.5 s, unless ``step_seconds`` says otherwise.
+
+    Args:
+        run_off: the arms of stage 2, if others than the bench would choose.
+    """
     tuned = configuration or Configuration(5 * MIB, "leaders")
     arms = [*sweep_arms(cell, FULL), ours(TUNED, tuned.to_json())]
     if cell.bagua:
         arms.append(ours(BAGUA_TUNED, Configuration(10 * MIB).to_json()))
     times = {arm["name"]: 1.0 for arm in arms} | {"compute": 0.5} | dict(step_seconds)
+    sweep = {name: blocks(seconds, 3, 2) for name, seconds in times.items()}
+    spreads = {name: spread(measured) for name, measured in sweep.items()}
+    chosen = run_off or [arm["name"] for arm in run_off_arms(arms, spreads, cell, FULL)]
     result = {"trials": 7, "cost_steps": 4.5, "cost_seconds": 4.5, "kept": "winner"}
     stored = {"state": "finished", "round": 0, "result": result, "trials": []}
     tuning = {"tuning_steps": 130, "tuning_seconds": 130.0, "ended": True, "stored": stored}
     tuning["configurations"] = [[0, {}], [13, {}], [123, {}]]
     return {
         "cell": cell.to_json(),
+        "effort": FULL.to_json(),
+        "conditions": {"link": None, "kernel": "6.1", "processor": "made up", "commit": None},
         "fallback": None,
         "arms": {arm["name"]: arm for arm in arms},
-        "sweep": {"arms": {name: blocks(seconds, 3, 2) for name, seconds in times.items()}},
-        "run_off": {
-            "arms": {
-                arm["name"]: blocks(times[arm["name"]], 6, 4)
-                for arm in run_off_arms(arms, finalists)
-            }
-        },
+        "sweep": {"arms": sweep},
+        "run_off": {"arms": {name: blocks(times[name], 6, 4) for name in chosen}},
         "tuning": tuning,
         "bagua": {"tuning_steps": 640, "ended": True} if cell.bagua else None,
         "seconds": {"tune": 140.0, "sweep": 200.0, "run_off": 100.0, "total": 450.0},

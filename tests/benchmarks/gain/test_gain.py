@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gain
 import pytest
-from cells.arms import SMOKE, Effort
+from cells.arms import FULL, Effort
 from cells.cell import Cell
-from cells.run import CellError, best_of
-from cells.spread import ratio, spread
+from cells.run import CellError, job_timeout_seconds
+from cells.selection import finalists
+from cells.spread import Spread, ratio, spread
 
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
@@ -20,7 +22,7 @@ def options(*argv: str) -> argparse.Namespace:
     return gain.arguments(argv)
 
 
-def write_made_up(cell: Cell, effort: Effort, output: Path) -> Path:
+def write_made_up(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> Path:
     if cell.model == "vgg16":
         raise CellError("tune.py ended with exit code 1")
     path = output / f"{cell.name}.json"
@@ -35,7 +37,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gain, "run_cell", write_made_up)
-    command = ["gain.py", "--networks", "1gbit", "--output", str(tmp_path)]
+    command = ["gain.py", "--networks", "1gbit", "--bagua", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as ended:
         gain.main()
@@ -55,57 +57,125 @@ def test_resuming_runs_only_what_is_not_done(
 ) -> None:
     ran = []
 
-    def run(cell: Cell, effort: Effort, output: Path) -> Path:
+    def run(cell: Cell, effort: Effort, output: Path, loopback: bool) -> Path:
         ran.append(cell.model)
         return write_made_up(cell, effort, output)
 
     monkeypatch.setattr(gain, "run_cell", run)
-    assert gain.run_all(CELLS, SMOKE, tmp_path, resume=False) == {
+    assert gain.run_all(CELLS, FULL, tmp_path, resume=False) == {
         "vgg16-1gbit-2x2": "tune.py ended with exit code 1"
     }
     ran.clear()
-    gain.run_all(CELLS, SMOKE, tmp_path, resume=True)
+    gain.run_all(CELLS, FULL, tmp_path, resume=True)
     assert ran == ["vgg16"]
     ran.clear()
-    gain.run_all(CELLS, SMOKE, tmp_path, resume=False)
+    gain.run_all(CELLS, FULL, tmp_path, resume=False)
     assert ran == ["resnet50", "vgg16", "bert-base"]
 
 
-def test_a_cell_that_is_asked_for_otherwise_is_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cell_that_was_run_otherwise_is_not_done(tmp_path: Path) -> None:
+    cell = CELLS[0]
+    path = write_made_up(cell, FULL, tmp_path)
+    assert gain.is_done(cell, FULL, tmp_path)
+    assert not gain.is_done(replace(cell, bagua=True), FULL, tmp_path)
+    assert not gain.is_done(cell, replace(FULL, sweep_rounds=5), tmp_path)
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "fallback": "no root"}))
+    assert not gain.is_done(cell, FULL, tmp_path)
+    assert gain.is_done(cell, FULL, tmp_path, loopback=True)
+    path.write_text(path.read_text()[:100])
+    assert not gain.is_done(cell, FULL, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        Cell("resnet50", "1gbit", gradient_bytes=100_000_000),
+        Cell("resnet50", "1gbit", compute_seconds=0.5),
+        Cell("resnet50", "1gbit", device="cuda"),
+        Cell("resnet50", "1gbit", smoke=True),
+    ],
+)
+def test_cells_that_differ_have_files_of_their_own(otherwise: Cell) -> None:
+    assert otherwise.name != CELLS[0].name == "resnet50-1gbit-2x2"
+
+
+def test_a_failed_cell_keeps_its_earlier_figures_out_of_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_made_up(CELLS[0], SMOKE, tmp_path)
+    earlier = tmp_path / "vgg16-1gbit-2x2.json"
+    earlier.write_text(json.dumps(made_up_cell(CELLS[1], GOOD)))
     monkeypatch.setattr(gain, "run_cell", write_made_up)
-    larger = Cell("resnet50", "1gbit", gradient_bytes=100_000_000)
-    gain.run_all([larger], SMOKE, tmp_path, resume=True)
-    assert gain.results_in(tmp_path)[0]["cell"]["gradient_bytes"] == 100_000_000
+    monkeypatch.setattr(
+        "sys.argv",
+        ["gain.py", "--networks", "1gbit", "--bagua", "--output", str(tmp_path)],
+    )
+    with pytest.raises(SystemExit):
+        gain.main()
+    written = json.loads((tmp_path / "gain.json").read_text())
+    assert [cell["cell"]["model"] for cell in written["cells"]] == ["resnet50", "bert-base"]
+    assert earlier.exists()
+    assert "vgg16-1gbit-2x2" not in capsys.readouterr().out.partition("How many times")[2]
 
 
-def test_a_smoke_cell_is_never_taken_for_a_real_one() -> None:
-    (smoke,), _ = gain.chosen_cells(options("--smoke"))
-    assert smoke.name not in {cell.name for cell in gain.chosen_cells(options())[0]}
-
-
-def test_a_failed_cell_leaves_no_figures_of_an_earlier_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_bagua_cannot_be_had_its_tuning_is_left_out_and_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "vgg16-1gbit-2x2.json").write_text(json.dumps(made_up_cell(CELLS[1], GOOD)))
+    def prepare() -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(gain, "prepare", prepare)
     monkeypatch.setattr(gain, "run_cell", write_made_up)
-    gain.run_all(CELLS[1:2], SMOKE, tmp_path, resume=False)
-    assert gain.results_in(tmp_path) == []
+    assert gain.run_all([replace(CELLS[0], bagua=True)], FULL, tmp_path, resume=False) == {}
+    assert "Bagua's own tuning is left out: no network" in capsys.readouterr().err
+    ((result, _),) = gain.measured_in(tmp_path)
+    assert result["cell"]["bagua"] is False
 
 
 def test_a_report_reads_every_cell_of_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for cell in CELLS[::2]:
-        write_made_up(cell, SMOKE, tmp_path)
+        write_made_up(cell, FULL, tmp_path)
+    (tmp_path / "odd.json").write_text('{"cell": {"model": "resnet50"}}')
+    (tmp_path / "broken.json").write_text("{")
     given = options("--report", "--markdown", "--output", str(tmp_path))
-    gain.summarise(given, gain.results_in(tmp_path))
-    printed = capsys.readouterr().out
-    assert "| resnet50-1gbit-2x2 | 500.2 ± " in printed
-    assert "no cell has a profile" in printed
+    gain.summarise(given, gain.measured_in(tmp_path))
+    printed = capsys.readouterr()
+    assert "| resnet50-1gbit-2x2 | 500.2 ± " in printed.out
+    assert "no cell has a profile" in printed.out
+    assert "odd.json: left out" in printed.err
+    assert "broken.json: left out" in printed.err
     assert not (tmp_path / "gain.json").exists()
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_lose_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_made_up(CELLS[0], FULL, tmp_path)
+    (tmp_path / "plots").write_text("a file where a folder is wanted")
+    given = options("--output", str(tmp_path), "--plots", str(tmp_path / "plots"))
+    with pytest.raises(OSError):
+        gain.summarise(given, gain.measured_in(tmp_path))
+    assert json.loads((tmp_path / "gain.json").read_text())["goals"]
+
+
+def test_a_smoke_cell_is_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (cell,), _ = gain.chosen_cells(
+        options("--smoke", "--models", "vgg16", "--networks", "300mbit", "--device", "cuda")
+    )
+    assert (cell.model, cell.network, cell.device) == ("vgg16", "300mbit", "cuda")
+    for other in (["--networks", "1gbit", "300mbit"], ["--gradient-megabytes", "100"]):
+        with pytest.raises(SystemExit):
+            options("--smoke", *other)
+    assert "--smoke has a --gradient-megabytes of its own" in capsys.readouterr().err
+
+
+def test_a_job_has_more_time_where_its_steps_take_longer() -> None:
+    usual = [job_timeout_seconds(cell) for cell in gain.chosen_cells(options())[0]]
+    assert len({*usual}) == 1
+    larger = Cell("vgg16", "300mbit", gradient_bytes=100_000_000)
+    assert job_timeout_seconds(larger) == pytest.approx(5 * usual[0])
 
 
 def test_by_default_there_are_12_cells_and_baguas_tuning_in_three() -> None:
@@ -138,10 +208,18 @@ def test_what_there_is_not_is_refused_before_anything_runs(argv: list[str], what
         gain.chosen_cells(options(*argv))
 
 
-def test_the_fastest_of_the_sweep_leave_out_stock_and_tuned() -> None:
+def test_the_run_off_measures_all_that_the_sweep_cannot_tell_from_the_fastest() -> None:
     cell = made_up_cell(CELLS[0], {**GOOD, "tuned": 0.1, "stock 1 MiB": 0.1})
-    best = best_of(cell["sweep"], list(cell["arms"].values()), 1)
-    assert best[0].startswith(("leaders", "shards"))
+    arms = list(cell["arms"].values())
+    times = {name: spread(blocks) for name, blocks in cell["sweep"]["arms"].items()}
+    # Nearly all take 1.0 s.
+    found = finalists(arms, times, FULL)
+    assert len(found) == FULL.most_finalists
+    assert all(name.startswith(("leaders", "shards")) for name in found)
+    for number, name in enumerate(found[3:]):
+        times[name] = Spread(1.1, 0.01, 0.99 if number == 0 else 1.05, 1.2, 6)
+    clear = {name: Spread(2.0, 0.01, 1.9, 2.1, 6) for name in times if name not in found}
+    assert set(finalists(arms, {**times, **clear}, FULL)) == set(found[:4])
 
 
 def test_noise_that_lasts_a_round_cancels_in_pairs() -> None:

@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 # At the end: nothing of it may hide another module.
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
