@@ -152,6 +152,18 @@ class VGG16(nn.Module):
     batch = staticmethod(ResNet50.batch)
 
 
+def _transformer_layer(width: int, heads: int, norm_first: bool) -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(
+        width,
+        heads,
+        4 * width,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=norm_first,
+    )
+
+
 class BertBase(nn.Module):
     """An encoder of BERT-base's size with its pre-training heads, tied embedding; gives the loss
     of a batch of tokens, all of them masked, and of which of two sentences comes first."""
@@ -164,14 +176,7 @@ class BertBase(nn.Module):
         self.positions = nn.Embedding(self.CONTEXT, self.WIDTH)
         self.sentences = nn.Embedding(2, self.WIDTH)
         self.norm = nn.LayerNorm(self.WIDTH)
-        layer = nn.TransformerEncoderLayer(
-            self.WIDTH,
-            self.HEADS,
-            4 * self.WIDTH,
-            dropout=0.0,
-            activation="gelu",
-            batch_first=True,
-        )
+        layer = _transformer_layer(self.WIDTH, self.HEADS, norm_first=False)
         self.body = nn.TransformerEncoder(layer, self.LAYERS, enable_nested_tensor=False)
         self.pooler = nn.Linear(self.WIDTH, self.WIDTH)
         self.transform = nn.Sequential(
@@ -208,15 +213,7 @@ class GPT2Small(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(self.VOCABULARY, self.WIDTH)
         self.positions = nn.Embedding(self.CONTEXT, self.WIDTH)
-        layer = nn.TransformerEncoderLayer(
-            self.WIDTH,
-            self.HEADS,
-            4 * self.WIDTH,
-            dropout=0.0,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
-        )
+        layer = _transformer_layer(self.WIDTH, self.HEADS, norm_first=True)
         self.body = nn.TransformerEncoder(
             layer, self.LAYERS, nn.LayerNorm(self.WIDTH), enable_nested_tensor=False
         )

@@ -6,14 +6,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from testbed import Host
+from testbed.processes import ProcessError, read_line
 
 from .environment import PYTHON, prepare, release_path
 
-if TYPE_CHECKING:
-    from ..testbed import Host
-
 SERVE = Path(__file__).with_name("serve.py")
+START_SECONDS = 120.0
+"""It imports scikit-optimize, on processors that ranks of another job may share."""
 
 
 @contextmanager
@@ -58,12 +59,10 @@ def bagua_service(
             stderr=stderr,
         )
     try:
-        assert process.stdout is not None
-        address = process.stdout.readline().decode().strip()
-        if not address:
-            raise RuntimeError(
-                f"Bagua's service ended with exit code {process.wait()}: {log.read_text()[-2000:]}"
-            )
+        try:
+            address = read_line(process, START_SECONDS)
+        except ProcessError as error:
+            raise RuntimeError(f"Bagua's service {error}: {log.read_text()[-2000:]}") from None
         yield address
     finally:
         process.kill()

@@ -15,16 +15,13 @@ OUT: of each arm, by round, the seconds of its steps on the slowest rank.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +33,9 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent.clock import clock_for
-from benchmarks.jobs.rank import process_group, slowest, write
+from benchmarks.jobs.rank import TimedSteps, gradients, run
 from benchmarks.workloads import training
-from benchmarks.workloads.training import Training, gradient_sizes
+from benchmarks.workloads.training import Training
 
 # Torch cuts its buckets anew after the first step, ours are cut anew after the second.
 SETTLING_STEPS = 3
@@ -98,14 +94,10 @@ def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list
     dist.barrier(device_ids=None if device.index is None else [device.index])
     for _ in range(warmup_steps):
         arm.step()
-    clock = clock_for(device)
-    marks = [clock.mark()]
+    timed = TimedSteps(arm.step, device)
     for _ in range(steps):
-        arm.step()
-        marks.append(clock.mark())
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return slowest([clock.seconds(*pair) for pair in pairwise(marks)], device)
+        timed()
+    return timed.seconds()
 
 
 def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -121,26 +113,13 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
         for name in order:
             times[name].append(block(arms[name], spec["steps"], spec["warmup_steps"], device))
-    sizes = gradient_sizes(workload.model())
-    return {
-        "arms": times,
-        "gradient_bytes": sum(sizes),
-        "tensors": len(sizes),
-        "seconds": time.monotonic() - began,
-    }
+    seconds = time.monotonic() - began
+    return {"arms": times, **gradients(workload.model()), "seconds": seconds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("out", type=Path)
-    options = parser.parse_args()
-    spec = json.loads(options.spec.read_text())
-    os.environ.pop("BAGUA_AUTOTUNE", None)
-    with process_group(spec.get("device", "cpu")) as device:
-        result = measure(spec, device)
-        if dist.get_rank() == 0:
-            write(options.out, result)
+    os.environ.pop("BAGUA_AUTOTUNE", None)  # else the client would tune, too
+    run(__doc__, measure)
 
 
 if __name__ == "__main__":

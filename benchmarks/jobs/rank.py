@@ -1,16 +1,39 @@
-"""What the rank programs share: how they join, which rank was slowest, how they write."""
+"""What the rank programs share: their command line, how they join, how steps are timed."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from bagua_client import DistributedDataParallel
+from bagua_client.agent.clock import clock_for
+from benchmarks.workloads.training import gradient_sizes
+
+Work = Callable[[Mapping[str, Any], torch.device], Mapping[str, Any]]
+"""Takes SPEC and the rank's device, gives OUT; all ranks call it together."""
+
+
+def run(description: str, work: Work) -> None:
+    """The program of a rank: reads SPEC, works with the others; rank 0 writes OUT."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    spec = json.loads(options.spec.read_text())
+    with process_group(spec.get("device", "cpu")) as device:
+        result = work(spec, device)
+        if dist.get_rank() == 0:
+            write(options.out, result)
 
 
 @contextmanager
@@ -27,6 +50,59 @@ def process_group(device: str) -> Iterator[torch.device]:
         yield torch.device("cpu")
     # Not after an error: the other ranks may wait where this one never comes.
     dist.destroy_process_group()
+
+
+class TimedSteps:
+    """Makes steps, one with each call, and remembers when each ended on this rank."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        self._step = step
+        self._device = device
+        self.clock = clock_for(device)
+        self._marks = [self.clock.mark()]
+
+    def __call__(self) -> None:
+        self._step()
+        self._marks.append(self.clock.mark())
+
+    def __len__(self) -> int:
+        """Steps so far."""
+        return len(self._marks) - 1
+
+    def seconds(self) -> list[float]:
+        """Of each step, on the slowest rank. All ranks must call it together."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        mine = [self.clock.seconds(*pair) for pair in pairwise(self._marks)]
+        return slowest(mine, self._device)
+
+
+def tuned(
+    wrapped: DistributedDataParallel, steps: TimedSteps, ended: bool, before: int, tuning: int
+) -> dict[str, Any]:
+    """What OUT says of a live tuning.
+
+    Args:
+        ended: whether it ended by itself.
+        before: steps before it began.
+        tuning: steps that it took.
+    """
+    seconds = steps.seconds()
+    return {
+        "configuration": wrapped.configuration.to_json(),
+        "ended": ended,
+        "steps": len(seconds),
+        "tuning_steps": tuning,
+        "tuning_seconds": sum(seconds[before : before + tuning]),
+        "step_seconds": seconds,
+        **gradients(wrapped),
+    }
+
+
+def gradients(model: nn.Module) -> dict[str, int]:
+    """How many they are, and their bytes."""
+    sizes = gradient_sizes(model)
+    return {"gradient_bytes": sum(sizes), "tensors": len(sizes)}
 
 
 def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:

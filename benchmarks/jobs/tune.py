@@ -9,12 +9,9 @@ left at, what the tuning took, and the seconds of every step on the slowest rank
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import sys
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +21,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.clock import clock_for
-from benchmarks.jobs.rank import process_group, slowest, write
+from benchmarks.jobs.rank import TimedSteps, run, tuned
 from benchmarks.workloads import training
-from benchmarks.workloads.training import gradient_sizes
 
 
 class Lines(logging.Handler):
@@ -51,58 +46,35 @@ def tune(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     wrapped = DistributedDataParallel(workload.model())
     if not wrapped.is_tuning:
         raise RuntimeError("the job is not tuned; set BAGUA_AUTOTUNE=1 and start several ranks")
-    step = workload.stepper(wrapped)
-    clock = clock_for(device)
-    marks = [clock.mark()]
-    # By the first step that ran under it.
-    configurations = {0: wrapped.configuration}
+    steps = TimedSteps(workload.stepper(wrapped), device)
     current = wrapped.configuration
+    # By the first step that ran under it.
+    configurations = {0: current}
 
-    def run() -> None:
+    def step() -> None:
         nonlocal current
-        step()
+        steps()
         if wrapped.configuration != current:
-            current = configurations[len(marks) - 1] = wrapped.configuration
-        marks.append(clock.mark())
+            current = configurations[len(steps) - 1] = wrapped.configuration
 
-    while wrapped.is_tuning and len(marks) <= spec["most_steps"]:
-        run()
-    ended, tuning_steps = not wrapped.is_tuning, len(marks) - 1
+    while wrapped.is_tuning and len(steps) < spec["most_steps"]:
+        step()
+    ended, tuning_steps = not wrapped.is_tuning, len(steps)
     # The configuration to keep comes into force in the step after.
     for _ in range(max(1, spec["after_steps"])):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    mine = [clock.seconds(*pair) for pair in pairwise(marks)]
-    seconds = slowest(mine, device)
-    sizes = gradient_sizes(wrapped)
+        step()
     return {
-        "configuration": wrapped.configuration.to_json(),
-        "ended": ended,
-        "steps": len(seconds),
-        "tuning_steps": tuning_steps,
-        "tuning_seconds": sum(seconds[:tuning_steps]),
+        **tuned(wrapped, steps, ended, 0, tuning_steps),
         "first_tuning_step": next((step for step in configurations if step), None),
-        "step_seconds": seconds,
         "configurations": [[step, used.to_json()] for step, used in configurations.items()],
-        "gradient_bytes": sum(sizes),
-        "tensors": len(sizes),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("out", type=Path)
-    options = parser.parse_args()
-    spec = json.loads(options.spec.read_text())
     heard = Lines()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("bagua_client").addHandler(heard)
-    with process_group(spec.get("device", "cpu")) as device:
-        result = tune(spec, device)
-        if dist.get_rank() == 0:
-            write(options.out, {**result, "log": heard.lines})
+    run(__doc__, lambda spec, device: {**tune(spec, device), "log": heard.lines})
 
 
 if __name__ == "__main__":
