@@ -64,13 +64,13 @@ FULL = Effort()
 SMOKE = Effort(
     sizes_bytes=(512 * KIB, 10 * MIB),
     stock_mib=(1,),
-    sweep_rounds=2,
+    sweep_rounds=1,
     sweep_steps=1,
     run_off_rounds=2,
     run_off_steps=1,
     finalists=1,
     most_finalists=2,
-    most_tuning_steps=200,
+    most_tuning_steps=400,
     tuning_variables={
         "BAGUA_AUTOTUNE_MAX_SAMPLES": "3",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import requests
+from bagua_0_9.environment import prepare, release_path
+from bagua_0_9.service import bagua_service
+from bagua_0_9.worker import MODEL_NAME
+from testbed import Host
 
 from bagua_client import Configuration
-from benchmarks.bagua_0_9.environment import prepare, release_path
-from benchmarks.bagua_0_9.service import bagua_service
-from benchmarks.bagua_0_9.worker import MODEL_NAME
-from benchmarks.testbed.host import Host
 
 # The first time, Bagua's environment is made.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 JOB = Path(__file__).resolve().parents[3] / "benchmarks" / "jobs" / "bagua.py"
-SAMPLES = 5
+SAMPLES = 3
 WORKLOAD = {"workload": "vgg16", "gradient_bytes": 2_000_000, "compute_seconds": 0.01}
 
 
@@ -47,7 +47,8 @@ def run(script: Path, specification: dict, folder: Path) -> dict:
 @pytest.mark.usefixtures("_bagua")
 def test_the_service_s_choice_is_in_force_at_the_end(tmp_path):
     host = Host("here", "127.0.0.1", "lo")
-    with bagua_service(host, 2, tmp_path, max_samples=SAMPLES, warmup_seconds=0) as address:
+    limits = {"max_samples": SAMPLES, "confidence_seconds": 0.5, "warmup_seconds": 0}
+    with bagua_service(host, 2, tmp_path, **limits) as address:
         result = run(
             JOB,
             {**WORKLOAD, "service": address, "most_steps": 2000, "after_steps": 2},
