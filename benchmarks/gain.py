@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -90,8 +90,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _one_small_cell(parser, options)
     options.models = options.models or list(DEFAULT_MODELS)
     options.networks = options.networks or list(DEFAULT_NETWORKS)
-    if options.plots and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plots needs matplotlib: pip install 'bagua-autotune[plot]'")
+    if options.plots:
+        try:
+            importlib.import_module("matplotlib.figure")
+        except ImportError as error:
+            parser.error(f"--plots: {error}; pip install 'bagua-autotune[plot]'")
     return options
 
 

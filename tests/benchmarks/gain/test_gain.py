@@ -11,7 +11,7 @@ import gain
 import pytest
 from cells.arms import FULL, Effort
 from cells.cell import Cell
-from cells.run import CellError, job_timeout_seconds
+from cells.run import CellError, job_timeout_seconds, run_cell
 from cells.selection import finalists
 from cells.spread import Spread, ratio, spread
 
@@ -234,3 +234,15 @@ def test_noise_that_lasts_a_round_cancels_in_pairs() -> None:
 def test_an_arm_that_was_never_measured_is_an_error() -> None:
     with pytest.raises(ValueError):
         spread([[], []])
+
+
+def test_without_hosts_of_its_own_a_cell_is_not_measured_unless_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "")  # no tool that makes hosts
+    earlier = tmp_path / "resnet50-1gbit-2x2.json"
+    earlier.write_text("an earlier one's")
+    with pytest.raises(CellError, match="--loopback measures it all the same"):
+        run_cell(CELLS[0], FULL, tmp_path)
+    assert earlier.read_text() == "an earlier one's"
