@@ -13,11 +13,16 @@ import click
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
 from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.fitting import fit_cluster
+from bagua_autotune.simulation.fitting import fit_record
 from bagua_autotune.simulation.plot import PlotError, plot
 from bagua_autotune.simulation.recorded import Record, RecordError, load_record
 from bagua_autotune.simulation.sweep import Point, Sweep, sweep
-from bagua_autotune.simulation.units import parse_bandwidth, parse_duration
+from bagua_autotune.simulation.units import (
+    describe_bandwidth,
+    describe_duration,
+    parse_bandwidth,
+    parse_duration,
+)
 from bagua_autotune.simulation.workloads import CATALOG, load
 
 Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
@@ -67,15 +72,17 @@ def simulate(
     measured, unless options say otherwise.
     """
     try:
-        record = None if model in CATALOG else load_record(_file(model))
-        workload = record.workload if record else load(model)
-        cluster = _cluster(record, nodes, ranks_per_node, bandwidth, latency)
+        if model in CATALOG:
+            cluster = _cluster(nodes, ranks_per_node, bandwidth, latency)
+            simulator = Simulator(load(model), cluster)
+        else:
+            record = load_record(_file(model))
+            simulator = record.simulator(
+                _changed(_measured(record, bandwidth, latency), nodes, ranks_per_node, bandwidth,
+                         latency)
+            )  # fmt: skip
     except (RecordError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    if record:
-        simulator = Simulator(workload, cluster, record.contention, record.launch_seconds)
-    else:
-        simulator = Simulator(workload, cluster)
     found = sweep(simulator)
     if plot_path:
         try:
@@ -98,20 +105,34 @@ def _file(model: str) -> Path:
 
 
 def _cluster(
-    record: Record | None,
+    nodes: int | None, ranks_per_node: int | None, bandwidth: float | None, latency: float | None
+) -> Cluster:
+    """The cluster that the options name."""
+    if nodes is None or ranks_per_node is None or bandwidth is None or latency is None:
+        raise click.UsageError(
+            f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
+        )
+    return Cluster(nodes, ranks_per_node, bandwidth, latency)
+
+
+def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
+    """The cluster that the job ran on; as usual with this network if nothing was measured."""
+    try:
+        return fit_record(record).cluster
+    except ValueError as error:
+        if bandwidth is None or latency is None:
+            raise click.UsageError(f"{error}; say --bandwidth and --latency") from error
+        return Cluster(*record.shape, bandwidth, latency)
+
+
+def _changed(
+    measured: Cluster,
     nodes: int | None,
     ranks_per_node: int | None,
     bandwidth: float | None,
     latency: float | None,
 ) -> Cluster:
-    """The cluster that the options name; what they leave out is the record's."""
-    if record is None:
-        if nodes is None or ranks_per_node is None or bandwidth is None or latency is None:
-            raise click.UsageError(
-                f"{', '.join(CATALOG)} need --nodes, --ranks-per-node, --bandwidth and --latency"
-            )
-        return Cluster(nodes, ranks_per_node, bandwidth, latency)
-    measured = _measured(record, bandwidth, latency)
+    """What the options leave out is the job's own."""
     if measured.nodes == 1 and (nodes or 1) > 1 and (bandwidth is None or latency is None):
         raise click.UsageError("the job ran on one node; say --bandwidth and --latency for more")
     return replace(
@@ -123,19 +144,6 @@ def _cluster(
     )
 
 
-def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
-    """The cluster that the job ran on; its links are fitted unless both figures are given."""
-    nodes, ranks_per_node = len(record.ranks_per_node), max(record.ranks_per_node)
-    if bandwidth and latency and nodes > 1:
-        return Cluster(nodes, ranks_per_node, bandwidth, latency)
-    try:
-        return fit_cluster(nodes, ranks_per_node, record.traffic)
-    except ValueError as error:
-        if bandwidth and latency:
-            return Cluster(nodes, ranks_per_node, bandwidth, latency)
-        raise click.UsageError(f"{error}; say --bandwidth and --latency") from error
-
-
 def _print(found: Sweep) -> None:
     say(found.title)
     columns = ["bucket", *(f"{HIERARCHICAL_WORDS[name]} ms" for name in found.lines)]
@@ -144,10 +152,25 @@ def _print(found: Sweep) -> None:
         for points in zip(*found.lines.values(), strict=True)
     ]
     print_table(columns, rows)
+    for line in _assumed(found.simulator):
+        say(line)
     say(f"computing alone: {found.simulator.workload.compute_seconds * 1e3:.4g} ms")
     say(f"default: {describe(found.default.configuration)}: {_ms(found.default)} ms")
     best = f"{describe(found.best.configuration)}: {_ms(found.best)} ms"
     say(f"best: {best}, {times(found.speedup)} over the default")
+
+
+def _assumed(simulator: Simulator) -> list[str]:
+    """What the steps were simulated with, beside the network between the nodes."""
+    cluster = simulator.cluster
+    inside = describe_bandwidth(cluster.inside_bandwidth_bytes_per_second)
+    start, launch = map(describe_duration, (cluster.start_seconds, simulator.launch_seconds))
+    return [
+        f"inside a node: {inside}, {describe_duration(cluster.inside_latency_seconds)}; "
+        f"sharded reductions reach {cluster.shards_share:.0%} of it",
+        f"an operation: {start} to start, {launch} to launch; "
+        f"computing takes {simulator.contention:.0%} longer beside one",
+    ]
 
 
 def _document(found: Sweep) -> dict[str, Any]:
@@ -158,6 +181,12 @@ def _document(found: Sweep) -> dict[str, Any]:
         "ranks_per_node": cluster.ranks_per_node,
         "bandwidth_bytes_per_second": cluster.bandwidth_bytes_per_second,
         "latency_seconds": cluster.latency_seconds,
+        "inside_bandwidth_bytes_per_second": cluster.inside_bandwidth_bytes_per_second,
+        "inside_latency_seconds": cluster.inside_latency_seconds,
+        "shards_share": cluster.shards_share,
+        "start_seconds": cluster.start_seconds,
+        "launch_seconds": found.simulator.launch_seconds,
+        "contention": found.simulator.contention,
         "compute_seconds": found.simulator.workload.compute_seconds,
         "default": _entry(found.default),
         "best": _entry(found.best),

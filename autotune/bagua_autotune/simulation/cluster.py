@@ -52,8 +52,11 @@ class Cluster:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
         if not 0 <= self.latency_seconds < math.inf:
             raise ValueError(f"latency_seconds is {self.latency_seconds}; it must not be negative")
-        if not 0 < self.flow_share <= 1:
-            raise ValueError(f"flow_share is {self.flow_share}; it must be above 0 and at most 1")
+        for name in ("flow_share", "shards_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
+                )
 
     @property
     def world_size(self) -> int:

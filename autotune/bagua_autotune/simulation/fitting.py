@@ -8,69 +8,110 @@ is how long each bucket took from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.profile import BucketTiming
 from bagua_autotune.simulation.cluster import Cluster
 from bagua_autotune.simulation.collectives import reduction
-from bagua_autotune.simulation.recorded import Record, Traffic
+from bagua_autotune.simulation.recorded import Record
+from bagua_autotune.simulation.robust import bounded, softened
 from bagua_autotune.simulation.simulator import Simulator
 from bagua_autotune.simulation.step import Message, Step
+from bagua_autotune.simulation.traffic import Traffic
 
 Floats = NDArray[np.float64]
-# The search begins at the best of these bandwidths with each of these latencies.
-BANDWIDTHS, LATENCIES = 10.0 ** np.arange(6, 12), (1e-5, 1e-3)
-# Usual figures, and how many times more or less is unusual, in logarithms. They decide what the
-# traffic leaves open: latency where all sizes are alike, the links inside a node where nothing was
-# reduced there.
-USUAL_LATENCY = (50e-6, 5.0)
-USUAL_LATE = (0.5e-3, 2.0)
-USUAL_START = (15e-6, 3.0)
-USUAL_INSIDE = (1e10, 3.0)
-USUAL_SHARDS_SHARE = (1.0, 0.7)
+
+
+class Usual(NamedTuple):
+    """A usual figure, and how many times more or less is unusual, in logarithms."""
+
+    value: float
+    spread: float
+
+
+# They decide what the traffic leaves open: latency where all sizes are alike, the links inside a
+# node, as a multiple of its link to the others, where nothing was reduced there.
+USUAL_LINK = {
+    "bandwidth_bytes_per_second": Usual(1.25e9, 3.0),
+    "latency_seconds": Usual(50e-6, 5.0),
+}
+USUAL_LATE = {"late_seconds": Usual(0.5e-3, 2.0)}
+USUAL_NODE = {
+    "start_seconds": Usual(15e-6, 5.0),
+    "inside_ratio": Usual(10.0, 2.0),
+    "shards_share": Usual(0.9, 0.7),
+}
+# The search begins anew from the best few of all combinations of these, as one in which everything
+# is far off leads nowhere. What takes long may be latency, a late rank, the start of an operation.
+BEGINNINGS: dict[str, Sequence[float]] = {
+    "bandwidth_bytes_per_second": (10.0 ** np.arange(6, 12, 0.5)).tolist(),
+    "latency_seconds": (1e-5, 1e-3),
+    "late_seconds": (5e-4, 5e-2),
+    "start_seconds": (1e-5, 1e-3),
+}
+MOST_BEGINNINGS = 3
 # The model foretells a bucket's duration, and a whole step's communication, that well.
 DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
-SHORTEST = 1e-7
-MOST_EVALUATIONS = 40
+# What is shorter is compared as if it took so long: clocks tell no less.
+SHORTEST_SECONDS = 1e-7
+# Least squares ends where a step improves the fit, or changes the figures, by no more than this
+# share, and after so many evaluations of the figures and their derivatives.
+TOLERANCE, MOST_EVALUATIONS = 1e-4, 40
+# Logarithms of figures stay within so much of 0, so that all is finite.
 FARTHEST = 50.0
 
 
 def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
     """The cluster on which buckets take the times of these steps.
 
-    Fitted are bandwidth and latency of the links between the nodes, the start of an operation and
-    the bandwidth inside the nodes; in a single node its own links. The rest is as usual. Least
-    squares of the logarithms, in which what is far off counts linearly only: a step in which a rank
-    came late does not decide.
+    Fitted are bandwidth and latency of the links between the nodes, the start of an operation, the
+    bandwidth inside the nodes and the share of it that sharded reductions reach; in a single node
+    its own links. By how much the slowest rank is later than the one that was profiled is fitted
+    too, and left out of the cluster; where every step has one bucket only, this cannot be told from
+    latency and counts as such. The rest is as usual. Least squares of the logarithms, in which a
+    trial that is far off counts little.
 
     Raises:
         ValueError: there is no traffic, or only one rank.
     """
     from scipy.optimize import least_squares  # here: takes long to import
 
-    typical = _typical(traffic)
-    if not typical or nodes * ranks_per_node < 2:
+    measured = [each for each in traffic if each.is_measured]
+    if not measured or nodes * ranks_per_node < 2:
         raise ValueError("no reduction was measured from which the network could be told")
-    usual, spreads = np.array(_usual(nodes, ranks_per_node)).T
-    logarithms = np.log(usual)
+    usual = _usual(nodes, ranks_per_node, any(len(each.buckets) > 1 for each in measured))
+    logarithms = np.log([figure.value for figure in usual.values()])
+    spreads = np.array([figure.spread for figure in usual.values()])
+
+    def figures(tried: Floats) -> dict[str, float]:
+        values = np.exp(np.clip(tried, -FARTHEST, FARTHEST)).tolist()
+        return dict(zip(usual, values, strict=True))
 
     def differences(tried: Floats) -> Floats:
-        figures = _figures(tried)
-        cluster = _cluster(nodes, ranks_per_node, figures)
-        found = [_differences(cluster, each, count, figures[2]) for each, count in typical]
-        return np.concatenate([*found, (tried - logarithms) / spreads])
+        found = figures(tried)
+        cluster = _cluster(nodes, ranks_per_node, found)
+        late_seconds = found.get("late_seconds", 0.0)
+        apart = [_differences(cluster, each, late_seconds) for each in measured]
+        return np.concatenate([*apart, (tried - logarithms) / spreads])
 
-    beginnings = [
-        np.concatenate([np.log(pair), logarithms[2:]]) for pair in product(BANDWIDTHS, LATENCIES)
-    ]
-    beginning = min(beginnings, key=lambda each: float(np.log1p(differences(each) ** 2).sum()))
-    found = least_squares(differences, beginning, loss="soft_l1", max_nfev=MOST_EVALUATIONS)
-    return _cluster(nodes, ranks_per_node, _figures(found.x))
+    values = [BEGINNINGS.get(name, (figure.value,)) for name, figure in usual.items()]
+    beginnings: list[Floats] = [np.log(each) for each in product(*values)]
+    beginnings.sort(key=lambda each: float((differences(each) ** 2).sum()))
+    most = [0.0 if name == "shards_share" else np.inf for name in usual]
+    ends = [
+        least_squares(
+            differences, each, bounds=(-np.inf, most), ftol=TOLERANCE, xtol=TOLERANCE,
+            max_nfev=MOST_EVALUATIONS,
+        )
+        for each in beginnings[:MOST_BEGINNINGS]
+    ]  # fmt: skip
+    best = min(ends, key=lambda end: float(end.cost))
+    return _cluster(nodes, ranks_per_node, figures(best.x))
 
 
 def fit_record(record: Record) -> Simulator:
@@ -79,28 +120,17 @@ def fit_record(record: Record) -> Simulator:
     Raises:
         ValueError: nothing was measured from which the network could be told.
     """
-    nodes, ranks_per_node = len(record.ranks_per_node), max(record.ranks_per_node)
-    cluster = fit_cluster(nodes, ranks_per_node, record.traffic)
-    return Simulator(record.workload, cluster, record.contention, record.launch_seconds)
+    return record.simulator(fit_cluster(*record.shape, record.traffic))
 
 
-def _figures(logarithms: Floats) -> list[float]:
-    """Finite also where the traffic tells nothing of a figure, and the search runs away with it."""
-    figures: list[float] = np.exp(np.clip(logarithms, -FARTHEST, FARTHEST)).tolist()
-    return figures
+def _usual(nodes: int, ranks_per_node: int, is_waiting_told: bool) -> dict[str, Usual]:
+    """The figures that are fitted, the link's first."""
+    waiting = USUAL_LATE if is_waiting_told else {}
+    return {**USUAL_LINK, **waiting, **(USUAL_NODE if nodes > 1 and ranks_per_node > 1 else {})}
 
 
-def _usual(nodes: int, ranks_per_node: int) -> list[tuple[float, float]]:
-    """Of the figures that are fitted: bandwidth and latency, by how much the slowest rank is later
-    than the one that was profiled; start and bandwidth inside."""
-    usual = [(1.0, np.inf), USUAL_LATENCY, USUAL_LATE]
-    if nodes == 1 or ranks_per_node == 1:
-        return usual
-    return [*usual, USUAL_START, USUAL_INSIDE, USUAL_SHARDS_SHARE]
-
-
-def _cluster(nodes: int, ranks_per_node: int, figures: Sequence[float]) -> Cluster:
-    bandwidth, latency, _, *others = figures
+def _cluster(nodes: int, ranks_per_node: int, figures: Mapping[str, float]) -> Cluster:
+    bandwidth, latency = figures["bandwidth_bytes_per_second"], figures["latency_seconds"]
     cluster = Cluster(nodes, ranks_per_node, bandwidth, latency)
     if nodes == 1:
         return replace(
@@ -108,41 +138,21 @@ def _cluster(nodes: int, ranks_per_node: int, figures: Sequence[float]) -> Clust
             inside_bandwidth_bytes_per_second=bandwidth,
             inside_latency_seconds=latency,
         )
-    if not others:
+    if ranks_per_node == 1:
         return cluster
-    start_seconds, inside, shards_share = others
     return replace(
         cluster,
-        start_seconds=start_seconds,
-        inside_bandwidth_bytes_per_second=inside,
-        shards_share=shards_share,
+        start_seconds=figures["start_seconds"],
+        inside_bandwidth_bytes_per_second=bandwidth * figures["inside_ratio"],
+        shards_share=figures["shards_share"],
     )
 
 
-def _typical(traffic: Sequence[Traffic]) -> list[tuple[Traffic, int]]:
-    """Medians of the steps that ran alike, and how many they were."""
-    alike: dict[tuple[str, int, tuple[int, ...]], list[Traffic]] = {}
-    for step in traffic:
-        sizes = tuple(bucket.bytes for bucket in step.buckets)
-        if any(sizes):
-            alike.setdefault((step.hierarchical, step.channels, sizes), []).append(step)
-    return [(_median(steps), len(steps)) for steps in alike.values()]
-
-
-def _median(steps: Sequence[Traffic]) -> Traffic:
-    starts = np.median([[b.started_seconds for b in step.buckets] for step in steps], axis=0)
-    ends = np.median([[b.ended_seconds for b in step.buckets] for step in steps], axis=0)
-    buckets = tuple(
-        BucketTiming(bytes=bucket.bytes, started_seconds=start, ended_seconds=end)
-        for bucket, start, end in zip(steps[0].buckets, starts.tolist(), ends.tolist(), strict=True)
-    )
-    return steps[0].model_copy(update={"buckets": buckets})
-
-
-def _differences(cluster: Cluster, traffic: Traffic, count: int, late_seconds: float) -> Floats:
+def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Floats:
     """Of each bucket's duration and of the whole step's, which weighs more than all buckets.
 
-    No bucket begins before the slowest rank has its first one.
+    No bucket begins before the slowest rank has its first one. Those whose end is not known take
+    part, but are not compared.
     """
     buckets = traffic.buckets
     starts = np.array([bucket.started_seconds for bucket in buckets])
@@ -154,12 +164,17 @@ def _differences(cluster: Cluster, traffic: Traffic, count: int, late_seconds: f
     ]
     step = Step(messages, begun[-1], traffic.channels, cluster, contention=0.0)
     ended = np.array(step.run().ended_seconds)
-    each = _logarithms(ended - starts, measured - starts)
-    whole = _logarithms(ended.max() - starts[0], measured.max() - starts[0])
-    weighed = np.append(each / math.sqrt(len(each)) / DURATION_SPREAD, whole / WHOLE_SPREAD)
-    return math.sqrt(count) * weighed
+    known = measured > starts
+    each = _logarithms((ended - starts)[known], (measured - starts)[known])
+    whole = _logarithms(ended[known].max() - starts[0], measured[known].max() - starts[0])
+    # Steps that differ among themselves tell no more than they agree on.
+    certainty = 1 / max(1.0, traffic.spread / WHOLE_SPREAD)
+    durations = softened(each / DURATION_SPREAD) / math.sqrt(len(each))
+    whole /= WHOLE_SPREAD
+    return np.append(bounded(certainty * durations), bounded(certainty * np.array([whole])))
 
 
 def _logarithms(predicted: Floats, measured: Floats) -> Floats:
-    found: Floats = np.log(np.maximum(predicted, SHORTEST) / np.maximum(measured, SHORTEST))
+    shortest = SHORTEST_SECONDS
+    found: Floats = np.log(np.maximum(predicted, shortest) / np.maximum(measured, shortest))
     return found

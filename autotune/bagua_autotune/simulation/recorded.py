@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
-from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS
+from bagua_autotune.simulation.cluster import Cluster
+from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
+from bagua_autotune.simulation.traffic import Traffic, summed_up
 from bagua_autotune.simulation.workload import Workload
 
 
@@ -19,52 +29,26 @@ class RecordError(Exception):
     """A file that cannot be used; the text says which and why."""
 
 
-class Traffic(BaseModel):
-    """The buckets of one profiled step, of gradients as they are.
-
-    Attributes:
-        hierarchical: how they were reduced.
-        channels: process groups that they used in turn.
-        buckets: in the order in which they started.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    hierarchical: Literal["off", "leaders", "shards"] = "off"
-    channels: int = Field(default=1, ge=1, le=1024)
-    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=100_000)
-
-
-class Record(BaseModel):
-    """What a job computes and what its network did.
-
-    Version 1 had flat reductions on one channel only, each by itself, as ``collectives``; they are
-    read as steps of one bucket.
+class _Computed(BaseModel):
+    """What all versions hold.
 
     Attributes:
         tensors: in gradient-ready order.
         forward_seconds: until the first gradient is ready.
         ready_seconds: of each tensor, since the first one, as if nothing were communicated.
-        contention, launch_seconds: what communicating costs computing; see
-            :class:`~bagua_autotune.simulation.simulator.Simulator`.
-        traffic: of profiled steps; none if the job ran at another precision only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     format: Literal["bagua-autotune profile"] = "bagua-autotune profile"
-    version: Literal[2] = 2
     job: str = Field(min_length=1, max_length=200)
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(min_length=1)
     tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
     forward_seconds: Seconds
     ready_seconds: tuple[Seconds, ...]
-    contention: float = Field(default=CONTENTION, ge=0, le=1e3)
-    launch_seconds: Seconds = LAUNCH_SECONDS
-    traffic: tuple[Traffic, ...] = Field(default=(), max_length=100_000)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Record:
+    def _consistent(self) -> _Computed:
         if len(self.ready_seconds) != len(self.tensors):
             raise ValueError(
                 f"ready_seconds has {len(self.ready_seconds)} entries for "
@@ -74,9 +58,78 @@ class Record(BaseModel):
             raise ValueError("ready_seconds must ascend")
         return self
 
+
+class Record(_Computed):
+    """What a job computes and what its network did.
+
+    Attributes:
+        contention, launch_seconds: what communicating costs computing; see
+            :class:`~bagua_autotune.simulation.simulator.Simulator`.
+        traffic: of profiled steps, those that ran alike together; none if the job ran at another
+            precision only.
+    """
+
+    version: Literal[2] = 2
+    contention: float = Field(default=CONTENTION, ge=0, le=1e3)
+    launch_seconds: Seconds = LAUNCH_SECONDS
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=1_000_000)
+
     @property
     def workload(self) -> Workload:
         return Workload(self.job, self.tensors, self.forward_seconds, self.ready_seconds)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Nodes, and ranks on each: those of the largest."""
+        return len(self.ranks_per_node), max(self.ranks_per_node)
+
+    def simulator(self, cluster: Cluster) -> Simulator:
+        """The job on a cluster."""
+        return Simulator(self.workload, cluster, self.contention, self.launch_seconds)
+
+
+class _Collective(BaseModel):
+    """One flat reduction over all ranks while no other was under way."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    bytes: int = Field(ge=0, le=2**53)
+    seconds: float = Field(gt=0, le=1e9)
+
+
+class _Version1(_Computed):
+    """A file of old: flat reductions on one channel only, each by itself."""
+
+    version: Literal[1]
+    collectives: tuple[_Collective, ...] = Field(default=(), max_length=1_000_000)
+
+    def upgraded(self) -> Record:
+        """With the reductions of one size as steps of one bucket."""
+        alike: dict[int, list[tuple[BucketTiming]]] = {}
+        for each in self.collectives:
+            bucket = BucketTiming(bytes=each.bytes, started_seconds=0.0, ended_seconds=each.seconds)
+            alike.setdefault(each.bytes, []).append((bucket,))
+        return Record(
+            job=self.job,
+            ranks_per_node=self.ranks_per_node,
+            tensors=self.tensors,
+            forward_seconds=self.forward_seconds,
+            ready_seconds=self.ready_seconds,
+            traffic=tuple(summed_up(steps) for steps in alike.values()),
+        )
+
+
+def _version(document: Any) -> str:
+    """What a document is to be checked as: today's unless it says that it is of old."""
+    return "old" if isinstance(document, dict) and document.get("version") == 1 else "today's"
+
+
+_FILES: TypeAdapter[Record | _Version1] = TypeAdapter(
+    Annotated[
+        Annotated[Record, Tag("today's")] | Annotated[_Version1, Tag("old")],
+        Discriminator(_version),
+    ]
+)
 
 
 def load_record(path: Path) -> Record:
@@ -86,30 +139,15 @@ def load_record(path: Path) -> Record:
         RecordError: it cannot be read, or does not hold such a record.
     """
     try:
-        return Record.model_validate_json(_upgraded(path.read_bytes()))
+        found = _FILES.validate_json(path.read_bytes())
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        # Behind the version that it was checked as.
+        place = ".".join(str(part) for part in first["loc"][1:])
         what = f"{place}: {first['msg']}" if place else first["msg"]
         raise RecordError(
             f"{path} is not a file of 'bagua-autotune export JOB --profile': {what}"
         ) from error
-
-
-def _upgraded(text: bytes) -> bytes:
-    """A file of version 1 as one of today's; another as it is, whatever it is."""
-    try:
-        document = json.loads(text)
-        if document["version"] != 1:
-            return text
-        collectives = document.pop("collectives", [])
-        buckets = [
-            {"bytes": each["bytes"], "started_seconds": 0.0, "ended_seconds": each["seconds"]}
-            for each in collectives
-        ]
-    except (ValueError, TypeError, LookupError):
-        return text
-    traffic = [{"buckets": [bucket]} for bucket in buckets]
-    return json.dumps({**document, "version": 2, "traffic": traffic}).encode()
+    return found.upgraded() if isinstance(found, _Version1) else found

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.simulation.computing import Step, fit_computing
-from bagua_autotune.simulation.recorded import Record, Traffic
+from bagua_autotune.simulation.computing import ProfiledStep, fit_computing
+from bagua_autotune.simulation.recorded import Record
+from bagua_autotune.simulation.traffic import traffic_of
 
 
 def summarise(
     job: str,
     ranks_per_node: Sequence[int],
     tensors: Sequence[Tensor],
-    steps: Sequence[Step],
+    steps: Sequence[ProfiledStep],
 ) -> Record:
     """The record of a job.
 
@@ -40,18 +41,5 @@ def summarise(
         ready_seconds=tuple(computing.ready_seconds.tolist()),
         contention=computing.contention,
         launch_seconds=computing.launch_seconds,
-        traffic=tuple(
-            _traffic(step) for step in steps if step[0].get("wire_precision", "as_is") == "as_is"
-        ),
-    )
-
-
-def _traffic(step: Step) -> Traffic:
-    configuration, profile = step
-    return Traffic.model_validate(
-        {
-            "hierarchical": configuration.get("hierarchical", "off"),
-            "channels": configuration.get("channels", 1),
-            "buckets": tuple(sorted(profile.buckets, key=lambda bucket: bucket.started_seconds)),
-        }
+        traffic=traffic_of(steps),
     )

@@ -1,0 +1,145 @@
+"""The network that is told from a job's traffic, also where a trial was disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_autotune.simulation import Cluster, Simulator
+from bagua_autotune.simulation.fitting import fit_cluster, fit_record
+from bagua_autotune.simulation.summary import summarise
+from bagua_autotune.simulation.traffic import Traffic, traffic_of
+from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
+
+WORKLOAD = make_workload([MIB // 8, MIB // 2] * 30, milliseconds=3.0)
+SLOW = replace(
+    make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4),
+    inside_bandwidth_bytes_per_second=1e9,
+)
+TRIALS: list[Knobs] = [
+    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": 4 * MIB, "hierarchical": "leaders", "channels": 2},
+    {"bucket_bytes": 8 * MIB, "hierarchical": "shards", "channels": 1},
+    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 1},
+    {"bucket_bytes": 2 * MIB, "hierarchical": "off", "channels": 1},
+]
+Steps = list[tuple[Knobs, Profile]]
+
+
+def profiled(simulator: Simulator, trials: Sequence[Knobs], noise: float = 0.0) -> Steps:
+    """Three steps of each."""
+    generator = np.random.default_rng(1)
+    return [
+        (knobs, simulator.profile(knobs, step, generator, noise))
+        for knobs in trials
+        for step in range(3)
+    ]
+
+
+def ended_later(profile: Profile, seconds: float) -> Profile:
+    buckets = tuple(
+        bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + seconds})
+        for bucket in profile.buckets
+    )
+    return profile.model_copy(update={"buckets": buckets})
+
+
+@pytest.mark.parametrize("trial", range(len(TRIALS)))
+def test_a_trial_that_was_late_as_a_whole_does_not_decide(trial: int) -> None:
+    truth = Simulator(WORKLOAD, SLOW)
+    steps = [
+        (knobs, ended_later(profile, 0.3) if knobs == TRIALS[trial] else profile)
+        for knobs, profile in profiled(truth, TRIALS)
+    ]
+    found = fit_record(summarise("late", (2, 2), WORKLOAD.tensors, steps))
+    assert found.cluster.bandwidth_bytes_per_second == pytest.approx(1.25e8, rel=0.05)
+    assert found.cluster.shards_share > 0.7
+    for way in ("off", "leaders", "shards"):
+        for size in (MIB // 2, 5 * MIB, 25 * MIB):
+            knobs: Knobs = {"bucket_bytes": size, "hierarchical": way}
+            assert found.step_seconds(knobs) == pytest.approx(truth.step_seconds(knobs), rel=0.04)
+
+
+def test_steps_of_one_trial_that_differ_say_little() -> None:
+    """The only sharded trial: late by much, by less and not at all."""
+    late = {0: 0.4, 1: 0.2, 2: 0.0}
+    steps = [
+        (knobs, ended_later(profile, late[profile.step] if knobs == TRIALS[2] else 0.0))
+        for knobs, profile in profiled(Simulator(WORKLOAD, SLOW), TRIALS)
+    ]
+    fitted = fit_cluster(2, 2, traffic_of(steps))
+    assert fitted.shards_share > 0.7
+
+
+def test_a_bucket_without_length_tells_nothing() -> None:
+    """As where a bucket's end was cut off at the step's."""
+
+    def step(*buckets: tuple[int, float, float]) -> Traffic:
+        return Traffic(
+            buckets=tuple(
+                BucketTiming(bytes=size, started_seconds=start, ended_seconds=end)
+                for size, start, end in buckets
+            )
+        )
+
+    traffic = [
+        step((5 * MIB, 0.0, 0.05), (5 * MIB, 0.05, 0.1)),
+        step((MIB, 0.0, 0.011), (MIB, 0.1, 0.111)),
+    ]
+    cut = step((3 * MIB, 0.0, 0.03), (1000, 0.05, 0.05))
+    whole = step((3 * MIB, 0.0, 0.03))
+    with_it, without = fit_cluster(2, 2, [*traffic, cut]), fit_cluster(2, 2, [*traffic, whole])
+    assert with_it.latency_seconds == pytest.approx(without.latency_seconds, rel=0.3)
+
+
+FAST_TRIALS: list[Knobs] = [
+    {"bucket_bytes": size, "hierarchical": way, "channels": 1}
+    for way in ("off", "leaders", "shards")
+    for size in (25 * MIB, 4 * MIB, MIB)
+]
+
+
+@pytest.mark.parametrize("trials", [FAST_TRIALS, FAST_TRIALS[:3]], ids=["all ways", "flat"])
+@pytest.mark.parametrize(("gigabits", "inside"), [(100, 1e11), (200, 2e11)])
+def test_a_fast_network_comes_back(trials: list[Knobs], gigabits: int, inside: float) -> None:
+    """Where the links inside a node are not far above the one to the others."""
+    cluster = Cluster(4, 8, gigabits * 1e9 / 8, 5e-6, inside)
+    truth = Simulator(WORKLOAD, cluster)
+    steps = profiled(truth, trials, noise=0.02)
+    found = fit_record(summarise("fast", (8,) * 4, WORKLOAD.tensors, steps))
+    assert found.cluster.bandwidth_bytes_per_second == pytest.approx(
+        cluster.bandwidth_bytes_per_second, rel=0.1
+    )
+
+
+def test_a_faster_network_brings_what_it_would() -> None:
+    """Four times 100 Gbit/s, for gradients that keep the network busy."""
+    workload = make_workload((4 * MIB,) * 40, milliseconds=1.0)
+    cluster = Cluster(4, 8, 12.5e9, 5e-6)
+    truth = Simulator(workload, cluster)
+    steps = profiled(truth, FAST_TRIALS[:6], noise=0.02)
+    found = fit_record(summarise("fast", (8,) * 4, workload.tensors, steps))
+    for bandwidth in (12.5e9, 50e9):
+        there, again = (
+            Simulator(
+                each.workload,
+                replace(each.cluster, bandwidth_bytes_per_second=bandwidth),
+                each.contention,
+                each.launch_seconds,
+            )
+            for each in (truth, found)
+        )
+        for knobs in FAST_TRIALS:
+            assert again.step_seconds(knobs) == pytest.approx(there.step_seconds(knobs), rel=0.05)
+
+
+def test_a_share_of_the_links_inside_is_a_share() -> None:
+    for share in (0.0, 1.2):
+        with pytest.raises(ValueError, match="shards_share is"):
+            replace(SLOW, shards_share=share)
+    steps = profiled(Simulator(WORKLOAD, SLOW), TRIALS, noise=0.05)
+    assert 0 < fit_cluster(2, 2, traffic_of(steps)).shards_share <= 1
