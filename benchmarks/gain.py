@@ -47,12 +47,18 @@ Measured = tuple[dict[str, Any], Figures]
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        metavar="MODEL",
+        help=f"of {', '.join(MODELS)} (default: {', '.join(DEFAULT_MODELS)})",
+    )
     parser.add_argument(
         "--networks",
         nargs="+",
         metavar="NETWORK",
-        help="such as 300mbit, 1gbit, 1gbit-2ms (round trip), unshaped",
+        help="such as 300mbit, 1gbit, 1gbit-2ms (round trip), unshaped "
+        f"(default: {', '.join(DEFAULT_NETWORKS)})",
     )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
