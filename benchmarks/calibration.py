@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cells.arms import is_swept
+from cells.arms import WAYS, is_swept
 from cells.goals import BEST_SIZE_EXCESS, MEDIAN_ERROR
 from harness import print_table, write_json
 
@@ -30,9 +30,13 @@ from bagua_autotune.simulation.units import describe_bandwidth
 
 @dataclass(frozen=True)
 class Arm:
-    """A configuration of the sweep; median of its steps, and what the simulator says."""
+    """A configuration of the sweep; median of its steps, and what the simulator says.
+
+    ``way`` is how it reduces: one of ``cells.arms.WAYS``.
+    """
 
     name: str
+    way: str
     measured_seconds: float
     predicted_seconds: float
 
@@ -103,19 +107,24 @@ def calibrate(result: Mapping[str, Any], profile: Path) -> Calibration:
 
     Raises:
         RecordError: ``profile`` cannot be used.
-        ValueError: no network can be fitted to it.
+        ValueError: no network can be fitted to it, or the cell has nothing to compare it with.
     """
+    if result["fallback"]:
+        raise ValueError(f"it ran over loopback: {result['fallback']}")
     simulator = fit_record(load_record(profile))
     measured = result["sweep"]["arms"]
     arms = tuple(
         Arm(
             name,
+            WAYS[arm["configuration"]["hierarchical"]],
             median(seconds for block in measured[name] for seconds in block),
             simulator.step_seconds(_knobs(arm["configuration"])),
         )
         for name, arm in result["arms"].items()
         if is_swept(arm) and name in measured
     )
+    if not arms:
+        raise ValueError("no arm of its sweep was measured")
     cell = result["cell"]
     return Calibration(
         cell["name"],
@@ -135,7 +144,7 @@ def _knobs(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calibrate_folder(folder: Path) -> list[Calibration]:
-    """Every cell of the bench's folder that has a profile; those without are named."""
+    """Every cell of the bench's folder that can be foretold; the others are named."""
     documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return calibrate_all([each for each in documents if "cell" in each], folder)
 
@@ -153,19 +162,30 @@ def calibrate_all(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Ca
 
 
 def document(cells: Sequence[Calibration]) -> dict[str, Any]:
-    """For gain.py: errors over the arms of all cells, and each cell."""
+    """For gain.py: errors over the arms of all cells, of each way of reducing, and each cell."""
     errors = [error for cell in cells for error in cell.errors]
     return {
         "benchmark": "calibration",
         "median_error": median(errors),
         "worst_error": max(errors),
         "worst_excess": max(cell.excess for cell in cells),
+        "ways": {
+            way: {"median_error": median(errors), "worst_error": max(errors)}
+            for way, errors in _by_way(cells).items()
+        },
         "cells": [cell.to_json() for cell in cells],
     }
 
 
+def _by_way(cells: Sequence[Calibration]) -> dict[str, list[float]]:
+    """Errors without their signs, over the arms of all cells."""
+    arms = [arm for cell in cells for arm in cell.arms]
+    ways = dict.fromkeys(arm.way for arm in arms)
+    return {way: [abs(arm.error) for arm in arms if arm.way == way] for way in ways}
+
+
 def show(cells: Sequence[Calibration]) -> None:
-    """Each cell, each network, and whether the goals are met."""
+    """Each cell, each network, each way of reducing, and whether the goals are met."""
     header = ["cell", "median error", "worst", "at", "simulator's best", "true best", "loss"]
     header += ["bandwidth", "contention"]
     print_table(header, [_row(cell) for cell in cells])
@@ -173,10 +193,13 @@ def show(cells: Sequence[Calibration]) -> None:
     rows = []
     for network in dict.fromkeys(cell.network for cell in cells):
         members = [cell for cell in cells if cell.network == network]
-        errors = [error for cell in members for error in cell.errors]
         excess = max(cell.excess for cell in members)
-        rows.append([network, f"{median(errors):.1%}", f"{max(errors):.1%}", f"{excess:.1%}"])
+        errors = _errors(error for cell in members for error in cell.errors)
+        rows.append([network, *errors, f"{excess:.1%}"])
     print_table(["network", "median error", "worst", "largest loss"], rows)
+    print()
+    rows = [[way, *_errors(errors)] for way, errors in _by_way(cells).items()]
+    print_table(["way of reducing", "median error", "worst"], rows)
     print()
     found = document(cells)
     for what, value, most in (
@@ -185,6 +208,12 @@ def show(cells: Sequence[Calibration]) -> None:
     ):
         verdict = "met" if value <= most else "MISSED"
         print(f"{what} at most {most:.0%}: {value:.1%}: {verdict}")
+
+
+def _errors(errors: Iterable[float]) -> list[str]:
+    """Two columns: their median, and the worst."""
+    found = list(errors)
+    return [f"{median(found):.1%}", f"{max(found):.1%}"]
 
 
 def _row(cell: Calibration) -> list[str]:

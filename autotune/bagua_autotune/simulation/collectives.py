@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from bagua_autotune.simulation.cluster import Cluster, Link
 
+Way = Literal["off", "leaders", "shards"]
+"""Of reducing: flat, one rank of each node between the nodes, or each with its share."""
 TREE_BANDWIDTH = 0.92
 # How steeply the reached bandwidth rises with the size of the message.
 RISE = 0.6
@@ -56,7 +59,7 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
     Raises:
         ValueError: another value.
     """
-    if hierarchical not in ("off", "leaders", "shards"):
+    if hierarchical not in get_args(Way):
         raise ValueError(f"hierarchical is {hierarchical!r} and not off, leaders or shards")
     if cluster.world_size == 1:
         return ()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from bagua_autotune.model.profile import BucketTiming
+from bagua_autotune.simulation.collectives import Way
 from bagua_autotune.simulation.computing import ProfiledStep
 from bagua_autotune.simulation.robust import scatter
 
-Way = Literal["off", "leaders", "shards"]
 # Of a step, from its first one on: thousands more tell little that is new, and take long to fit.
 MOST_BUCKETS = 100
 

@@ -6,6 +6,7 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -60,7 +61,7 @@ def exported(database: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_of_the_catalog_gets_a_table_and_the_best() -> None:
-    title, header, *rows, alone, default, best = output(
+    title, header, *rows, inside, operation, alone, default, best = output(
         "simulate", "--model", "vgg16", *NETWORK
     ).splitlines()
     assert title == "vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us"
@@ -71,6 +72,10 @@ def test_a_model_of_the_catalog_gets_a_table_and_the_best() -> None:
         "hierarchical (sharded) ms",
     ]
     assert [row.split("\t")[0] for row in rows][:: len(rows) - 1] == ["64 KiB", "1 GiB"]
+    assert inside == "inside a node: 800 Gbit/s, 4 us; sharded reductions reach 100% of it"
+    assert operation == (
+        "an operation: 15 us to start, 20 us to launch; computing takes 10% longer beside one"
+    )
     assert alone == "computing alone: 150 ms"
     assert default.startswith("default: bucket 25 MiB, flat: ")
     assert best.startswith("best: bucket ")
@@ -81,6 +86,10 @@ def test_json_says_all_of_it() -> None:
     found = json.loads(output("simulate", "--model", "resnet50", "--json", *NETWORK))
     assert found["model"] == "resnet50"
     assert found["bandwidth_bytes_per_second"] == pytest.approx(25e9 / 8)
+    assert found["inside_bandwidth_bytes_per_second"] == 100e9
+    assert (found["contention"], found["launch_seconds"], found["start_seconds"]) == (
+        0.1, 20e-6, 15e-6,
+    )  # fmt: skip
     assert found["speedup"] == pytest.approx(
         found["default"]["step_seconds"] / found["best"]["step_seconds"]
     )
@@ -124,6 +133,30 @@ def test_an_exported_job_is_asked_what_another_network_would_bring(exported: Pat
     assert seconds("--latency", "50ms") > now
     assert seconds("--nodes", "1") < now
     assert seconds("--bandwidth", "100Mbit", "--latency", "1ms") > 2 * now
+
+
+def test_both_options_together_keep_what_else_was_measured(exported: Path) -> None:
+    def document(*options: str) -> dict[str, Any]:
+        return dict(json.loads(output("simulate", "--model", str(exported), "--json", *options)))
+
+    own = document()
+    bandwidth, latency = own["bandwidth_bytes_per_second"], own["latency_seconds"]
+    again = document("--bandwidth", f"{bandwidth!r}B", "--latency", f"{latency!r}s")
+    assert again == own
+    assert own["inside_bandwidth_bytes_per_second"] != 100e9
+
+
+def test_what_communicating_costs_computing_is_the_jobs_own(exported: Path, tmp_path: Path) -> None:
+    def seconds(**change: float) -> float:
+        path = tmp_path / "job.json"
+        path.write_text(json.dumps({**json.loads(exported.read_text()), **change}))
+        found = json.loads(output("simulate", "--model", str(path), "--json"))
+        assert {name: found[name] for name in change} == change
+        return float(found["default"]["step_seconds"])
+
+    free = seconds(contention=0.0, launch_seconds=0.0)
+    assert seconds(contention=0.0, launch_seconds=0.01) > free
+    assert seconds(contention=2.0, launch_seconds=0.0) > free
 
 
 def test_a_job_without_profiles_is_said(database: str) -> None:

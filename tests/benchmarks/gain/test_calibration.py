@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     other = {"stock default": {"name": "stock default", "kind": "stock", "bucket_mib": None}}
     result = {
         "cell": {"name": "made-up", "network": "1gbit"},
+        "fallback": None,
         "arms": {**other, **arms},
         "sweep": {"arms": {**blocks, "stock default": [[1.0]]}},
     }
@@ -79,14 +80,20 @@ def test_a_cell_is_foretold_from_its_profile(folder, capsys):
 def test_errors_and_losses_are_those_of_the_sweep(folder):
     (cell,) = calibration.calibrate_folder(folder)
     arms = tuple(
-        calibration.Arm(name, measured, predicted)
-        for name, measured, predicted in (("a", 1.0, 1.1), ("b", 1.25, 1.0), ("c", 2.0, 2.0))
+        calibration.Arm(name, way, measured, predicted)
+        for name, way, measured, predicted in (
+            ("a", "flat", 1.0, 1.1),
+            ("b", "shards", 1.25, 1.0),
+            ("c", "flat", 2.0, 2.0),
+        )
     )
     found = calibration.document([replace(cell, arms=arms)])
     assert found["median_error"] == pytest.approx(0.1)
     assert found["worst_error"] == pytest.approx(0.2)
     assert found["cells"][0]["best"] == "a"
     assert found["cells"][0]["foretold"] == "b"
+    assert found["ways"]["flat"] == pytest.approx({"median_error": 0.05, "worst_error": 0.1})
+    assert found["ways"]["shards"] == pytest.approx({"median_error": 0.2, "worst_error": 0.2})
     assert found["worst_excess"] == found["cells"][0]["excess"] == pytest.approx(0.25)
 
 
@@ -94,7 +101,29 @@ def test_a_goal_that_is_missed_is_said(folder, capsys):
     (cell,) = calibration.calibrate_folder(folder)
     calibration.show([cell])
     assert capsys.readouterr().out.count(": met") == 2
-    calibration.show([replace(cell, arms=(calibration.Arm("a", 1.0, 1.2),))])
+    calibration.show([replace(cell, arms=(calibration.Arm("a", "flat", 1.0, 1.2),))])
     out = capsys.readouterr().out
     assert "median error at most 10%: 20.0%: MISSED" in out
     assert "worst cell at most 3%: 0.0%: met" in out
+
+
+def test_errors_are_shown_by_way_of_reducing_too(folder, capsys):
+    calibration.show(calibration.calibrate_folder(folder))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    ways = lines[lines.index(["way", "of", "reducing", "median", "error", "worst"]) + 1 :][:3]
+    assert [line[0] for line in ways] == ["flat", "leaders", "shards"]
+    assert all(word.endswith("%") for line in ways for word in line[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"fallback": "no right to make namespaces"}, "over loopback: no right to make namespaces"),
+        ({"sweep": {"arms": {}}}, "no arm of its sweep was measured"),
+    ],
+)
+def test_a_cell_that_says_nothing_of_its_network_is_left_out(folder, capsys, change, reason):
+    path = folder / "made-up.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert calibration.calibrate_folder(folder) == []
+    assert reason in capsys.readouterr().err
