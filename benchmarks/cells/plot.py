@@ -64,7 +64,7 @@ def draw(network: str, cells: Sequence[Figures]) -> Figure:
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     panels[0].set_ylabel("ms per step (less is better)")
-    columns = 2 if len(cells) == 1 else 3
+    columns = 2 if len(cells) < 3 else 3
     labels = [label for label in LABELS if label in entries]
     handles = [entries[label] for label in labels]
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)

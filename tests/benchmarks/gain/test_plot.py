@@ -34,7 +34,7 @@ def test_one_image_for_each_network(tmp_path: Path) -> None:
     assert all(image.read_bytes()[:4] == b"\x89PNG" for image in images.values())
 
 
-@pytest.mark.parametrize("panels", [1, 3])
+@pytest.mark.parametrize("panels", [1, 2, 3])
 def test_no_texts_overlap(panels: int) -> None:
     models = ("resnet50", "vgg16", "bert-base")[:panels]
     figure = draw("1gbit", [figures(Cell(model, "1gbit")) for model in models])
