@@ -11,6 +11,7 @@ import pytest
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.simulation import Cluster, Simulator
 from bagua_autotune.simulation.fitting import fit_cluster, fit_record
+from bagua_autotune.simulation.recorded import Record
 from bagua_autotune.simulation.summary import summarise
 from bagua_autotune.simulation.traffic import Traffic, traffic_of
 from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
@@ -46,6 +47,112 @@ def ended_later(profile: Profile, seconds: float) -> Profile:
         for bucket in profile.buckets
     )
     return profile.model_copy(update={"buckets": buckets})
+
+
+SMALL = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
+)
+SMALL_TRIALS: list[Knobs] = [
+    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
+]
+
+
+def small_record(noise: float) -> Record:
+    steps = profiled(SMALL, SMALL_TRIALS, noise)
+    return summarise("small", (2,) * 4, SMALL.workload.tensors, steps)
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.01), (0.05, 0.1)])
+def test_the_network_comes_back(noise: float, tolerance: float) -> None:
+    fitted = fit_cluster(4, 2, small_record(noise).traffic)
+    truth = SMALL.cluster
+    assert fitted.bandwidth_bytes_per_second == pytest.approx(
+        truth.bandwidth_bytes_per_second, rel=tolerance
+    )
+    assert fitted.latency_seconds == pytest.approx(truth.latency_seconds, rel=4 * tolerance)
+
+
+def test_the_record_foretells_configurations_that_were_never_run() -> None:
+    found = small_record(0.05)
+    again = fit_record(found)
+    others: list[Knobs] = [
+        {"bucket_bytes": 16 * MIB},
+        {"bucket_bytes": MIB, "hierarchical": "shards"},
+    ]
+    for knobs in others:
+        assert again.step_seconds(knobs) == pytest.approx(SMALL.step_seconds(knobs), rel=0.05)
+
+
+def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
+    def delayed(profile: Profile) -> Profile:
+        """The first reduction begins on all ranks only when the slowest has computed so far."""
+        first, *others = profile.buckets
+        late = [
+            bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + 0.1})
+            for bucket in others
+        ]
+        first = first.model_copy(update={"ended_seconds": first.ended_seconds + 0.1})
+        return profile.model_copy(update={"buckets": (first, *late)})
+
+    steps = [(knobs, delayed(profile)) for knobs, profile in profiled(SMALL, SMALL_TRIALS)]
+    found = summarise("small", (2,) * 4, SMALL.workload.tensors, steps)
+    fitted = fit_cluster(4, 2, found.traffic)
+    assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.05)
+
+
+SLEEPING = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 15, milliseconds=12.0),
+    replace(
+        make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4),
+        inside_bandwidth_bytes_per_second=5e8,
+        shards_share=0.5,
+        start_seconds=2e-4,
+    ),
+    contention=0.0,
+    launch_seconds=0.0,
+)
+
+
+def test_all_figures_of_a_cluster_come_back_from_every_way_of_reducing() -> None:
+    ways: list[Knobs] = [
+        {"bucket_bytes": size, "hierarchical": way, "channels": channels}
+        for way in ("off", "leaders", "shards")
+        for size, channels in ((25 * MIB, 1), (4 * MIB, 2), (MIB, 1))
+    ]
+    steps = [(knobs, SLEEPING.profile(knobs, step)) for knobs in ways for step in range(3)]
+    found = fit_record(summarise("slow", (2, 2), SLEEPING.workload.tensors, steps))
+    for name in ("bandwidth_bytes_per_second", "inside_bandwidth_bytes_per_second", "shards_share"):
+        assert getattr(found.cluster, name) == pytest.approx(
+            getattr(SLEEPING.cluster, name), rel=0.06
+        )
+    assert found.cluster.latency_seconds == pytest.approx(2e-4, rel=0.5)
+    assert found.contention < 0.02
+    for knobs in ways:
+        assert found.step_seconds(knobs) == pytest.approx(SLEEPING.step_seconds(knobs), rel=0.01)
+
+
+def test_one_size_alone_leaves_a_plausible_latency() -> None:
+    (first, *_) = small_record(0.0).traffic
+    fitted = fit_cluster(4, 2, [Traffic(buckets=first.buckets[:1])] * 5)
+    assert 1e-7 < fitted.latency_seconds < 1e-2
+
+
+def test_a_job_in_one_node_tells_the_links_inside_it() -> None:
+    simulator = Simulator(SMALL.workload, make_cluster(nodes=1, ranks_per_node=4))
+    steps = [(knobs, simulator.profile(knobs)) for knobs in SMALL_TRIALS[:2]]
+    traffic = summarise("one", (4,), simulator.workload.tensors, steps).traffic
+    assert fit_cluster(1, 4, traffic).inside_bandwidth_bytes_per_second == pytest.approx(
+        simulator.cluster.inside_bandwidth_bytes_per_second, rel=0.05
+    )
+
+
+def test_nothing_is_told_from_nothing() -> None:
+    with pytest.raises(ValueError, match="no reduction was measured"):
+        fit_cluster(4, 2, [])
+    with pytest.raises(ValueError, match="no reduction was measured"):
+        fit_cluster(1, 1, small_record(0.0).traffic)
 
 
 @pytest.mark.parametrize("trial", range(len(TRIALS)))

@@ -1,23 +1,20 @@
-"""Records of measured jobs: from profiles to a workload and a network, through a file."""
+"""Records of measured jobs: from profiles to what is computed, and through a file."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.simulation import Simulator
 from bagua_autotune.simulation.collectives import reduction
-from bagua_autotune.simulation.fitting import fit_cluster, fit_record
+from bagua_autotune.simulation.fitting import fit_record
 from bagua_autotune.simulation.recorded import Record, RecordError, load_record
 from bagua_autotune.simulation.simulator import CONTENTION
 from bagua_autotune.simulation.summary import summarise
-from bagua_autotune.simulation.traffic import Traffic
 from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
 
 SIMULATOR = Simulator(
@@ -30,17 +27,15 @@ TRIALS: list[Knobs] = [
 ]
 
 
-def profiled(noise: float) -> list[tuple[Knobs, Profile]]:
-    generator = np.random.default_rng(1)
-    return [
-        (knobs, SIMULATOR.profile(knobs, 10 * trial + step, generator, noise))
-        for trial, knobs in enumerate(TRIALS)
-        for step in range(3)
-    ]
+STEPS = [
+    (knobs, SIMULATOR.profile(knobs, 10 * trial + step))
+    for trial, knobs in enumerate(TRIALS)
+    for step in range(3)
+]
 
 
-def record(noise: float = 0.0) -> Record:
-    return summarise("small", (2,) * 4, SIMULATOR.workload.tensors, profiled(noise))
+def record() -> Record:
+    return summarise("small", (2,) * 4, SIMULATOR.workload.tensors, STEPS)
 
 
 def test_without_noise_the_workload_comes_back() -> None:
@@ -50,93 +45,11 @@ def test_without_noise_the_workload_comes_back() -> None:
     assert np.diff(found.ready_seconds) == pytest.approx(np.diff(truth.ready_seconds), abs=3e-4)
 
 
-@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.01), (0.05, 0.1)])
-def test_the_network_comes_back(noise: float, tolerance: float) -> None:
-    fitted = fit_cluster(4, 2, record(noise).traffic)
-    truth = SIMULATOR.cluster
-    assert fitted.bandwidth_bytes_per_second == pytest.approx(
-        truth.bandwidth_bytes_per_second, rel=tolerance
-    )
-    assert fitted.latency_seconds == pytest.approx(truth.latency_seconds, rel=4 * tolerance)
-
-
-def test_the_record_foretells_configurations_that_were_never_run() -> None:
-    found = record(noise=0.05)
-    again = fit_record(found)
-    for knobs in ({"bucket_bytes": 16 * MIB}, {"bucket_bytes": MIB, "hierarchical": "shards"}):
-        assert again.step_seconds(knobs) == pytest.approx(SIMULATOR.step_seconds(knobs), rel=0.05)
-
-
-def test_waiting_for_the_slowest_rank_is_not_taken_for_the_network() -> None:
-    def delayed(profile: Profile) -> Profile:
-        """The first reduction begins on all ranks only when the slowest has computed so far."""
-        first, *others = profile.buckets
-        late = [
-            bucket.model_copy(update={"ended_seconds": bucket.ended_seconds + 0.1})
-            for bucket in others
-        ]
-        first = first.model_copy(update={"ended_seconds": first.ended_seconds + 0.1})
-        return profile.model_copy(update={"buckets": (first, *late)})
-
-    steps = [(knobs, delayed(profile)) for knobs, profile in profiled(0.0)]
-    found = summarise("small", (2,) * 4, SIMULATOR.workload.tensors, steps)
-    fitted = fit_cluster(4, 2, found.traffic)
-    assert fitted.bandwidth_bytes_per_second == pytest.approx(1e9, rel=0.05)
-
-
-SLEEPING = Simulator(
-    make_workload([MIB // 8, MIB // 2] * 15, milliseconds=12.0),
-    replace(
-        make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4),
-        inside_bandwidth_bytes_per_second=5e8,
-        shards_share=0.5,
-        start_seconds=2e-4,
-    ),
-    contention=0.0,
-    launch_seconds=0.0,
-)
-
-
-def test_all_figures_of_a_cluster_come_back_from_every_way_of_reducing() -> None:
-    ways: list[Knobs] = [
-        {"bucket_bytes": size, "hierarchical": way, "channels": channels}
-        for way in ("off", "leaders", "shards")
-        for size, channels in ((25 * MIB, 1), (4 * MIB, 2), (MIB, 1))
-    ]
-    steps = [(knobs, SLEEPING.profile(knobs, step)) for knobs in ways for step in range(3)]
-    found = fit_record(summarise("slow", (2, 2), SLEEPING.workload.tensors, steps))
-    for name in ("bandwidth_bytes_per_second", "inside_bandwidth_bytes_per_second", "shards_share"):
-        assert getattr(found.cluster, name) == pytest.approx(
-            getattr(SLEEPING.cluster, name), rel=0.06
-        )
-    assert found.cluster.latency_seconds == pytest.approx(2e-4, rel=0.5)
-    assert found.contention < 0.02
-    for knobs in ways:
-        assert found.step_seconds(knobs) == pytest.approx(SLEEPING.step_seconds(knobs), rel=0.01)
-
-
-def test_one_size_alone_leaves_a_plausible_latency() -> None:
-    (first, *_) = record().traffic
-    fitted = fit_cluster(4, 2, [Traffic(buckets=first.buckets[:1])] * 5)
-    assert 1e-7 < fitted.latency_seconds < 1e-2
-
-
-def test_a_job_in_one_node_tells_the_links_inside_it() -> None:
-    simulator = Simulator(SIMULATOR.workload, make_cluster(nodes=1, ranks_per_node=4))
-    steps = [(knobs, simulator.profile(knobs)) for knobs in TRIALS[:2]]
-    traffic = summarise("one", (4,), simulator.workload.tensors, steps).traffic
-    assert fit_cluster(1, 4, traffic).inside_bandwidth_bytes_per_second == pytest.approx(
-        simulator.cluster.inside_bandwidth_bytes_per_second, rel=0.05
-    )
-
-
-def test_nothing_is_told_from_nothing() -> None:
-    with pytest.raises(ValueError, match="no reduction was measured"):
-        fit_cluster(4, 2, [])
+def test_what_is_no_job_is_refused() -> None:
     with pytest.raises(ValueError, match="no step of this job has been profiled"):
         summarise("small", (2,), SIMULATOR.workload.tensors, [])
     with pytest.raises(ValueError, match="60 tensors; the job has 59"):
-        summarise("small", (2,), SIMULATOR.workload.tensors[1:], profiled(0.0))
+        summarise("small", (2,), SIMULATOR.workload.tensors[1:], STEPS)
 
 
 def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
