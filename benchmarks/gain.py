@@ -79,6 +79,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="keep the cells that are done, as they are asked for now",
     )
     parser.add_argument(
+        "--retune",
+        action="store_true",
+        help="of cells that are done, run our tuning and the run-off again and keep the rest: "
+        "to see what a change of the search does",
+    )
+    parser.add_argument(
         "--loopback",
         action="store_true",
         help="where hosts cannot be made, run over loopback; such cells count for no goal",
@@ -135,22 +141,35 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
 
 
 def run_all(
-    cells: Sequence[Cell], effort: Effort, output: Path, resume: bool, loopback: bool = False
+    cells: Sequence[Cell],
+    effort: Effort,
+    output: Path,
+    resume: bool,
+    loopback: bool = False,
+    retune: bool = False,
 ) -> dict[str, str]:
-    """One after the other; a cell that fails is reported and the others go on. The failures."""
-    done = {cell for cell in cells if resume and is_done(cell, effort, output, loopback)}
+    """One after the other; a cell that fails is reported and the others go on. The failures.
+
+    Args:
+        resume: cells that are done stay as they are.
+        retune: of those our tuning and the run-off are run again.
+    """
+    wanted = resume or retune
+    done = {cell for cell in cells if wanted and is_done(cell, effort, output, loopback)}
     has_bagua = not any(cell.bagua for cell in set(cells) - done) or _bagua_is_here()
     failures: dict[str, str] = {}
     for number, asked in enumerate(cells, 1):
         cell = asked if has_bagua else replace(asked, bagua=False)
         where = f"[{number}/{len(cells)}] {cell.name}"
-        if asked in done:
+        if asked in done and not retune:
             print(f"{where}: done before", flush=True)
             continue
         print(f"{where}: begins {time.strftime('%H:%M:%S')}", flush=True)
         began = time.monotonic()
         try:
-            path = run_cell(cell, effort, output, loopback)
+            path = output / f"{asked.name}.json"
+            kept = json.loads(path.read_text()) if asked in done else None
+            path = run_cell(asked if kept else cell, effort, output, loopback, kept)
             found = figures_of(json.loads(path.read_text()))
         except Exception as error:  # whatever it is, the other cells take hours
             if not isinstance(error, CellError):
@@ -244,7 +263,9 @@ def main() -> None:
         sys.exit(f"gain.py: {error}")
     options.output.mkdir(parents=True, exist_ok=True)
     try:
-        failures = run_all(cells, effort, options.output, options.resume, options.loopback)
+        failures = run_all(
+            cells, effort, options.output, options.resume, options.loopback, options.retune
+        )
     except KeyboardInterrupt:
         sys.exit("interrupted; --resume goes on with the cell that was not done")
     done = [cell.name for cell in cells if cell.name not in failures]

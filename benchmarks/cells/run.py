@@ -32,17 +32,29 @@ MOST_BAGUA_STEPS = 1500
 """Its 60 samples, 10 steps each, and its warm-up take about half of them."""
 
 
+KEPT = ("sweep", "bagua")
+"""Parts of a cell that stay when it is tuned again."""
+
+
 class CellError(Exception):
     """A cell that could not be measured; the text says what happened and where the log is."""
 
 
-def run_cell(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> Path:
+def run_cell(
+    cell: Cell,
+    effort: Effort,
+    output: Path,
+    loopback: bool = False,
+    kept: Mapping[str, Any] | None = None,
+) -> Path:
     """Tune, sweep, run off; return the cell's JSON file, written when all is measured.
 
     What an earlier run of the cell left is replaced then, and not before.
 
     Args:
         loopback: where hosts cannot be made, run over loopback.
+        kept: the cell as it was measured before, whose sweep and whose tuning by Bagua stay: only
+            our tuning and the run-off are run again.
 
     Raises:
         CellError: a part of it failed. What it left is in the folder ``output/NAME.unfinished``.
@@ -57,8 +69,9 @@ def run_cell(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -
             if not (loopback or cell.smoke):
                 raise CellError(f"{testbed.fallback}; --loopback measures it all the same")
             print(f"{cell.name}: loopback instead of {network}: {testbed.fallback}", flush=True)
-        result = _measured(cell, effort, unfinished, testbed)
-    result["seconds"]["total"] = time.monotonic() - began
+        result = _measured(cell, effort, unfinished, testbed, kept)
+    before = sum(kept["seconds"].get(part, 0.0) for part in KEPT) if kept else 0.0
+    result["seconds"]["total"] = time.monotonic() - began + before
     write_json(unfinished / "cell.json", result)
     folder = output / cell.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,17 +79,25 @@ def run_cell(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -
     return (folder / "cell.json").replace(output / f"{cell.name}.json")
 
 
-def _measured(cell: Cell, effort: Effort, folder: Path, testbed: Testbed) -> dict[str, Any]:
+def _measured(
+    cell: Cell, effort: Effort, folder: Path, testbed: Testbed, kept: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What the cell's JSON says."""
-    seconds: dict[str, float] = {}
+    seconds = (
+        {part: kept["seconds"][part] for part in KEPT if part in kept["seconds"]} if kept else {}
+    )
     parts = Parts(cell, effort, folder, testbed, seconds)
     found = conditions(testbed)
     tuning = parts.tune()
-    bagua = parts.tune_by_bagua() if cell.bagua else None
+    bagua = kept["bagua"] if kept else parts.tune_by_bagua() if cell.bagua else None
     arms = [*sweep_arms(cell, effort), ours(TUNED, tuning["configuration"])]
     if bagua:
         arms.append(ours(BAGUA_TUNED, bagua["configuration"]))
-    sweep = parts.measure("sweep", arms, effort.sweep_rounds, effort.sweep_steps)
+    if kept:
+        others = {name: blocks for name, blocks in kept["sweep"]["arms"].items() if name != TUNED}
+        sweep = {**kept["sweep"], "arms": others}
+    else:
+        sweep = parts.measure("sweep", arms, effort.sweep_rounds, effort.sweep_steps)
     times = {name: spread(blocks) for name, blocks in sweep["arms"].items()}
     again = run_off_arms(arms, times, cell, effort)
     run_off = parts.measure("run_off", again, effort.run_off_rounds, effort.run_off_steps)
@@ -87,6 +108,7 @@ def _measured(cell: Cell, effort: Effort, folder: Path, testbed: Testbed) -> dic
         "fallback": testbed.fallback,
         "arms": {arm["name"]: arm for arm in arms},
         "sweep": sweep,
+        "sweep_is_kept": kept is not None,
         "run_off": run_off,
         "tuning": tuning,
         "bagua": bagua,

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gain
 import pytest
@@ -22,7 +23,9 @@ def options(*argv: str) -> argparse.Namespace:
     return gain.arguments(argv)
 
 
-def write_made_up(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> Path:
+def write_made_up(
+    cell: Cell, effort: Effort, output: Path, loopback: bool = False, kept: Any = None
+) -> Path:
     if cell.model == "vgg16":
         raise CellError("tune.py ended with exit code 1")
     path = output / f"{cell.name}.json"
@@ -57,7 +60,8 @@ def test_resuming_runs_only_what_is_not_done(
 ) -> None:
     ran = []
 
-    def run(cell: Cell, effort: Effort, output: Path, loopback: bool) -> Path:
+    def run(cell: Cell, effort: Effort, output: Path, loopback: bool, kept: Any) -> Path:
+        assert kept is None
         ran.append(cell.model)
         return write_made_up(cell, effort, output)
 
@@ -220,6 +224,22 @@ def test_the_run_off_measures_all_that_the_sweep_cannot_tell_from_the_fastest() 
         times[name] = Spread(1.1, 0.01, 0.99 if number == 0 else 1.05, 1.2, 6)
     clear = {name: Spread(2.0, 0.01, 1.9, 2.1, 6) for name in times if name not in found}
     assert set(finalists(arms, {**times, **clear}, FULL)) == set(found[:4])
+
+
+def test_tuning_again_keeps_what_was_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gain, "run_cell", write_made_up)
+    done = Cell("resnet50", "1gbit", bagua=True)
+    write_made_up(done, FULL, tmp_path)
+    found = {}
+
+    def run(cell: Cell, effort: Effort, output: Path, loopback: bool, kept: Any) -> Path:
+        found[cell.model] = kept and kept["sweep"]["arms"]
+        return write_made_up(cell, effort, output)
+
+    monkeypatch.setattr(gain, "run_cell", run)
+    gain.run_all([done, CELLS[2]], FULL, tmp_path, resume=False, retune=True)
+    assert found["resnet50"] == made_up_cell(done, GOOD)["sweep"]["arms"]
+    assert found["bert-base"] is None
 
 
 def test_noise_that_lasts_a_round_cancels_in_pairs() -> None:
