@@ -18,6 +18,7 @@ from bagua_autotune.model.job import Job, JobPhase, Trial, TrialState
 from bagua_autotune.store import Store, read_each
 from bagua_autotune.tuning.decision import baseline_estimate, incumbent
 from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.status import speedup
 from bagua_autotune.tuning.tuner import TunerListener
 
@@ -134,7 +135,7 @@ class JobCollector(Collector):
         """All that may fail, so that a family never holds half a job."""
         trials = self._store.trials(job.id)
         # After a lasting change the step times of before say nothing.
-        latest = [trial for trial in trials if trial.round == job.round]
+        latest = of_round(trials, job.round)
         return job, trials, _step_seconds(job, latest), _speedup(job, latest)
 
     def _jobs(self) -> list[Job]:

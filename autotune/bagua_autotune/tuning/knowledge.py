@@ -19,6 +19,7 @@ from bagua_autotune.search.candidates import (
     explicit_candidates,
 )
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.warm_start import stored_best
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Knowledge:
             trials: all of the job's, of all rounds.
         """
         candidates, layouts = self._fixed(job.id, job.created_at)
-        told = [trial.configuration for trial in trials if trial.round == job.round]
+        told = [trial.configuration for trial in of_round(trials, job.round)]
         model = self._fit(job, trials, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
         if model and _offers_lists(job, told):
@@ -82,7 +83,7 @@ class Knowledge:
     ) -> CostModel | None:
         """The cost model of this round; the search goes on without one if it cannot be fitted."""
         candidates, layouts = self._fixed(job.id, job.created_at)
-        profiled = _of_round(self._store.profiles(job.id), trials, job.round)
+        profiled = _profiled_in(self._store.profiles(job.id), trials, job.round)
         try:
             known = self._known(job.id, job.created_at, job.round)
             return fit_model(
@@ -110,7 +111,7 @@ class Knowledge:
         _, layouts = self._fixed(job_id, created_at)
         trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
         for earlier in reversed(range(round_)):
-            profiled = _of_round(profiles, trials, earlier)
+            profiled = _profiled_in(profiles, trials, earlier)
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
             model = fit_model(layouts, kinds, profiled)
             if model:
@@ -125,15 +126,11 @@ def _inherited(job: Job) -> Known:
     return job.inherited.ready_seconds, costs
 
 
-def _of_round(
+def _profiled_in(
     profiles: Sequence[tuple[int, Profile]], trials: Sequence[Trial], round_: int
 ) -> list[tuple[Configuration, Profile]]:
-    by_index = {trial.index: trial for trial in trials}
-    return [
-        (by_index[index].configuration, profile)
-        for index, profile in profiles
-        if index in by_index and by_index[index].round == round_
-    ]
+    by_index = {trial.index: trial.configuration for trial in of_round(trials, round_)}
+    return [(by_index[index], profile) for index, profile in profiles if index in by_index]
 
 
 def _offers_lists(job: Job, told: Sequence[Configuration]) -> bool:

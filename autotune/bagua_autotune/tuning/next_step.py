@@ -19,15 +19,11 @@ from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.rounds import of_round
 
 logger = logging.getLogger(__name__)
 
 FALLBACK_SEARCHER = "random"
-
-
-def of_round(job: Job, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of the job's present round."""
-    return [trial for trial in trials if trial.round == job.round]
 
 
 def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
@@ -76,7 +72,7 @@ class NextStep:
             first = warmup_steps(seconds, job.limits.warmup_seconds)
         if first is None:
             return None
-        current = of_round(job, trials)
+        current = of_round(trials, job.round)
         baseline = baseline_estimate(job, current)
         rival = _rival(job, current, trial)
         scale = objective.scale(baseline.center) if baseline else 1.0
@@ -97,7 +93,7 @@ class NextStep:
             index = len(trials)
             trial = Trial(index, decision.purpose, decision.configuration, round=job.round)
             return replace(step, next_trial=trial)
-        return replace(step, result=self._result(job, of_round(job, trials), decision, at))
+        return replace(step, result=self._result(job, of_round(trials, job.round), decision, at))
 
     def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
         objective = OBJECTIVES[job.protocol]
@@ -116,7 +112,7 @@ class NextStep:
         try:
             return decide(
                 job,
-                of_round(job, trials),
+                of_round(trials, job.round),
                 OBJECTIVES[job.protocol],
                 lambda: self._knowledge.problem(job, trials),
                 lambda problem: make_searcher(method, problem),

@@ -1,4 +1,4 @@
-"""Whether a job is tuned again after a lasting change of its step times."""
+"""The rounds of a job: it is tuned again after a lasting change of its step times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from bagua_autotune.model.job import Job, Trial
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
 FIRST_PAUSE_STEPS = 100
+
+
+def of_round(trials: Sequence[Trial], number: int) -> list[Trial]:
+    """The trials of one round."""
+    return [trial for trial in trials if trial.round == number]
 
 
 def refusal(job: Job, steps_since: int | None) -> str | None:

@@ -10,7 +10,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.tuning.confirmation import MOST_PAIRS
 from bagua_autotune.tuning.decision import baseline_estimate, incumbent
 from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.rounds import began_at
+from bagua_autotune.tuning.rounds import began_at, of_round
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,7 @@ def job_status(
 
 
 def trial_statuses(job: Job, trials: Sequence[Trial], objective: Objective) -> list[TrialStatus]:
-    return [
-        _trial_status(job, [t for t in trials if t.round == trial.round], trial, objective)
-        for trial in trials
-    ]
+    return [_trial_status(job, of_round(trials, trial.round), trial, objective) for trial in trials]
 
 
 def speedup(job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective) -> float | None:

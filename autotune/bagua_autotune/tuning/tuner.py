@@ -24,10 +24,10 @@ from bagua_autotune.store import Step, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.next_step import NextStep, of_round
+from bagua_autotune.tuning.next_step import NextStep
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import revoke
-from bagua_autotune.tuning.rounds import refusal
+from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Tuner:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )
-        before = of_round(self.store.job(job_id), self.store.trials(job_id))
+        before = of_round(self.store.trials(job_id), self.store.job(job_id).round)
         if tensors * len(before) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
 
@@ -269,7 +269,7 @@ class Tuner:
         everything = self.store.trials(job_id)
         job = self.store.job(job_id)
         objective = OBJECTIVES[job.protocol]
-        return job_status(job, of_round(job, everything), objective, self._clock(), deciding)
+        return job_status(job, of_round(everything, job.round), objective, self._clock(), deciding)
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether what follows in the job is being decided at this moment."""
