@@ -127,7 +127,9 @@ def figures_of(result: Mapping[str, Any]) -> Figures:
         KeyError, TypeError, ValueError: it is none.
     """
     arms, run_off, cell = result["arms"], result["run_off"]["arms"], Cell.from_json(result["cell"])
-    sweep, medians = _spreads(result, "sweep"), _spreads(result, "run_off")
+    medians = _spreads(result, "run_off")
+    # A cell that was tuned again was not swept again with what it was tuned to.
+    sweep = {TUNED: medians[TUNED], **_spreads(result, "sweep")}
     every = list(arms.values())
     swept = [name for name in run_off if is_swept(arms[name])]
     best = min(swept, key=lambda name: medians[name].seconds)

@@ -95,7 +95,7 @@ def stock_sizes(cells: Sequence[Figures]) -> Table:
     title = "Stock DDP at other sizes, milliseconds per step in the sweep"
     rows = [
         [cell_name(cell), *(_ms(cell.sweep[size]) if size in cell.sweep else "-" for size in sizes),
-         _ms(cell.sweep.get(TUNED, cell.run_off[TUNED]))]
+         _ms(cell.sweep[TUNED])]
         for cell in cells
     ]  # fmt: skip
     header = [

@@ -49,6 +49,14 @@ def test_no_texts_overlap(panels: int) -> None:
     assert all(box.y1 <= height for box in boxes)
 
 
+def test_a_cell_that_was_tuned_again_shows_what_it_was_tuned_to_in_the_run_off() -> None:
+    result = made_up_cell(Cell("resnet50", "1gbit"), GOOD)
+    del result["sweep"]["arms"]["tuned"]
+    found = figures_of(result)
+    assert found.sweep["tuned"] == found.run_off["tuned"]
+    assert len(draw("1gbit", [found]).axes) == 1
+
+
 def test_one_rank_on_each_node_leaves_one_line(tmp_path: Path) -> None:
     cell = Cell("vgg16", "1gbit", nodes=4, ranks_per_node=1)
     flat = {name: time for name, time in GOOD.items() if not name.startswith("leaders")}
