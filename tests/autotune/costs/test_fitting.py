@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import numpy as np
 import pytest
@@ -49,17 +50,20 @@ def test_of_buckets_that_overlap_the_time_of_all_is_found_again(
 ) -> None:
     truth = Cost(10**rate * 2**half, 10**rate, 0.3 * 10**rate if kind.is_chain else 0.0)
     generator = np.random.default_rng(seed)
-    profiles = [profile(truth, kind, generator=generator) for _ in range(3)]
-    found = fit_costs([kind], points_of(kind, profiles))
-    assert found is not None
     sizes = np.array([SIZES], float)
 
     def train(cost: Cost) -> float:
         ready, is_bucket = np.zeros_like(sizes), np.ones_like(sizes)
         return float(ends(ready, sizes, is_bucket, cost, kind.channel_count)[0])
 
-    # Examples are chosen from thousands: the worst of them, not the typical one.
-    assert abs(math.log(train(found[kind]) / train(truth))) < 0.35
+    def error() -> float:
+        profiles = [profile(truth, kind, generator=generator) for _ in range(3)]
+        found = fit_costs([kind], points_of(kind, profiles))
+        assert found is not None
+        return abs(math.log(train(found[kind]) / train(truth)))
+
+    # The examples are many, and the noise of one may be odd; it must not be so every time.
+    assert median(error() for _ in range(3)) < 0.2
 
 
 @pytest.mark.parametrize("place", range(len(SIZES)))
