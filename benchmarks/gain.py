@@ -47,6 +47,22 @@ Measured = tuple[dict[str, Any], Figures]
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    _add_choice_of_cells(parser)
+    _add_what_to_do(parser)
+    options = parser.parse_args(argv)
+    if options.smoke:
+        _one_small_cell(parser, options)
+    options.models = options.models or list(DEFAULT_MODELS)
+    options.networks = options.networks or list(DEFAULT_NETWORKS)
+    if options.plots:
+        try:
+            importlib.import_module("matplotlib.figure")
+        except ImportError as error:
+            parser.error(f"--plots: {error}; pip install 'bagua-autotune[plot]'")
+    return options
+
+
+def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
         nargs="+",
@@ -72,6 +88,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell")
     parser.add_argument("--sweep-rounds", type=int, default=FULL.sweep_rounds)
     parser.add_argument("--run-off-rounds", type=int, default=FULL.run_off_rounds)
+
+
+def _add_what_to_do(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("build/gain"), metavar="FOLDER")
     parser.add_argument(
         "--resume",
@@ -97,17 +116,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="draw there (needs the extra plot)"
     )
-    options = parser.parse_args(argv)
-    if options.smoke:
-        _one_small_cell(parser, options)
-    options.models = options.models or list(DEFAULT_MODELS)
-    options.networks = options.networks or list(DEFAULT_NETWORKS)
-    if options.plots:
-        try:
-            importlib.import_module("matplotlib.figure")
-        except ImportError as error:
-            parser.error(f"--plots: {error}; pip install 'bagua-autotune[plot]'")
-    return options
 
 
 def _one_small_cell(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

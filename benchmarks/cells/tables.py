@@ -88,11 +88,14 @@ def speedups(cells: Sequence[Figures]) -> Table:
 
 
 def stock_sizes(cells: Sequence[Figures]) -> Table:
-    """Stock DDP of the sweep, beside the tuned job in the same rounds."""
+    """Stock DDP of the sweep, beside the tuned job."""
     names = [name for name in cells[0].sweep if name.startswith("stock")]
     default = STOCK_DEFAULT_BYTES // MIB
     sizes = sorted(names, key=lambda n: default if n == STOCK_DEFAULT else int(n.split()[1]))
-    title = "Stock DDP at other sizes, milliseconds per step in the sweep"
+    title = (
+        "Stock DDP at other sizes, milliseconds per step in the sweep (the tuned job of a cell "
+        "that was tuned again: in the run-off)"
+    )
     rows = [
         [cell_name(cell), *(_ms(cell.sweep[size]) if size in cell.sweep else "-" for size in sizes),
          _ms(cell.sweep[TUNED])]

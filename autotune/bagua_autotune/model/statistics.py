@@ -103,6 +103,9 @@ def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval
     spread inside them, which is its least value, counts as some blocks more (the usual scaled
     inverse chi-squared prior: Gelman et al., "Bayesian Data Analysis", section 2.6).  A block that
     was disturbed knows its own centre badly and counts for so much less (weighted least squares).
+    But its own configuration may be what disturbs it.  So the interval never leaves out what all
+    blocks say counted alike; where the others say something else, and a side has less than two
+    undisturbed ones, it holds 0 as well.
 
     Args:
         blocks: in the order in which they were measured, which should alternate.
