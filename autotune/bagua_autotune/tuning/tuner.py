@@ -40,6 +40,9 @@ MOST_READY_TIMES = 500_000
 class TunerListener:
     """Is told what the tuner does; override what is of interest."""
 
+    def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
+        """These steps were reported and stored; none of them for the second time."""
+
     def on_measured(self, job: Job, trial: Trial) -> None:
         """A trial was closed with an estimate."""
 
@@ -48,6 +51,9 @@ class TunerListener:
 
     def on_round(self, job: Job) -> None:
         """A finished job is tuned again."""
+
+    def on_failed(self, error: Exception) -> None:
+        """A decision beside the requests failed; it is tried again at the next report."""
 
 
 class WrongStep(Exception):
@@ -154,10 +160,23 @@ class Tuner:
                 )
         new = self.store.add_observations(job_id, index, observations, self._clock())
         job, trials = self.store.job(job_id), self.store.trials(job_id)
+        if new:
+            # What is sent again comes first: clients repeat a batch, or add to it.
+            for listener in self._listeners:
+                listener.on_observed(job, observations[-new:])
         current = trials[-1] if trials and trials[-1].is_open else None
         if current and not job.is_over and self._next.estimate(job, trials, current):
-            self._background.start(job_id, lambda: self._advance(job_id))
+            self._background.start(job_id, lambda: self._decide(job_id))
         return new
+
+    def _decide(self, job_id: str) -> None:
+        """Move the job on, beside the requests."""
+        try:
+            self._advance(job_id)
+        except Exception as error:
+            for listener in self._listeners:
+                listener.on_failed(error)
+            raise
 
     def take_profile(self, job_id: str, index: int, profile: Profile) -> None:
         """Take in a profiled step of a trial; one more than enough is not kept.
