@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 
@@ -75,6 +75,20 @@ class JobState:
         return state
 
 
+class StepTimes(NamedTuple):
+    """One step of all ranks.
+
+    Attributes:
+        step: its number.
+        seconds: each rank's.
+        compute_seconds: how long of that each rank computed; None: not all of them know.
+    """
+
+    step: int
+    seconds: Sequence[float]
+    compute_seconds: Sequence[float] | None = None
+
+
 @dataclass(frozen=True)
 class BucketTiming:
     """One bucket's way in a step.
@@ -135,8 +149,10 @@ class ServiceClient:
     def state(self) -> JobState:
         return self._send("GET", self._job_url, None)
 
-    def observe(self, trial: int, steps: Sequence[Mapping[str, Any]]) -> JobState:
-        body = {"trial": trial, "steps": list(steps)}
+    def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
+        # What is not known is left out: an earlier service knows no computing times.
+        known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
+        body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)
 
     def profile(self, profile: Profile) -> JobState:

@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.agent.boundary import StepBoundary
-from bagua_client.agent.clock import StepTimer, clock_for
-from bagua_client.agent.inbox import Event, Samples
+from bagua_client.agent.clock import StepTime, StepTimer, clock_for
+from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import describe_job, name_of
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.profiler import Profiler
@@ -89,8 +91,9 @@ class Agent:
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
         # The marks of several devices cannot be compared.
-        can_profile = {spec.device for spec in reducer.tensors} == {f"{communicator.device.type}#0"}
-        self._profiler = Profiler(reducer, clock) if self._rank == 0 and can_profile else None
+        is_on_one_device = {t.device for t in reducer.tensors} == {f"{communicator.device.type}#0"}
+        self._profiler = Profiler(reducer, clock) if self._rank == 0 and is_on_one_device else None
+        self._on_last_ready = self._timer.computed if is_on_one_device else None
         self._boundary = StepBoundary(parameters)
         self._pace = Pace()
         self._reporter: Reporter | None = None
@@ -101,11 +104,11 @@ class Agent:
         self._step = 0
         self._trial: int | None = None
         self._measured_from = 0
-        self._samples: list[tuple[int, float]] = []
+        self._samples: list[StepTime] = []
         self._switched_in = -1
         self._next_report = 0
         self._in_flight: Next | None = None
-        reducer.after_reduction = self.reduction_done
+        self._follow_steps()
 
     @property
     def is_active(self) -> bool:
@@ -124,6 +127,8 @@ class Agent:
         if begins:
             self._step += 1
             self._timer.tick(self._step)
+        else:
+            self._timer.tick_within()
         if self._is_tuning and self._profiler is not None:
             self._profiler.reduction_done(self._step, begins)
         if self._reductions - 1 == self._switched_in:
@@ -132,6 +137,12 @@ class Agent:
             self._in_flight = self._in_flight()
         elif self._reductions >= self._next_report and self._reducer.order_is_agreed:
             self._in_flight = self._start_report()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a communication in a forward pass, which is not this rank's own computing."""
+        if self._reducer.on_last_ready is None:
+            return nullcontext()
+        return self._timer.waiting()
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
@@ -182,12 +193,15 @@ class Agent:
         return any(agent.is_active and not agent.is_idle for agent in agents if agent is not self)
 
     def _write_samples(self, report: Report) -> None:
-        new = [sample for sample in self._timer.drain() if sample[0] >= self._measured_from]
+        new = [time for time in self._timer.drain() if time.step >= self._measured_from]
         self._samples += new if self._trial is not None or self._is_watching else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
         if sent:
-            report.first_step = sent[0][0]
-            report.seconds = [seconds for _, seconds in sent]
+            report.first_step = sent[0].step
+            report.seconds = [time.seconds for time in sent]
+            if self._is_tuning:
+                compute = [time.compute_seconds for time in sent]
+                report.compute_seconds = [math.nan if s is None else s for s in compute]
 
     def _read_report(self, command: bytes | None, start_seconds: float) -> Next | None:
         began = time.perf_counter()
@@ -210,7 +224,7 @@ class Agent:
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._is_watching and self._must_wait()
         if any(report.seconds for report in reports) and not (before or self._disturbed):
-            by_rank = [(report.first_step, list(report.seconds)) for report in reports]
+            by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
             self._reporter.put(Samples(self._trial, by_rank))
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
             self._reporter.put(recording)
@@ -258,7 +272,7 @@ class Agent:
     def _begin_trial(self, trial: int) -> None:
         self._switched_in = self._reductions
         # The end of the round before may not have been settled.
-        self._reducer.after_reduction = self.reduction_done
+        self._follow_steps()
         self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
         if self._profiler is not None:
             self._profiler.begin_trial(trial, self._measured_from)
@@ -278,6 +292,7 @@ class Agent:
 
     def _end(self) -> None:
         """The configuration that is scheduled is the one to keep."""
+        self._reducer.on_last_ready = None
         if self._profiler is not None:
             self._profiler.stop()
         if not self._is_watching and self._reporter is not None:
@@ -298,13 +313,17 @@ class Agent:
         if self._is_watching:
             self.reduction_done()
 
+    def _follow_steps(self) -> None:
+        self._reducer.after_reduction = self.reduction_done
+        self._reducer.on_last_ready = self._on_last_ready
+
     def _detach(self) -> None:
         """From now on a step costs nothing."""
         self._is_tuning = self._is_watching = False
         self._boundary.close()
         if self._profiler is not None:
             self._profiler.stop()
-        self._reducer.after_reduction = None
+        self._reducer.after_reduction = self._reducer.on_last_ready = None
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:

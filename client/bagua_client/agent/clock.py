@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -54,24 +56,75 @@ class CudaClock:
         return float(begin.elapsed_time(end)) / 1e3
 
 
+class StepTime(NamedTuple):
+    """How long a step took, and how long of it this rank computed; None: that is not known."""
+
+    step: int
+    seconds: float
+    compute_seconds: float | None
+
+
+class _End(NamedTuple):
+    """The marks of a step; ``waits`` are the begin and the end of each."""
+
+    step: int
+    mark: Any
+    computed: Any
+    waits: list[tuple[Any, Any]]
+
+
 class StepTimer:
-    """How long each step takes. Ticks once at the end of each step's communication."""
+    """How long each step takes, and how long of that this rank computes by itself.
+
+    A step lasts from the end of one communication to the end of the next; its computing ends
+    where the last gradient is ready. Ranks that wait for one another all take as long as the
+    slowest: only their computing tells which that is.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mark = clock.mark
-        self._ends: deque[tuple[int, Any]] = deque()
+        self._ends: deque[_End] = deque()
+        self._computed: Any = None
+        self._waits: list[tuple[Any, Any]] = []
+        self._communicated_before = False
+
+    def computed(self) -> None:
+        """The last gradient of this rank is ready: from now on it only communicates."""
+        self._computed = self._mark()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A communication in the middle of the computing, which is not counted as that."""
+        began = self._mark()
+        yield
+        self._waits.append((began, self._mark()))
 
     def tick(self, step: int) -> None:
         """Step ``step`` ends now."""
-        self._ends.append((step, self._mark()))
+        computed = None if self._communicated_before else self._computed
+        self._ends.append(_End(step, self._mark(), computed, self._waits))
+        self._computed, self._waits, self._communicated_before = None, [], False
 
-    def drain(self) -> list[tuple[int, float]]:
-        """The steps whose time is known by now, oldest first: (step, seconds). Nobody knows how
-        long the first one took."""
+    def tick_within(self) -> None:
+        """The end of one more communication of the step: it falls into the time of the next,
+        whose computing is then not known."""
+        self._communicated_before = True
+
+    def drain(self) -> list[StepTime]:
+        """The steps whose time is known by now, oldest first. Nobody knows how long the first
+        one took."""
         known = []
-        while len(self._ends) > 1 and self._clock.is_known(self._ends[1][1]):
-            _, begin = self._ends.popleft()
-            step, end = self._ends[0]
-            known.append((step, self._clock.seconds(begin, end)))
+        while len(self._ends) > 1 and self._clock.is_known(self._ends[1].mark):
+            begin, end = self._ends.popleft().mark, self._ends[0]
+            seconds = self._clock.seconds(begin, end.mark)
+            known.append(StepTime(end.step, seconds, self._compute_seconds(begin, end, seconds)))
         return known
+
+    def _compute_seconds(self, begin: Any, end: _End, step_seconds: float) -> float | None:
+        marks = (end.computed, *(mark for wait in end.waits for mark in wait))
+        if end.computed is None or not all(map(self._clock.is_known, marks)):
+            return None
+        waited = sum(self._clock.seconds(*wait) for wait in end.waits)
+        # Marks in several streams may be passed in another order than they were made in.
+        return min(max(self._clock.seconds(begin, end.computed) - waited, 0.0), step_seconds)

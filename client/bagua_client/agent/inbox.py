@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
 from bagua_client.agent.profiler import Recording
+from bagua_client.service_client import StepTimes
 
 LARGEST_INBOX = 512
+
+
+class RankTimes(NamedTuple):
+    """What one rank knew by now.
+
+    Attributes:
+        first_step: the number of the first step in ``seconds``.
+        seconds: of that step and those after it.
+        compute_seconds: how long of that the rank computed; NaN: it does not know. Empty after
+            the tuning.
+    """
+
+    first_step: int
+    seconds: Sequence[float]
+    compute_seconds: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -17,12 +37,11 @@ class Samples:
 
     Attributes:
         trial: the index of the one they were measured under; None: after the tuning.
-        by_rank: for each rank the (first step, seconds of that step and those after it) that
-            the rank knew by now.
+        by_rank: each rank's.
     """
 
     trial: int | None
-    by_rank: list[tuple[int, list[float]]]
+    by_rank: list[RankTimes]
 
 
 @dataclass(frozen=True)
@@ -75,24 +94,28 @@ class StepTable:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._trial: int | None = None
-        self._rows: dict[int, dict[int, float]] = {}
+        self._rows: dict[int, dict[int, tuple[float, float]]] = {}
 
-    def add(self, samples: Samples) -> list[tuple[int, list[float]]]:
-        """Add samples; the steps that are complete now, with the seconds of each rank.
+    def add(self, samples: Samples) -> list[StepTimes]:
+        """Add samples; the steps that are complete now.
 
         Each rank tells its steps in order, so what is older than a complete step will never be
         complete (a message was dropped) and is forgotten, as is what is left of another trial.
         """
         if samples.trial != self._trial:
             self._trial, self._rows = samples.trial, {}
-        for rank, (first_step, seconds) in enumerate(samples.by_rank):
-            for step, value in enumerate(seconds, first_step):
-                self._rows.setdefault(step, {})[rank] = value
+        for rank, times in enumerate(samples.by_rank):
+            pairs = zip_longest(times.seconds, times.compute_seconds, fillvalue=math.nan)
+            for step, pair in enumerate(pairs, times.first_step):
+                self._rows.setdefault(step, {})[rank] = pair
         complete = sorted(step for step, row in self._rows.items() if len(row) == self._world_size)
-        found = [
-            (step, [self._rows[step][rank] for rank in range(self._world_size)])
-            for step in complete
-        ]
+        found = [self._step(step) for step in complete]
         if complete:
             self._rows = {step: row for step, row in self._rows.items() if step > complete[-1]}
         return found
+
+    def _step(self, step: int) -> StepTimes:
+        row = self._rows[step]
+        seconds, compute = zip(*(row[rank] for rank in range(self._world_size)), strict=True)
+        is_known = not any(map(math.isnan, compute))
+        return StepTimes(step, list(seconds), list(compute) if is_known else None)

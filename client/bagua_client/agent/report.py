@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-HEADER = 5
+HEADER = 6
 LARGEST_REPORT = 32
 
 
@@ -23,6 +23,8 @@ class Report:
         stop: something went wrong on this rank alone; all must stop.
         first_step: the number of the first step in ``seconds``.
         seconds: of that step and those after it, at most LARGEST_REPORT.
+        compute_seconds: how long of that this rank computed; NaN: it does not know. Empty where
+            nobody wants to know.
     """
 
     command_bytes: int = 0
@@ -30,6 +32,7 @@ class Report:
     stop: bool = False
     first_step: int = 0
     seconds: Sequence[float] = ()
+    compute_seconds: Sequence[float] = ()
 
 
 class Exchange:
@@ -42,7 +45,7 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         ranks = range(dist.get_world_size(group))
-        self._own = array("d", bytes(8 * (HEADER + LARGEST_REPORT)))
+        self._own = array("d", bytes(8 * (HEADER + 2 * LARGEST_REPORT)))
         self._rows = [array("d", self._own) for _ in ranks]
         self._own_tensor = torch.frombuffer(self._own, dtype=torch.float64)
         self._tensors = [torch.frombuffer(row, dtype=torch.float64) for row in self._rows]
@@ -50,9 +53,16 @@ class Exchange:
 
     def start(self, report: Report) -> None:
         """Send this rank's. All ranks must come to this together, after the last conclusion."""
-        steps = len(report.seconds)
-        header = (report.command_bytes, report.next_report, report.stop, report.first_step, steps)
-        self._own[: HEADER + steps] = array("d", (*header, *report.seconds))
+        times = (*report.seconds, *report.compute_seconds)
+        header = (
+            report.command_bytes,
+            report.next_report,
+            report.stop,
+            report.first_step,
+            len(report.seconds),
+            len(times),
+        )
+        self._own[: HEADER + len(times)] = array("d", (*header, *times))
         self._work = dist.all_gather(
             self._tensors, self._own_tensor, group=self._group, async_op=True
         )
@@ -65,6 +75,7 @@ class Exchange:
 
 
 def _report(row: array[float]) -> Report:
-    command_bytes, next_report, stop, first_step, steps = map(int, row[:HEADER])
+    command_bytes, next_report, stop, first_step, steps, times = map(int, row[:HEADER])
     seconds = row[HEADER : HEADER + steps].tolist()
-    return Report(command_bytes, next_report, bool(stop), first_step, seconds)
+    compute_seconds = row[HEADER + steps : HEADER + times].tolist()
+    return Report(command_bytes, next_report, bool(stop), first_step, seconds, compute_seconds)

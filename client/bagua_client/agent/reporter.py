@@ -21,7 +21,7 @@ from bagua_client.agent.profiler import Recording
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
 from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState, NotSupported, ServiceRefused
+from bagua_client.service_client import JobState, NotSupported, ServiceRefused, StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class Reporter:
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
         self._profile_refusals = 0
+        self._tells_compute = True
         self._logged_tenths = 0
         self._refusals = 0
         self._disagreements = 0
@@ -163,9 +164,23 @@ class Reporter:
             return self._look_for_drift(complete)
         if not complete:
             return None
-        trial = message.trial
-        steps = [{"step": step, "seconds": seconds} for step, seconds in complete]
-        return self._connection.call(lambda service: service.observe(trial, steps))
+        return self._send_steps(message.trial, complete)
+
+    def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
+        def send(steps: list[StepTimes]) -> JobState:
+            return self._connection.call(lambda service: service.observe(trial, steps))
+
+        plain = [step._replace(compute_seconds=None) for step in steps]
+        if not self._tells_compute or plain == steps:
+            return send(plain)
+        try:
+            return send(steps)
+        except ServiceRefused as error:
+            state = send(plain)
+            # An earlier service does not know them; a tuning does without.
+            self._tells_compute = False
+            logger.info("autotune: the service takes no computing times (%s)", error)
+            return state
 
     def _send_event(self, event: Event) -> JobState:
         state = self._connection.call(
@@ -197,8 +212,8 @@ class Reporter:
         self._profile_refusals = 0
         return state
 
-    def _look_for_drift(self, complete: list[tuple[int, list[float]]]) -> JobState | None:
-        found = [(step, self._watch.add(step, max(seconds))) for step, seconds in complete]
+    def _look_for_drift(self, complete: list[StepTimes]) -> JobState | None:
+        found = [(step.step, self._watch.add(step.step, max(step.seconds))) for step in complete]
         state = None
         # Only now: a drift that is refused must not keep the watch from the steps after it.
         for step, drift in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,8 @@ class DistributedDataParallel(torch.nn.Module):
             self._reducer.before_forward()
         # Like torch's: buffers have only changed apart where the last pass was synchronised.
         if self._sync_buffers:
-            self._buffers_of_rank_0.take_over()
+            with nullcontext() if self._agent is None else self._agent.waiting():
+                self._buffers_of_rank_0.take_over()
         self._sync_buffers = synchronise and self._broadcasts_buffers
         outputs = self.module(*inputs, **kwargs)
         if trains:

@@ -40,6 +40,7 @@ class Reducer:
         recut_seconds: how long the latest re-cut took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
+        on_last_ready: called when a step's last tensor is ready on this rank, before it travels.
         timeline: where the step under way is recorded; None: it is not.
     """
 
@@ -58,6 +59,7 @@ class Reducer:
         self.communicator = communicator
         self.recut_seconds = 0.0
         self.after_reduction: Callable[[], None] | None = None
+        self.on_last_ready: Callable[[], None] | None = None
         self.timeline: Timeline | None = None
         self._parameters = [parameter for _, parameter in named_parameters]
         self._algorithm = algorithm
@@ -184,6 +186,8 @@ class Reducer:
         bucket = self._bucket_of[index]
         bucket.missing -= 1
         if not bucket.missing:
+            if self.on_last_ready is not None and self._ready_count == len(self.tensors):
+                self.on_last_ready()
             self._start_full_buckets()
 
     def _collect(self, index: int) -> None:

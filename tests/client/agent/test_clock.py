@@ -20,7 +20,7 @@ def test_on_the_cpu_a_step_is_the_time_between_two_ticks() -> None:
     time.sleep(0.02)
     timer.tick(2)
     at_most = time.perf_counter() - before
-    ((step, seconds),) = timer.drain()
+    ((step, seconds, _),) = timer.drain()
     assert step == 2
     assert 0.02 <= seconds <= at_most + 0.001
     assert timer.drain() == []
@@ -36,6 +36,6 @@ def test_on_cuda_a_step_is_known_when_the_device_has_passed_it() -> None:
     timer.tick(2)
     assert timer.drain() == []
     torch.cuda.synchronize()
-    ((step, seconds),) = timer.drain()
+    ((step, seconds, _),) = timer.drain()
     assert step == 2
     assert seconds > 0.01

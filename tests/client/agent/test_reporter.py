@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bagua_client.agent.clock import CpuClock
-from bagua_client.agent.inbox import Event, Samples
+from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
 from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
@@ -57,7 +57,7 @@ def tell(reporter: Reporter, trial: int | None, first_step: int, seconds: Sequen
     """Both ranks' times; the first is always fast, so that the slowest counts."""
     for at in range(0, len(seconds), BLOCK_STEPS):
         part = list(seconds[at : at + BLOCK_STEPS])
-        by_rank = [(first_step + at, [0.001] * len(part)), (first_step + at, part)]
+        by_rank = [RankTimes(first_step + at, times) for times in ([0.001] * len(part), part)]
         reporter.put(Samples(trial, by_rank))
 
 
@@ -199,7 +199,7 @@ def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:
         service.refuses["drift"] = 422
         # In one message: the change, and the steps after it that make it the new normal.
         slowest = [0.1] * WATCHED + [0.2] * WATCHED * 2
-        reporter.put(Samples(None, [(4, slowest), (4, slowest)]))
+        reporter.put(Samples(None, [RankTimes(4, slowest)] * 2))
         tell(reporter, None, 4 + len(slowest), [0.3] * WATCHED)
         wait_for(lambda: service.refused == 2)
 
