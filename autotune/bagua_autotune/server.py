@@ -44,6 +44,8 @@ def serve(settings: Settings) -> None:
     # The service shares its machine with the training: its linear algebra is small and
     # must not spread over the cores. Read when numpy is imported, which is later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # First: as process 1 of a container it would ignore them, also while a database is awaited.
+    _end_on_signals()
     # Few points leave a model's scale on its bounds, as expected. skopt silences this for a
     # while, which in one thread silences or wakes it in another.
     warnings.filterwarnings("ignore", message="The optimal value found for dimension")
@@ -56,7 +58,6 @@ def serve(settings: Settings) -> None:
     listener = _listen(family, str(address), settings.port)
     store = Store(settings.database)
     try:
-        _end_on_signals()
         if settings.parent_pid is not None:
             # It shares the training's machine and must not take its cores.
             os.nice(NICENESS)

@@ -15,6 +15,7 @@ from bagua_autotune.store.database import default_url
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
+    "database": "BAGUA_AUTOTUNE_DATABASE",
     "token": "BAGUA_AUTOTUNE_TOKEN",
     "world_size": "WORLD_SIZE",
     "csv_log": "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",

@@ -20,9 +20,11 @@ def test_bagua_s_variables_and_defaults_are_kept() -> None:
         "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
         "BAGUA_IS_OUTPUT_AUTOTUNE_LOG": "1",
         "WORLD_SIZE": "8",
+        "BAGUA_AUTOTUNE_DATABASE": "sqlite:////data/a.db",
     }
     settings = Settings.load(environment)
     assert (settings.port, settings.world_size, settings.csv_log) == (9000, 8, True)
+    assert settings.database == "sqlite:////data/a.db"
     assert settings.limits == Limits(max_samples=12, trial_seconds=2.5, warmup_seconds=0.0)
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import messages, views
 from bagua_autotune.model.text import clean
+from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.database import default_url
 from bagua_autotune.tuning.tuner import Tuner
@@ -121,7 +122,8 @@ def source_options(command: Command) -> Command:
 def open_store(url: str | None) -> Store:
     """An existing database, by default that of serve; ClickException if it cannot be used."""
     try:
-        return Store(url or default_url(), must_exist=True)
+        url = url or os.environ.get(ENVIRONMENT["database"]) or default_url()
+        return Store(url, must_exist=True)
     except StoreError as error:
         raise click.ClickException(str(error)) from error
 

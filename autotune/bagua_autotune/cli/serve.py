@@ -33,8 +33,8 @@ from bagua_autotune.store import StoreError
 def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
-    The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_TOKEN,
-    WORLD_SIZE, and Bagua's limits for its own protocol.
+    The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
+    BAGUA_AUTOTUNE_TOKEN, WORLD_SIZE, and Bagua's limits for its own protocol.
     """
     try:
         settings = Settings.load(os.environ, **options)

@@ -178,6 +178,13 @@ def test_more_jobs_than_asked_for_are_mentioned_beside_the_table(source: list[st
     assert run("jobs", "--limit", "3", *source).stderr == ""
 
 
+def test_the_environment_names_the_database_as_it_does_for_serve(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE_DATABASE", f"sqlite:///{database}")
+    assert "digits" in run("jobs").stdout
+
+
 @pytest.mark.parametrize("command", [["jobs"], ["show", "x"], ["prune", "--older-than", "1"]])
 def test_a_mistyped_database_is_not_created(tmp_path: Path, command: list[str]) -> None:
     result = run(*command, "--database", f"sqlite:///{tmp_path / 'typo.db'}")
