@@ -137,12 +137,14 @@ def time_switches(switches: list[float]) -> None:
 
 
 def time_the_agent(spent: list[float], switches: list[float]) -> None:
-    """Time every call of the agent at the end of a step, and after the optimizer's; not the
-    groups made in it, which count as switching."""
+    """Time every call of the agent at the last gradient and the end of a step, and after the
+    optimizer's; not the groups made in it, which count as switching."""
     from bagua_client.agent.agent import Agent
     from bagua_client.agent.boundary import StepBoundary
+    from bagua_client.agent.clock import StepTimer
 
     reduction_done, after_step = Agent.reduction_done, StepBoundary._after_step
+    computed = StepTimer.computed
 
     def timed(self: Agent) -> None:
         before, began = sum(switches), time.perf_counter()
@@ -155,7 +157,14 @@ def time_the_agent(spent: list[float], switches: list[float]) -> None:
         if spent:
             spent[-1] += time.perf_counter() - began
 
+    def timed_computed(self: StepTimer) -> None:
+        began = time.perf_counter()
+        computed(self)
+        if spent:
+            spent[-1] += time.perf_counter() - began
+
     Agent.reduction_done = timed  # type: ignore[method-assign]
+    StepTimer.computed = timed_computed  # type: ignore[method-assign]
     StepBoundary._after_step = timed_after_step  # type: ignore[method-assign]
 
 
@@ -185,9 +194,9 @@ def time_the_profiler(profiled: list[float]) -> None:
 
 def idle_seconds(model: Any) -> list[float]:
     """All that a step still does for the agent: a question in forward and one after reducing, and
-    one for each tensor and each bucket."""
+    one for each tensor and two for each bucket."""
     loops = 2_000
-    places = range(LAYERS + len(model._reducer.layout.partition))
+    places = range(LAYERS + 2 * len(model._reducer.layout.partition))
     question = (
         "reducer.after_reduction is not None; model._agent is not None\n"
         "for _ in places: reducer.timeline is not None"

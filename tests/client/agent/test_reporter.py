@@ -247,3 +247,42 @@ def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
         tuned(reporter)
         reporter.put(Event("disagreement", None, 4, "rank 1 disagreed"))
         assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}
+
+
+def _tell_computing(reporter: Reporter, first_step: int) -> None:
+    ranks = [RankTimes(first_step, [0.2] * 3, [0.1 * rank] * 3) for rank in (1, 2)]
+    reporter.put(Samples(0, ranks))
+
+
+def test_computing_times_go_with_the_step_times(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        _tell_computing(reporter, 1)
+        (batch,) = wait_for(lambda: service.bodies("observations"))
+    step = {"seconds": [0.2, 0.2], "compute_seconds": [0.1, 0.2]}
+    assert batch["steps"] == [{"step": number, **step} for number in (1, 2, 3)]
+
+
+def test_an_earlier_service_is_told_no_computing_times_and_misses_no_step(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]], steps=6, is_earlier=True) as service:
+        reporter = start(service)
+        command_of(reporter)
+        _tell_computing(reporter, 1)
+        _tell_computing(reporter, 4)
+        assert command_of(reporter)["trial"] == 1
+        assert service.refused == 1
+        steps = [step for batch in service.bodies("observations") for step in batch["steps"]]
+    assert steps == [{"step": number, "seconds": [0.2, 0.2]} for number in range(1, 7)]
+
+
+def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]], refuses={"observations": 422}) as service:
+        reporter = start(service)
+        command_of(reporter)
+        _tell_computing(reporter, 1)
+        wait_for(lambda: service.refused == 2)
+        service.refuses.clear()
+        _tell_computing(reporter, 4)
+        (batch,) = wait_for(lambda: service.bodies("observations"))
+    assert "compute_seconds" in batch["steps"][0]
