@@ -1,0 +1,223 @@
+"""All jobs: how many are in which state, what each gained, and which are in trouble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, common
+from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
+    BarGaugeValueMode,
+    StackingMode,
+    VizOrientation,
+)
+
+from dashboards.grafana.panels import (
+    BAD,
+    BASELINE,
+    BEST,
+    NOW,
+    STATE_COLOURS,
+    TIMES_UNIT,
+    described,
+    fixed,
+    lanes,
+    limits,
+    lines,
+    mapping,
+    properties,
+    rows,
+    sized,
+    state_mapping,
+    transformed,
+    value,
+)
+from dashboards.grafana.queries import (
+    STATES,
+    at_the_end,
+    of_jobs,
+    or_none,
+    over_time,
+    state_number,
+    table,
+)
+from dashboards.grafana.trials.trouble import ALERTS
+
+TRIALS = "/d/bagua-autotune-trials?var-job=${__value.raw:percentencode}&${__url_time_range}"
+# The table's columns after job and state: title, metric, unit.
+COLUMNS = (
+    ("Speed-up", "speedup_ratio", TIMES_UNIT),
+    ("At least", "speedup_lower_ratio", TIMES_UNIT),
+    ("At most", "speedup_upper_ratio", TIMES_UNIT),
+    ("Default", "baseline_step_seconds", "s"),
+    ("Best", "incumbent_step_seconds", "s"),
+    ("Now", "current_step_seconds", "s"),
+    ("Cost", "search_cost_seconds", "s"),
+    ("Paid back after", "payback_steps", "suffix: steps"),
+    ("Ranks", "job_ranks", "none"),
+)
+
+
+def overview() -> list[Any]:
+    in_state = f"sum by (state) ({of_jobs('job_state', 'state')})"
+    counts = value(
+        "Jobs",
+        "By state. A job that ended leaves after a quarter of an hour, a finished one that is "
+        "silent after a day.",
+        "none",
+        over_time(in_state, "{{state}}"),
+        named=True,
+    ).orientation(VizOrientation.VERTICAL)
+    history = (
+        lines("Jobs over time", "By state.", "none", over_time(in_state, "{{state}}"))
+        .fill_opacity(40)
+        .line_width(1)
+        .decimals(0)
+        .stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
+    )
+    for state in STATES:
+        for panel in (counts, history):
+            panel.override_by_name(state, properties(color=fixed(STATE_COLOURS[state])))
+    return [sized(counts, 10, 7), sized(history, 14, 7), sized(_jobs(), 24, 11)]
+
+
+def _jobs() -> Any:
+    trials = f"sum by (job_name) ({of_jobs('trials', 'state')})"
+    contact = f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000"
+    queries = [
+        state_number(of_jobs("job_state", "state")),
+        *(of_jobs(metric) for _, metric, _ in COLUMNS),
+        trials,
+        contact,
+    ]
+    titles = ["State", *(title for title, _, _ in COLUMNS), "Trials", "Heard of"]
+    panel = rows(
+        "Jobs",
+        "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
+        "speed-up is that over the default, with its 95 % interval.",
+        "none",
+        *(table(query) for query in queries),
+    )
+    fields = [f"Value #{chr(ord('A') + number)}" for number in range(len(queries))]
+    transformed(panel, "joinByField", byField="job_name", mode="outer")
+    transformed(
+        panel,
+        "organize",
+        excludeByName={
+            "Time": True,
+            **{f"Time {number}": True for number in range(1, len(queries) + 1)},
+        },
+        indexByName={name: number for number, name in enumerate(["job_name", *fields])},
+        renameByName={"job_name": "Job", **dict(zip(fields, titles, strict=True))},
+    )
+    for title, _, unit in COLUMNS:
+        decimals = {"decimals": 2} if unit == TIMES_UNIT else {}
+        panel.override_by_name(title, properties(unit=unit, **decimals))
+    link = {"title": "Tuning trials of ${__value.raw}", "url": TRIALS}
+    panel.override_by_name("Job", properties(links=[link], custom_minWidth=160))
+    text = {"type": "color-text"}
+    panel.override_by_name("State", properties(mappings=[state_mapping()], custom_cellOptions=text))
+    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_minWidth=120))
+    panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
+    return panel
+
+
+def gains() -> list[Any]:
+    ratio = of_jobs("speedup_ratio")
+    gained = lines(
+        "Speed-up",
+        "The middle of all jobs that have been measured, and the best and the worst of them.",
+        TIMES_UNIT,
+        over_time(f"max({ratio})", "best"),
+        over_time(f"quantile(0.5, {ratio})", "middle"),
+        over_time(f"min({ratio})", "worst"),
+    ).decimals(2)
+    for name, colour in (("best", BEST), ("middle", NOW), ("worst", BASELINE)):
+        gained.override_by_name(name, properties(color=fixed(colour)))
+    results = value(
+        "Results",
+        "What finished searches came to. Nothing faster: the default is as good as it gets.",
+        "none",
+        over_time(or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})"), "{{reason}}"),
+        named=True,
+    )
+    return [
+        sized(_ranking("Gained most", "The five jobs with the largest speed-up.", "topk"), 6, 8),
+        sized(
+            _ranking(
+                "Gained least",
+                "The five with the smallest: here the "
+                "default is good, or the network is not what holds the job up.",
+                "bottomk",
+            ),
+            6,
+            8,
+        ),
+        sized(gained, 7, 8),
+        sized(results, 5, 8),
+    ]
+
+
+def _ranking(title: str, description: str, choice: str) -> Any:
+    panel = (
+        bargauge.Panel()
+        .orientation(VizOrientation.HORIZONTAL)
+        .display_mode(BarGaugeDisplayMode.BASIC)
+        .value_mode(BarGaugeValueMode.TEXT)
+        .show_unfilled(True)
+        .min_viz_height(16)
+        .max_viz_height(40)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .min(0)
+        .decimals(2)
+    )
+    limits(panel, {1.01: BEST}, first=BASELINE)
+    query = at_the_end(f"{choice}(5, {of_jobs('speedup_ratio')})", "{{job_name}}")
+    return described(panel, title, description, TIMES_UNIT, [query])
+
+
+def trouble() -> list[Any]:
+    silent = lines(
+        "Silence of jobs that are tuned",
+        "Time since each job that is being tuned was heard of. Five minutes are an alert.",
+        "s",
+        over_time(
+            f"(time() - {of_jobs('job_last_contact_timestamp_seconds')})"
+            f" * on (job_name) {_tuned()}",
+            "{{job_name}}",
+        ),
+    ).min(0)
+    failures = lines(
+        "Failed trials",
+        "Per minute, by reason.",
+        "none",
+        over_time(
+            or_none(
+                "sum by (reason) (max by (job_name, reason) "
+                "(rate(bagua_autotune_trial_failures_total[$__rate_interval]))) * 60"
+            ),
+            "{{reason}}",
+        ),
+    ).min(0)
+    alerts = lanes(
+        "Jobs with an alert",
+        "How many alerts fire, by the rule. Needs the rules of dashboards/prometheus.",
+        "none",
+        *(
+            over_time(or_none(f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'), name)
+            for name in ALERTS
+        ),
+    ).mappings([mapping({"0": ("quiet", "rgba(115, 191, 105, 0.35)")})])
+    limits(alerts, {1: BAD}, first=BEST)
+    spread = lines(
+        "Spread between the ranks",
+        "Of each job: by how much its slowest rank computes longer than the median rank, as a "
+        "share of the step.",
+        "percentunit",
+        over_time(of_jobs("rank_spread_ratio"), "{{job_name}}"),
+    ).min(0)
+    return [sized(panel, 6, 8) for panel in (alerts, silent, failures, spread)]
+
+
+def _tuned() -> str:
+    return '(max by (job_name) (bagua_autotune_job_state{state=~"tuning|confirming"}))'

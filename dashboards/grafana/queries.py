@@ -1,0 +1,79 @@
+"""PromQL that several panels share, and the queries of panels.
+
+Of a service with several replicas each shows the gauges of all jobs, read from the one store, so
+that every expression takes the largest over the replicas.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import prometheus
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
+
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+JOB = 'job_name="$job"'
+SERVICE = '{job="bagua-autotune"}'
+STATES = {"tuning": 1, "confirming": 2, "finished": 3, "ended": 4}
+# How finely the past is looked at where trials are told apart: the interval of scraping.
+PAST = "[$__range:5s]"
+
+
+def of_job(name: str, *labels: str, where: str = "") -> str:
+    """The metric ``bagua_autotune_<name>`` of the chosen job, by ``labels``."""
+    selector = f"{JOB},{where}" if where else JOB
+    return of_jobs(name, *labels, where=selector)
+
+
+def of_jobs(name: str, *labels: str, where: str = "") -> str:
+    """The metric ``bagua_autotune_<name>`` of all jobs, by job and ``labels``."""
+    selector = f"{{{where}}}" if where else ""
+    return f"max by ({', '.join(('job_name', *labels))}) (bagua_autotune_{name}{selector})"
+
+
+def by_trial(expression: str) -> str:
+    """The job's expression with a label more: the number of the trial that ran then.
+
+    The number is a value in Prometheus, so that its series do not grow with the trials.
+    """
+    numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")})'
+    return f"{expression} * on (job_name) group_left (trial) {numbers}"
+
+
+def state_number(expression: str) -> str:
+    """One number for the state, 1 to 4, of ``max by (job_name, state)``: a lane, or a cell."""
+    alike = f"{expression} == 1"
+    numbers = " or ".join(
+        f'label_replace(vector({number}), "state", "{state}", "", "")'
+        for state, number in STATES.items()
+    )
+    return f"sum by (job_name) (({alike}) * on (state) group_left () ({numbers}))"
+
+
+def or_none(expression: str) -> str:
+    """0 where there is nothing to count."""
+    return f"{expression} or vector(0)"
+
+
+def over_time(expression: str, legend: str = "__auto") -> prometheus.Dataquery:
+    """Values over the time shown."""
+    return _query(expression, legend).range()
+
+
+def at_the_end(expression: str, legend: str = "__auto") -> prometheus.Dataquery:
+    """Values at the end of the time shown."""
+    return _query(expression, legend).instant()
+
+
+def table(expression: str) -> prometheus.Dataquery:
+    """Values at the end of the time shown, as one frame with a column for each label."""
+    return at_the_end(expression).format(PromQueryFormat.TABLE)
+
+
+def _query(expression: str, legend: str) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .expr(expression)
+        .legend_format(legend)
+        .datasource(SOURCE)
+        .editor_mode(QueryEditorMode.CODE)
+    )

@@ -1,0 +1,157 @@
+"""Whether the job is tuned, what it gained, how sure that is, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana_foundation_sdk.models.common import BigValueTextMode, VizOrientation
+
+from dashboards.grafana.panels import (
+    BASELINE,
+    BEST,
+    NOW,
+    TIMES_UNIT,
+    fixed,
+    lanes,
+    limits,
+    properties,
+    rows,
+    sized,
+    state_mapping,
+    transformed,
+    value,
+)
+from dashboards.grafana.queries import of_job, over_time, state_number, table
+
+REASONS = {
+    "winner": "a faster one was found",
+    "nothing_faster": "nothing is faster",
+    "earlier_best": "an earlier best",
+    "nothing_to_try": "nothing to try",
+    "too_few_steps": "too few steps",
+    "disagreement": "ranks disagreed",
+}
+
+
+def state() -> list[Any]:
+    number = state_number(of_job("job_state", "state"))
+    now = value(
+        "State",
+        "Tuning: trials run. Confirming: the winner and the baseline are measured again, in "
+        "turns. Finished: the job stays at its result, and only drift is watched. "
+        "Ended: the training is over.",
+        "none",
+        over_time(number, "state"),
+    ).mappings([state_mapping()])
+    history = lanes(
+        "State over time",
+        "A job that is tuned again after a lasting change of its step time goes back to tuning.",
+        "none",
+        over_time(number, "state"),
+    ).mappings([state_mapping()])
+    running = rows(
+        "What runs now",
+        "The configuration that the ranks run: under a trial, or as the result.",
+        "none",
+        table(f"{of_job('configuration_info', 'knob', 'state')} == 1"),
+    )
+    transformed(
+        running,
+        "organize",
+        excludeByName={"Time": True, "Value": True, "job_name": True},
+        indexByName={"knob": 0, "state": 1},
+        renameByName={"knob": "Knob", "state": "Value now"},
+    )
+    return [sized(now, 4, 6), sized(history, 12, 6), sized(running, 8, 6)]
+
+
+def gain() -> list[Any]:
+    cost = value(
+        "Cost of the search",
+        "Time lost under trials against the baseline, in this round; below 0 the trials alone "
+        "have already saved time.",
+        "s",
+        over_time(of_job("search_cost_seconds"), "cost"),
+    ).decimals(1)
+    payback = value(
+        "Paid back after",
+        "Steps at the speed of the result that make up for what the search cost.",
+        "suffix: steps",
+        over_time(of_job("payback_steps"), "payback"),
+    ).decimals(0)
+    searching = value(
+        "Searched for",
+        "Wall time under trials, over all rounds.",
+        "dtdurations",
+        over_time(of_job("search_seconds_total"), "time"),
+    )
+    steps = value(
+        "Steps under trials",
+        "Steps of the training that were made under trials, over all rounds. They train as any.",
+        "suffix: steps",
+        over_time(of_job("search_steps_total"), "steps"),
+    )
+    return [
+        sized(_speedup(), 4, 5),
+        sized(_bounds(), 6, 5),
+        sized(_step_times(), 9, 5),
+        sized(_why(), 5, 5),
+        *(sized(panel, 6, 4) for panel in (cost, payback, steps, searching)),
+    ]
+
+
+def _speedup() -> Any:
+    panel = value(
+        "Speed-up",
+        "Step time of the default configuration over that of the best: of the result once tuning "
+        "is finished, of the best trial until then. 1 is as fast as the default.",
+        TIMES_UNIT,
+        over_time(of_job("speedup_ratio"), "speed-up"),
+    ).decimals(2)
+    limits(panel, {1.01: BEST})
+    return panel
+
+
+def _bounds() -> Any:
+    return (
+        value(
+            "How sure is that",
+            "The widest interval that both measurements allow, at 95 %. A lower bound above 1 "
+            "means that the job is really faster.",
+            TIMES_UNIT,
+            over_time(of_job("speedup_lower_ratio"), "at least"),
+            over_time(of_job("speedup_upper_ratio"), "at most"),
+            named=True,
+        )
+        .decimals(2)
+        .orientation(VizOrientation.VERTICAL)
+    )
+
+
+def _step_times() -> Any:
+    panel = value(
+        "Time of a step",
+        "Of the slowest rank, as a synchronous step takes as long as its slowest rank: of late, "
+        "under the best configuration, and under the default.",
+        "s",
+        over_time(of_job("current_step_seconds"), "now"),
+        over_time(of_job("incumbent_step_seconds"), "best"),
+        over_time(of_job("baseline_step_seconds"), "default"),
+        named=True,
+    ).orientation(VizOrientation.VERTICAL)
+    for name, colour in (("now", NOW), ("best", BEST), ("default", BASELINE)):
+        panel.override_by_name(name, properties(color=fixed(colour)))
+    return panel
+
+
+def _why() -> Any:
+    panel = value(
+        "Why it ended there",
+        "What the search came to; nothing as long as it runs.",
+        "none",
+        over_time(f"{of_job('job_result', 'reason')} == 1", "{{reason}}"),
+    )
+    panel.text_mode(BigValueTextMode.NAME).no_value("still searching")
+    for reason, text in REASONS.items():
+        panel.override_by_name(reason, properties(displayName=text))
+    return panel
