@@ -28,6 +28,7 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
 # The bounds keep every product and exponential finite; no step is that short or long.
 StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
+ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class _Input(BaseModel):
@@ -39,10 +40,25 @@ class _Output(BaseModel):
 
 
 class StepTimes(_Input):
-    """One step: the seconds that each rank took, by rank."""
+    """One step: the seconds that each rank took, by rank.
+
+    ``compute_seconds``: those from the end of the communication of the step before until the
+    rank's last gradient was ready. Steps of synchronous ranks all end together; these tell who
+    is slow.
+    """
 
     step: StepNumber
     seconds: tuple[StepSeconds, ...] = Field(min_length=1)
+    compute_seconds: tuple[ComputeSeconds, ...] | None = None
+
+    @model_validator(mode="after")
+    def _of_the_same_ranks(self) -> StepTimes:
+        if self.compute_seconds is not None and len(self.compute_seconds) != len(self.seconds):
+            raise ValueError(
+                f"compute_seconds has {len(self.compute_seconds)} values, "
+                f"seconds has {len(self.seconds)}"
+            )
+        return self
 
 
 class Observations(_Input):
@@ -180,11 +196,12 @@ class TrialList(_Output):
 
 
 class Observation(_Output):
-    """``seconds`` by rank; null where a rank did not report."""
+    """``seconds`` by rank; null where a rank did not report, or did not tell what it computed."""
 
     trial: int
     step: int
-    seconds: list[float | None]
+    seconds: tuple[float | None, ...]
+    compute_seconds: tuple[float | None, ...] | None
 
 
 class ObservationList(_Output):

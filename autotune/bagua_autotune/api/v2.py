@@ -47,7 +47,9 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     def post_observations(job_id: str) -> Response:
         _refuse_other_protocols(job_id)
         batch = parse(messages.Observations)
-        observations = [Observation(step.step, step.seconds) for step in batch.steps]
+        observations = [
+            Observation(step.step, step.seconds, step.compute_seconds) for step in batch.steps
+        ]
         try:
             tuner.observe(job_id, batch.trial, observations)
         except WrongStep as error:

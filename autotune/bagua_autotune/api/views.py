@@ -49,7 +49,12 @@ def observation_list(
 ) -> messages.ObservationList:
     return messages.ObservationList(
         observations=[
-            messages.Observation(trial=index, step=found.step, seconds=list(found.values))
+            messages.Observation(
+                trial=index,
+                step=found.step,
+                seconds=found.values,
+                compute_seconds=found.compute,
+            )
             for index, found in tuner.store.observations(job_id, trial)
         ]
     )

@@ -170,7 +170,8 @@ class Job:
     """A registered job without its tensors, which are many and rarely needed.
 
     ``data`` is the protocol's own state.  ``round`` counts the tunings: 0 is the first, another
-    one follows each lasting change.  Times are seconds since the epoch.
+    one follows each lasting change.  ``revision`` is raised by whatever is written of the job.
+    Times are seconds since the epoch.
     """
 
     id: str
@@ -192,6 +193,7 @@ class Job:
     data: dict[str, Any] = field(default_factory=dict)
     round: int = 0
     inherited: Inherited | None = None
+    revision: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -220,10 +222,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the ranks reported of one step: one value per rank, None where it is missing."""
+    """What the ranks reported of one step: one value per rank, None where it is missing.
+
+    ``compute``: the seconds that each rank computed, from the end of the communication of the
+    step before until its last gradient was ready; None where the ranks do not tell.
+    """
 
     step: int
     values: tuple[float | None, ...]
+    compute: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True)

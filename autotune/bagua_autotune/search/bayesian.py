@@ -8,6 +8,7 @@ with what trying the candidate would cost.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
 from bagua_autotune.search.points import varying
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
@@ -25,6 +27,8 @@ from bagua_autotune.search.searcher import register
 # of a trial then, not several times its length.
 LARGEST_JUMP = math.log2(4)
 OTHER_SIZE = math.log2(3)
+# So many standard deviations on both sides hold 95 % of a normal.
+NORMAL_QUANTILE = 1.96
 
 
 @register("bayesian")
@@ -94,6 +98,18 @@ class BayesianSearcher:
         if self._is_guided and self._to_be_covered() is not None:
             return math.inf
         return float(self._posterior().improvements[self._candidates.index(self.ask())])
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[Interval]:
+        """See Predicts."""
+        if len(self._told) < 2 or not self._knobs:
+            return []
+        posterior = self._posterior()
+        means = posterior.means_of(configurations)
+        widths = NORMAL_QUANTILE * posterior.errors_of(configurations)
+        return [
+            Interval(mean, mean - width, mean + width)
+            for mean, width in zip(means.tolist(), widths.tolist(), strict=True)
+        ]
 
     def _ask_guided(self) -> Configuration:
         covered = self._to_be_covered()

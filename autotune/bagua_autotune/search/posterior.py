@@ -83,6 +83,13 @@ class Posterior:
         found: Floats = self.means[self.points.rows(configurations)]
         return found
 
+    def errors_of(self, configurations: Sequence[Configuration]) -> Floats:
+        """Posterior standard deviations of their costs."""
+        rows = self.points.rows(configurations)
+        _, deviations = self._process.predict(self._all[rows], return_std=True)
+        found: Floats = deviations
+        return found
+
     @cached_property
     def incumbent(self) -> int:
         """The measured point of the lowest posterior mean."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.problem import Problem
 
 
@@ -59,6 +60,21 @@ class Searcher(Protocol):
 
     def expected_gain(self) -> float:
         """By how much the next trial is expected to lower the best cost; in units of cost."""
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """What a searcher has besides if it believes something of every candidate's cost.
+
+    People are shown it as a curve; the search itself needs it not.
+    """
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[Interval]:
+        """What candidates, or configurations that were told, cost, with the 95 % band.
+
+        Once two costs were told; before that, and of a single candidate, there is nothing: an
+        empty list.
+        """
 
 
 Factory = Callable[[Problem], Searcher]

@@ -104,5 +104,26 @@ def _from_2(connection: Connection) -> None:
     Base.metadata.tables[ProfileRow.__tablename__].create(connection)
 
 
+def _from_3(connection: Connection) -> None:
+    """Revisions, and what the ranks compute."""
+    for statement in (
+        "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
+        "CREATE INDEX jobs_by_creation ON jobs (created_at)",
+        "ALTER TABLE observations ADD COLUMN slowest FLOAT",
+        "ALTER TABLE observations ADD COLUMN compute JSON",
+    ):
+        connection.execute(text(statement))
+    slowest = SLOWEST_VALUES[connection.dialect.name]
+    of_v2 = "SELECT trials.id FROM trials JOIN jobs ON jobs.id = job_id WHERE protocol = 'v2'"
+    fill = f"UPDATE observations SET slowest = ({slowest}) WHERE trial_id IN ({of_v2})"
+    connection.execute(text(fill))
+
+
+# The largest of an observation's values.
+SLOWEST_VALUES = {
+    "sqlite": 'SELECT max(value) FROM json_each("values")',
+    "postgresql": "SELECT max(CAST(value AS FLOAT)) "
+    'FROM json_array_elements_text("values") AS value',
+}
 # From a version to the next.
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2}
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3}

@@ -7,7 +7,16 @@ import math
 from dataclasses import asdict
 from typing import Any, cast
 
-from bagua_autotune.model.job import Event, Inherited, Job, JobSpec, Limits, Result, Trial
+from bagua_autotune.model.job import (
+    Event,
+    Inherited,
+    Job,
+    JobSpec,
+    Limits,
+    Observation,
+    Result,
+    Trial,
+)
 from bagua_autotune.model.knobs import SPACE, Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
@@ -48,6 +57,7 @@ def job_record(row: JobRow) -> Job:
         data=dict(row.data),
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
+        revision=row.revision,
     )
 
 
@@ -83,6 +93,12 @@ def write_estimate(row: TrialRow, measured: Estimate) -> None:
     row.standard_error = error if math.isfinite(error) else None
     row.steps = measured.count
     row.outliers = measured.outliers
+
+
+def observation_record(
+    step: int, values: list[float | None], compute: list[float | None] | None
+) -> Observation:
+    return Observation(step, tuple(values), None if compute is None else tuple(compute))
 
 
 def profile_column(profile: Profile) -> dict[str, Any]:

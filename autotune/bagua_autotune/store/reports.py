@@ -14,6 +14,7 @@ from bagua_autotune.store.rows import job_row, locked_row, start, trial_row
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 
 MOST_PROFILES = 5
+OBSERVED = (ObservationRow.values, ObservationRow.compute)
 
 
 class Reports:
@@ -45,16 +46,14 @@ class Reports:
             )
             known = set(session.scalars(query))
             new = [o for o in observations if o.step not in known]
-            session.add_all(
-                ObservationRow(trial_id=trial.id, step=o.step, values=list(o.values)) for o in new
-            )
+            session.add_all(_observation_row(trial.id, observation) for observation in new)
             start(trial, at)
             return len(new)
 
     def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or of all, in step order."""
         query = (
-            select(TrialRow.index, ObservationRow.step, ObservationRow.values)
+            select(TrialRow.index, ObservationRow.step, *OBSERVED)
             .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
             .where(TrialRow.job_id == job_id)
             .order_by(TrialRow.index, ObservationRow.step)
@@ -64,8 +63,8 @@ class Reports:
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
-                (trial, Observation(step, tuple(values)))
-                for trial, step, values in session.execute(query)
+                (trial, records.observation_record(step, values, compute))
+                for trial, step, values, compute in session.execute(query)
             ]
 
     def count_observations(self, job_id: str) -> int:
@@ -73,13 +72,6 @@ class Reports:
         query = select(func.count()).select_from(ObservationRow).join(TrialRow)
         with self.database.reading() as session:
             return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
-
-    def first_steps(self, job_id: str) -> dict[int, int]:
-        """By trial index the first step that was observed under it."""
-        query = select(TrialRow.index, func.min(ObservationRow.step)).join(ObservationRow)
-        with self.database.reading() as session:
-            rows = session.execute(query.where(TrialRow.job_id == job_id).group_by(TrialRow.index))
-            return {index: int(step) for index, step in rows}
 
     def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
         """Store a profiled step of a trial.
@@ -120,9 +112,21 @@ class Reports:
             locked_row(session, job_id).last_contact_at = event.at
             session.add(EventRow(job_id=job_id, **vars(event)))
 
-    def events(self, job_id: str) -> list[Event]:
-        """Oldest first."""
+    def events(self, job_id: str, newest: int | None = None) -> list[Event]:
+        """All, or so many of the newest; oldest first."""
         with self.database.reading() as session:
             job_row(session, job_id)
-            query = select(EventRow).where(EventRow.job_id == job_id).order_by(EventRow.id)
-            return [records.event_record(row) for row in session.scalars(query)]
+            query = select(EventRow).where(EventRow.job_id == job_id)
+            rows = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
+            return [records.event_record(row) for row in reversed(rows)]
+
+
+def _observation_row(trial_id: int, found: Observation) -> ObservationRow:
+    told = [value for value in found.values if value is not None]
+    return ObservationRow(
+        trial_id=trial_id,
+        step=found.step,
+        values=list(found.values),
+        slowest=max(told, default=None),
+        compute=list(found.compute) if found.compute is not None else None,
+    )

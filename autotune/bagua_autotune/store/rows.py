@@ -1,7 +1,8 @@
 """Finding the rows of a job, and locking it.
 
 Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
-take turns anyway), so that threads and replicas may write to the same job.
+take turns anyway), so that threads and replicas may write to the same job.  That raises the
+job's revision: what was computed from a job is right for as long as its revision is the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def locked_row(session: Session, job_id: str) -> JobRow:
     row = session.get(JobRow, job_id, with_for_update=True)
     if row is None:
         raise UnknownJob(job_id)
+    row.revision += 1
     return row
 
 

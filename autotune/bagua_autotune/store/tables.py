@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -34,7 +34,11 @@ class SchemaRow(Base):
 
 class JobRow(Base):
     __tablename__ = "jobs"
-    __table_args__ = (Index("jobs_by_name", "name", "created_at"),)
+    __table_args__ = (
+        Index("jobs_by_name", "name", "created_at"),
+        # Or listing the newest would read every job's row, with its tensors.
+        Index("jobs_by_creation", "created_at"),
+    )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str]
@@ -56,6 +60,8 @@ class JobRow(Base):
     model_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
     network_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
     inherited: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # How often anything of the job was written (see rows.locked_row).
+    revision: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class TrialRow(Base):
@@ -88,6 +94,10 @@ class ObservationRow(Base):
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
     step: Mapped[int]
     values: Mapped[list[float | None]] = mapped_column(JSON)
+    # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
+    slowest: Mapped[float | None]
+    # The ranks' computing seconds, where they told them.
+    compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class ProfileRow(Base):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import Event, Trial
+from bagua_autotune.model.job import Trial
 from bagua_autotune.tuning.objective import Objective
 
 
@@ -29,16 +29,16 @@ class Bill:
 def bill(
     trials: Sequence[Trial],
     first_steps: Mapping[int, int],
-    events: Sequence[Event],
+    switch_seconds: Mapping[int, float],
     baseline_cost: float | None,
     objective: Objective,
 ) -> Bill:
     """Add up a round.
 
     Args:
-        trials: of the round, all closed.
+        trials: of the round; an open one counts once it is closed.
         first_steps: by trial index the first step observed under it.
-        events: of the job; switches say how long the ranks took to cut their buckets.
+        switch_seconds: by trial index how long the ranks took to cut their buckets.
         baseline_cost: of a step.
         objective: what costs mean; without seconds nothing can be added up.
     """
@@ -56,7 +56,5 @@ def bill(
         own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
         if own_seconds is not None and baseline_seconds is not None:
             seconds += count * max(0.0, own_seconds - baseline_seconds)
-    indices = {trial.index for trial in trials}
-    cuts = [event for event in events if event.kind == "switched" and event.trial in indices]
-    seconds += sum(event.seconds or 0.0 for event in cuts)
+    seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in trials)
     return Bill(steps, seconds, seconds / baseline_seconds if baseline_seconds else 0.0)

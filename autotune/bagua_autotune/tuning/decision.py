@@ -65,8 +65,7 @@ def decide(
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):
         return Keep(job.baseline, reason="the ranks disagreed too often")
-    # The baseline stays: it is what a job falls back to.
-    banned = {trial.configuration for trial in failed} - {job.baseline}
+    banned = _banned(job, trials)
     start = _start(job, trials, banned, objective)
     if start is not None:
         return start
@@ -75,7 +74,7 @@ def decide(
     scale = objective.scale(baseline.center)
     winner = _being_confirmed(job, trials, banned)
     if winner is None:
-        found = _search(job, trials, banned, problem(), make_searcher, scale)
+        found = _search(job, trials, _allowed(job, trials, problem()), make_searcher, scale)
         if isinstance(found, Propose):
             return found
         winner = found
@@ -114,31 +113,64 @@ def _start(
 def _search(
     job: Job,
     trials: Sequence[Trial],
-    banned: set[Configuration],
     problem: Problem,
     make_searcher: Callable[[Problem], Searcher],
     scale: float,
 ) -> Propose | Configuration:
     """The next search trial, or the winner of the search."""
-    if banned:
-        hopeless = _hopeless_values(trials)
-        allowed = tuple(
-            c for c in problem.candidates if c not in banned and hopeless.isdisjoint(c.items())
-        )
-        problem = replace(problem, candidates=allowed)
     searches = [trial for trial in trials if trial.purpose == "search"]
-    searcher = make_searcher(problem)
-    for trial in searches:
-        if trial.estimate and trial.configuration not in banned:
-            found = trial.estimate
-            # In parts of the baseline: the searcher knows what a cost of 0.01 means.
-            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+    searcher = _tell(job, trials, make_searcher(problem), scale)
     is_confirming = len(searches) < len(trials)
     if not is_confirming and not search_has_ended(searches, problem, searcher, job.limits):
         return Propose("search", searcher.ask())
     winner = searcher.best()
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
     return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
+
+
+def told_searcher(
+    job: Job,
+    trials: Sequence[Trial],
+    objective: Objective,
+    problem: Problem,
+    make_searcher: Callable[[Problem], Searcher],
+) -> tuple[Searcher, Problem] | None:
+    """What a round's search knows, and what it may try; None before the baseline is measured.
+
+    The searcher's costs are in parts of the baseline's.
+    """
+    baseline = baseline_estimate(job, trials)
+    if baseline is None:
+        return None
+    problem = _allowed(job, trials, problem)
+    return _tell(job, trials, make_searcher(problem), objective.scale(baseline.center)), problem
+
+
+def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
+    """What failed. The baseline stays: it is what a job falls back to."""
+    return {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
+
+
+def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
+    """The problem without what failed, and without what is like it."""
+    banned = _banned(job, trials)
+    if not banned:
+        return problem
+    hopeless = _hopeless_values(trials)
+    allowed = tuple(
+        c for c in problem.candidates if c not in banned and hopeless.isdisjoint(c.items())
+    )
+    return replace(problem, candidates=allowed)
+
+
+def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -> Searcher:
+    """Tell it the search trials in parts of the baseline: it knows what a cost of 0.01 means."""
+    banned = _banned(job, trials)
+    for trial in trials:
+        found = trial.estimate
+        if trial.purpose == "search" and found and trial.configuration not in banned:
+            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+    return searcher
 
 
 def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:

@@ -45,7 +45,11 @@ class Knowledge:
 
     def tensors(self, job: Job) -> Sequence[Tensor]:
         """Of the job, in gradient-ready order."""
-        return self._fixed(job.id, job.created_at)[1].tensors
+        return self.layouts(job).tensors
+
+    def layouts(self, job: Job) -> Layouts:
+        """Cuts the job's tensors."""
+        return self._fixed(job.id, job.created_at)[1]
 
     def problem(self, job: Job, trials: Sequence[Trial]) -> Problem:
         """What is to be searched in this round.

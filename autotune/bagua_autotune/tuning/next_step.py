@@ -8,13 +8,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.search import make_searcher
-from bagua_autotune.store import Step, Store
+from bagua_autotune.search import Problem, Searcher, make_searcher
+from bagua_autotune.store import Step, Store, digests
 from bagua_autotune.tuning.bill import bill
-from bagua_autotune.tuning.decision import Keep, Propose, baseline_estimate, decide, incumbent
+from bagua_autotune.tuning.decision import (
+    Keep,
+    Propose,
+    baseline_estimate,
+    decide,
+    incumbent,
+    told_searcher,
+)
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
@@ -95,13 +103,27 @@ class NextStep:
             return replace(step, next_trial=trial)
         return replace(step, result=self._result(job, of_round(trials, job.round), decision, at))
 
+    def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
+        """What the round's search knows; see decision.told_searcher.
+
+        Args:
+            trials: all of the job's.
+        """
+        return told_searcher(
+            job,
+            of_round(trials, job.round),
+            OBJECTIVES[job.protocol],
+            self._knowledge.problem(job, trials),
+            partial(make_searcher, self._searcher),
+        )
+
     def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
         objective = OBJECTIVES[job.protocol]
         baseline = baseline_estimate(job, trials)
         cost = bill(
             trials,
-            self._store.first_steps(job.id),
-            self._store.events(job.id),
+            {index: steps.first for index, steps in digests.steps(self._store, job.id).items()},
+            digests.switch_seconds(self._store, job.id),
             baseline.center if baseline else None,
             objective,
         )
@@ -115,7 +137,7 @@ class NextStep:
                 of_round(trials, job.round),
                 OBJECTIVES[job.protocol],
                 lambda: self._knowledge.problem(job, trials),
-                lambda problem: make_searcher(method, problem),
+                partial(make_searcher, method),
             )
         except Exception as error:
             if method == FALLBACK_SEARCHER:

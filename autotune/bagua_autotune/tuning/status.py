@@ -25,7 +25,11 @@ class OpenTrial:
 
 @dataclass(frozen=True)
 class Progress:
-    """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below."""
+    """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
+
+    Of a job that is tuned both times are as they were when it was last heard of: one whose ranks
+    are gone gets no older.
+    """
 
     trials_measured: int
     max_trials: int
@@ -74,7 +78,7 @@ class TrialStatus:
 
 
 def job_status(
-    job: Job, trials: Sequence[Trial], objective: Objective, now: float, deciding: bool
+    job: Job, trials: Sequence[Trial], objective: Objective, deciding: bool
 ) -> JobStatus:
     last = trials[-1] if trials else None
     configuration = job.result.configuration if job.result else job.baseline
@@ -90,7 +94,7 @@ def job_status(
         deciding=deciding,
         trial=running,
         configuration=configuration,
-        progress=_progress(job, trials, objective, now),
+        progress=_progress(job, trials, objective),
         result=job.result,
     )
 
@@ -130,11 +134,11 @@ def _trial_status(
     )
 
 
-def _progress(job: Job, trials: Sequence[Trial], objective: Objective, now: float) -> Progress:
+def _progress(job: Job, trials: Sequence[Trial], objective: Objective) -> Progress:
     measured = sum(trial.state == "measured" for trial in trials)
     best = incumbent(trials)
     max_trials = job.limits.max_samples + 2 * MOST_PAIRS
-    end = job.finished_at or job.ended_at or now
+    end = job.finished_at or job.ended_at or job.last_contact_at
     elapsed_seconds = max(0.0, end - began_at(job, trials))
     seconds_left: float | None = None
     if job.is_over:

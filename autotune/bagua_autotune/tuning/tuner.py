@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+from bagua_autotune.costs import Layouts
 from bagua_autotune.model import job as model
 from bagua_autotune.model.job import Event, Inherited, Job, JobSpec, Observation, Trial
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe
-from bagua_autotune.store import Step, Store, UnknownJob
+from bagua_autotune.search import Problem, Searcher
+from bagua_autotune.store import Step, Store, UnknownJob, digests
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -153,11 +155,12 @@ class Tuner:
         """
         world_size = self.store.job(job_id).world_size
         for observation in observations:
-            if len(observation.values) != world_size:
-                raise WrongStep(
-                    f"step {observation.step} has {len(observation.values)} values, "
-                    f"the world size is {world_size}"
-                )
+            for told in (observation.values, observation.compute):
+                if told is not None and len(told) != world_size:
+                    raise WrongStep(
+                        f"step {observation.step} has {len(told)} values, "
+                        f"the world size is {world_size}"
+                    )
         new = self.store.add_observations(job_id, index, observations, self._clock())
         job, trials = self.store.job(job_id), self.store.trials(job_id)
         if new:
@@ -265,8 +268,10 @@ class Tuner:
         if job.phase != "finished":
             self._advance(job.id)  # the round was opened, but its first trial was not proposed
             return
-        observed = [o.step for _, o in self.store.observations(job.id)]
-        since = event.step - max(observed) if event.step is not None and observed else None
+        observed = digests.steps(self.store, job.id).values()
+        since = None
+        if event.step is not None and observed:
+            since = event.step - max(steps.last for steps in observed)
         refused = refusal(job, since)
         if refused is not None:
             logger.info("job %s: %s; not tuned again: %s", job.id, reason, refused)
@@ -288,7 +293,15 @@ class Tuner:
         everything = self.store.trials(job_id)
         job = self.store.job(job_id)
         objective = OBJECTIVES[job.protocol]
-        return job_status(job, of_round(everything, job.round), objective, self._clock(), deciding)
+        return job_status(job, of_round(everything, job.round), objective, deciding)
+
+    def searcher(self, job_id: str) -> tuple[Searcher, Problem] | None:
+        """What the round's search knows, fitted anew; see decision.told_searcher."""
+        return self._next.searcher(self.store.job(job_id), self.store.trials(job_id))
+
+    def layouts(self, job: Job) -> Layouts:
+        """Cuts the job's tensors."""
+        return self._knowledge.layouts(job)
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether what follows in the job is being decided at this moment."""

@@ -1,4 +1,7 @@
-"""Databases that an older release made; ``version_2`` is what one of schema version 2 wrote."""
+"""Databases that an older release made; ``version_2`` is what one of schema version 2 wrote.
+
+``version_3`` has the same jobs; ``done`` is tuned again there, and ``like`` inherits from it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from sqlalchemy import MetaData, create_engine, inspect
 
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import Step, Store, StoreError, families
+from bagua_autotune.store import Step, Store, StoreError, digests, families
+from bagua_autotune.store.tables import SCHEMA_VERSION
 from tests.autotune.support import make_spec
 
-VERSION_2 = Path(__file__).parent / "version_2"
+HERE = Path(__file__).parent
 
 
 def execute(url: str, *statements: str) -> None:
@@ -25,13 +29,23 @@ def execute(url: str, *statements: str) -> None:
     engine.dispose()
 
 
-@pytest.fixture
-def old_url(empty_url: str) -> str:
-    """A database of schema version 2, with a job that is tuned and one half way."""
+def make_old(empty_url: str, version: int) -> str:
+    """A database of an older schema version, with a job that is tuned and one half way."""
     dialect = "sqlite" if empty_url.startswith("sqlite") else "postgresql"
-    scripts = [(VERSION_2 / name).read_text() for name in (f"{dialect}.sql", "rows.sql")]
+    folder = HERE / f"version_{version}"
+    scripts = [(folder / name).read_text() for name in (f"{dialect}.sql", "rows.sql")]
     execute(empty_url, *(part for script in scripts for part in script.split(";\n") if part))
     return empty_url
+
+
+@pytest.fixture
+def old_url(empty_url: str) -> str:
+    return make_old(empty_url, 2)
+
+
+@pytest.fixture
+def recent_url(empty_url: str) -> str:
+    return make_old(empty_url, 3)
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -91,6 +105,23 @@ def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
     store.close()
 
 
+def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
+    store = Store(recent_url)
+    done, like = store.job("done"), store.job("like")
+    assert (done.phase, done.round, done.revision) == ("tuning", 1, 0)
+    assert like.inherited is not None
+    assert (like.inherited.source, like.revision) == ("done", 0)
+    first, second = store.observations("done", 3)
+    assert first == (3, Observation(140, (0.3, 0.31, 0.29, 0.3)))
+    assert [profile.step_seconds for _, profile in store.profiles("done")] == [0.31]
+    assert digests.step_times(store, "done")[-2:] == [(3, 140, 0.31), (3, 141, 0.31)]
+    told = Observation(142, (0.3,) * 4, (0.1, 0.2, 0.1, 0.1))
+    assert store.add_observations("done", 3, [told], 2e3) == 1
+    assert store.observations("done", 3) == [first, second, (3, told)]
+    assert store.job("done").revision == 1
+    store.close()
+
+
 def test_its_jobs_go_on(old_url: str) -> None:
     store = Store(old_url)
     tensors = [tensor.model_dump(mode="json") for tensor in store.tensors("half")]
@@ -106,7 +137,11 @@ def test_its_jobs_go_on(old_url: str) -> None:
     store.close()
 
 
-def test_it_ends_with_the_schema_of_a_new_database(old_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_it_ends_with_the_schema_of_a_new_database(
+    empty_url: str, version: int, tmp_path: Path
+) -> None:
+    old_url = make_old(empty_url, version)
     Store(old_url).close()
     migrated = schema(old_url)
     if old_url.startswith("sqlite"):
@@ -153,7 +188,7 @@ def test_replicas_that_start_at_once_find_one_database(
         thread.join()
     assert not failures
     found = contents(empty_url)
-    assert [tuple(row) for row in found["schema_version"]] == [(3,)]
+    assert [tuple(row) for row in found["schema_version"]] == [(SCHEMA_VERSION,)]
     assert len(found["jobs"]) == (6 if is_old else 4)
 
 

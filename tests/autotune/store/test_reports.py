@@ -7,7 +7,8 @@ import pytest
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, UnknownTrial
+from bagua_autotune.store import Step, Store, UnknownTrial, digests
+from bagua_autotune.store.digests import Steps
 from bagua_autotune.store.reports import MOST_PROFILES
 from tests.autotune.store.samples import BASELINE, FIRST, PROFILE
 
@@ -30,16 +31,16 @@ def test_observations_are_stored_once(store: Store, job: str) -> None:
     assert store.job(job).last_contact_at == 3.0
 
 
-def test_where_each_trial_began_is_known(store: Store, job: str) -> None:
-    assert store.first_steps(job) == {}
+def test_where_each_trial_began_and_ended_is_known(store: Store, job: str) -> None:
+    assert digests.steps(store, job) == {}
     store.advance(job, FIRST)
     for step in (12, 10, 11):
         store.add_observations(job, 0, [Observation(step, (0.1,))], 2.0)
     following = Trial(1, "search", BASELINE)
     store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=following))
-    assert store.first_steps(job) == {0: 10}
+    assert digests.steps(store, job) == {0: Steps(10, 12, 3)}
     store.add_observations(job, 1, [Observation(20, (0.1,))], 3.0)
-    assert store.first_steps(job) == {0: 10, 1: 20}
+    assert digests.steps(store, job) == {0: Steps(10, 12, 3), 1: Steps(20, 20, 1)}
 
 
 def test_events_come_back_in_order(store: Store, job: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.job import Event, Trial
+from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.tuning.bill import Bill, bill
@@ -27,13 +27,8 @@ def trial(index: int, seconds: float | None, count: int = 10, outliers: int = 0)
 def test_only_time_beyond_the_baseline_s_is_cost_and_switching_is() -> None:
     trials = [trial(0, 0.2), trial(1, 0.3, 8, 2), trial(2, 0.1), trial(3, None)]
     first_steps = {0: 5, 1: 20, 2: 36}
-    events = [
-        Event("switched", 1, 18, seconds=0.05),
-        Event("switched", 2, 34, seconds=0.15),
-        Event("switched", 7, 99, seconds=100.0),  # of another round
-        Event("note", 1, seconds=100.0),
-    ]
-    found = bill(trials, first_steps, events, BASELINE_COST, StepTime())
+    switches = {1: 0.05, 2: 0.15, 7: 100.0}  # the last one's of another round
+    found = bill(trials, first_steps, switches, BASELINE_COST, StepTime())
     assert found.steps == 15 + 16 + 10
     # 16 steps of 0.3 s: those dropped at the switches too; what was faster earns nothing here.
     assert found.cost_seconds == pytest.approx(16 * 0.1 + 0.2)
@@ -41,12 +36,12 @@ def test_only_time_beyond_the_baseline_s_is_cost_and_switching_is() -> None:
 
 
 def test_a_job_that_was_never_measured_costs_nothing() -> None:
-    assert bill([], {}, [], 0.0, StepTime()) == Bill(0, 0.0, 0.0)
+    assert bill([], {}, {}, 0.0, StepTime()) == Bill(0, 0.0, 0.0)
 
 
 def test_speeds_cannot_be_added_up() -> None:
     trials = [Trial(0, "search", Configuration(bucket_bytes=1), "measured", Estimate(-9.0, 1.0, 3))]
-    assert bill(trials, {0: 100}, [], -9.0, Speed()) == Bill(3, 0.0, 0.0)
+    assert bill(trials, {0: 100}, {}, -9.0, Speed()) == Bill(3, 0.0, 0.0)
 
 
 SECONDS = st.floats(0.01, 10)
@@ -59,8 +54,8 @@ def test_a_bill_is_never_negative_and_grows_with_every_slow_trial(
     trials = [trial(index, value) for index, value in enumerate([BASELINE_SECONDS, *seconds])]
     # Steps count anew after a restart of the training.
     first_steps = {t.index: data.draw(st.integers(0, 10**6)) for t in trials}
-    whole = bill(trials, first_steps, [], BASELINE_COST, StepTime())
-    before = bill(trials[:-1], first_steps, [], BASELINE_COST, StepTime())
+    whole = bill(trials, first_steps, {}, BASELINE_COST, StepTime())
+    before = bill(trials[:-1], first_steps, {}, BASELINE_COST, StepTime())
     assert 0 <= before.cost_seconds <= whole.cost_seconds
     assert whole.steps > before.steps > 0
 
@@ -82,7 +77,7 @@ def test_what_is_no_faster_never_pays() -> None:
 
 def test_without_a_measured_baseline_no_step_is_said_to_have_been_slower() -> None:
     trials, first_steps = [trial(0, None), trial(1, 3.0)], {0: 5, 1: 9}
-    switched = [Event("switched", 1, 9, seconds=0.05)]
+    switched = {1: 0.05}
     found = bill(trials, first_steps, switched, None, StepTime())
     assert found.steps == 4 + 10
     assert (found.cost_seconds, found.cost_steps) == (0.05, 0.0)

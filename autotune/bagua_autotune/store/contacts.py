@@ -1,0 +1,57 @@
+"""Which jobs there are, and whether they are as they were; without reading what they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import select
+
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.store import Store
+from bagua_autotune.store.tables import JobRow
+
+
+class Contact(NamedTuple):
+    """A job as whoever looks at many of them needs it; times are seconds since the epoch."""
+
+    id: str
+    name: str
+    phase: str
+    revision: int
+    created_at: float
+    last_contact_at: float
+    ended_at: float | None
+
+    @property
+    def version(self) -> tuple[float, int]:
+        """Equal for as long as nothing of the job is written; another job may get its id."""
+        return self.created_at, self.revision
+
+
+COLUMNS = tuple(getattr(JobRow, field) for field in Contact._fields)
+NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
+
+
+def of_job(store: Store, job_id: str) -> Contact:
+    """Raises UnknownJob if there is no such job."""
+    with store.database.reading() as session:
+        row = session.execute(select(*COLUMNS).where(JobRow.id == job_id)).one_or_none()
+    if row is None:
+        raise UnknownJob(job_id)
+    return Contact._make(row)
+
+
+def newest(store: Store, name: str | None = None, limit: int = 100) -> list[Contact]:
+    """Newest first; of all jobs, or those of a name."""
+    query = select(*COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
+    if name is not None:
+        query = query.where(JobRow.name == name)
+    with store.database.reading() as session:
+        return [Contact._make(row) for row in session.execute(query)]
+
+
+def since(store: Store, at: float) -> list[Contact]:
+    """The jobs heard of since then, newest first."""
+    query = select(*COLUMNS).where(JobRow.last_contact_at >= at)
+    with store.database.reading() as session:
+        return [Contact._make(row) for row in session.execute(query.order_by(*NEWEST_FIRST))]

@@ -1,0 +1,98 @@
+"""What is read of a job without reading all that its ranks told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from bagua_autotune.model.job import Observation
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.store import records
+from bagua_autotune.store.reports import OBSERVED
+from bagua_autotune.store.store import Store
+from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of those that were observed under a trial, the first, the last, and how many."""
+
+    first: int
+    last: int
+    count: int
+
+
+class StepTime(NamedTuple):
+    """A step of a trial, with the slowest rank's value."""
+
+    trial: int
+    step: int
+    slowest: float
+
+
+def steps(store: Store, job_id: str) -> dict[int, Steps]:
+    """By trial index; without the trials of which no step was observed."""
+    step = ObservationRow.step
+    query = select(TrialRow.index, func.min(step), func.max(step), func.count())
+    query = query.join(ObservationRow).where(TrialRow.job_id == job_id)
+    with store.database.reading() as session:
+        rows = session.execute(query.group_by(TrialRow.index).order_by(TrialRow.index))
+        return {index: Steps(first, last, count) for index, first, last, count in rows}
+
+
+def step_times(store: Store, job_id: str) -> list[StepTime]:
+    """In step order. Of a v1 job nothing: what its ranks report are no times."""
+    columns = (TrialRow.index, ObservationRow.step, ObservationRow.slowest)
+    query = select(*columns).join(ObservationRow).where(TrialRow.job_id == job_id)
+    with store.database.reading() as session:
+        rows = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
+        return [StepTime(trial, step, slow) for trial, step, slow in rows if slow is not None]
+
+
+def latest_observations(
+    store: Store, job_id: str, count: int, trial: int | None = None
+) -> list[Observation]:
+    """The last steps of a trial, by default of the newest observed one; in step order."""
+    query = select(ObservationRow.step, *OBSERVED).order_by(ObservationRow.step.desc())
+    with store.database.reading() as session:
+        of = _newest(session, job_id, ObservationRow, trial)
+        rows = session.execute(query.where(ObservationRow.trial_id == of).limit(count)).all()
+        return [records.observation_record(*row) for row in reversed(rows)]
+
+
+def latest_profiles(
+    store: Store, job_id: str, count: int, trial: int | None = None
+) -> list[Profile]:
+    """The last profiled steps of a trial, by default of the newest profiled one; in order."""
+    query = select(ProfileRow.content).order_by(ProfileRow.step.desc())
+    with store.database.reading() as session:
+        of = _newest(session, job_id, ProfileRow, trial)
+        rows = session.scalars(query.where(ProfileRow.trial_id == of).limit(count)).all()
+        return [records.profile_record(content) for content in reversed(rows)]
+
+
+def switch_seconds(store: Store, job_id: str) -> dict[int, float]:
+    """By trial index how long the ranks took to cut their buckets for it, all times together."""
+    query = select(EventRow.trial, func.sum(EventRow.seconds).label("seconds")).where(
+        EventRow.job_id == job_id,
+        EventRow.kind == "switched",
+        EventRow.trial.is_not(None),
+        EventRow.seconds.is_not(None),
+    )
+    with store.database.reading() as session:
+        rows = session.execute(query.group_by(EventRow.trial))
+        return {row.trial: row.seconds for row in rows}
+
+
+def _newest(
+    session: Session, job_id: str, of: type[ObservationRow | ProfileRow], index: int | None
+) -> int | None:
+    """The id of the trial of this index, or else of the newest that has such rows."""
+    query = select(TrialRow.id).where(TrialRow.job_id == job_id)
+    if index is not None:
+        return session.scalar(query.where(TrialRow.index == index))
+    query = query.where(select(of.id).where(of.trial_id == TrialRow.id).exists())
+    return session.scalar(query.order_by(TrialRow.index.desc()).limit(1))
