@@ -1,0 +1,100 @@
+// Numbers in the words that people read; an unknown one is a dash.
+
+export const UNKNOWN = "–";
+
+const TIME_UNITS = [
+  { factor: 1, unit: "s" },
+  { factor: 1e3, unit: "ms" },
+  { factor: 1e6, unit: "µs" },
+];
+const SIZE_UNITS = ["B", "KiB", "MiB", "GiB"];
+
+const isKnown = (number) => number !== null && number !== undefined && Number.isFinite(number);
+
+/** Three significant digits, never an exponent. */
+export function short(number) {
+  const magnitude = Math.abs(number);
+  if (magnitude >= 100 || number === 0) return grouped(Math.round(number));
+  return Number(number.toPrecision(3)).toString();
+}
+
+/** Three significant digits with the zeros that tell them, for columns: 30.0, 1.20. */
+export function fixed(number) {
+  const magnitude = Math.abs(number);
+  if (magnitude >= 99.95) return grouped(Math.round(number));
+  return number.toFixed(magnitude >= 9.995 ? 1 : 2);
+}
+
+export function grouped(number) {
+  return isKnown(number) ? Math.round(number).toLocaleString("en-US") : UNKNOWN;
+}
+
+/** The unit in which a time of this length reads best. */
+export function timeUnit(seconds) {
+  return TIME_UNITS.find(({ factor }) => Math.abs(seconds) * factor >= 0.9995) ?? TIME_UNITS[2];
+}
+
+/** A step's time: 307 ms, 1.34 s. */
+export function seconds(value, unit = isKnown(value) ? timeUnit(value) : null) {
+  return isKnown(value) ? `${fixed(value * unit.factor)} ${unit.unit}` : UNKNOWN;
+}
+
+export function secondsInterval(low, high) {
+  if (!isKnown(low) || !isKnown(high)) return "";
+  const { factor, unit } = timeUnit(high);
+  return `${fixed(low * factor)} to ${fixed(high * factor)} ${unit}`;
+}
+
+/** A while: 31 s, 2 min 10 s, 3 h 5 min. */
+export function duration(value) {
+  if (!isKnown(value)) return UNKNOWN;
+  if (value < 9.95) return `${short(Math.round(value * 10) / 10)} s`;
+  const whole = Math.round(value);
+  if (whole < 60) return `${whole} s`;
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = parts.findIndex(([, length]) => whole >= length);
+  const [[unit, length], [lesser, shorter]] = parts.slice(first, first + 2);
+  const rest = Math.floor((whole % length) / shorter);
+  return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${lesser}` : ""}`;
+}
+
+export function ago(date) {
+  return date ? `${duration(Math.max(0, (Date.now() - Date.parse(date)) / 1000))} ago` : UNKNOWN;
+}
+
+/** 1.34×, of a speed-up. */
+export function times(value) {
+  return isKnown(value) ? `${value.toFixed(2)}×` : UNKNOWN;
+}
+
+export function timesInterval(low, high) {
+  return isKnown(low) && isKnown(high) ? `${low.toFixed(2)} to ${high.toFixed(2)}` : "";
+}
+
+export function percent(ratio) {
+  if (!isKnown(ratio)) return UNKNOWN;
+  const value = ratio * 100;
+  return `${Math.abs(value) < 9.95 ? Number(value.toFixed(1)) : Math.round(value)} %`;
+}
+
+/** 4 MiB, 90.5 KiB, 512 B. */
+export function bytes(value) {
+  if (!isKnown(value)) return UNKNOWN;
+  let size = value;
+  let index = 0;
+  while (index < SIZE_UNITS.length - 1 && Math.round(size) >= 1024) {
+    size /= 1024;
+    index += 1;
+  }
+  return `${short(size)} ${SIZE_UNITS[index]}`;
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${grouped(number)} ${number === 1 ? one : many}`;
+}
+
+/** A moment in the reader's own time zone. */
+export function moment(date) {
+  if (!date) return UNKNOWN;
+  return new Date(date).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+}

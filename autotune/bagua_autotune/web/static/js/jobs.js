@@ -1,0 +1,85 @@
+// The list of jobs.
+
+import { getJson } from "./api.js";
+import { badge, stateWords } from "./badge.js";
+import { byId, element, setText } from "./dom.js";
+import { ago, count, seconds, times, timesInterval, timeUnit, fixed, grouped } from "./format.js";
+import { keepLive } from "./live.js";
+import { SortedTable } from "./table.js";
+
+const MOST_JOBS = 1000;
+const TUNED_MS = 2000;
+const QUIET_MS = 5000;
+const HOW_TO_START = (service) =>
+  `export BAGUA_AUTOTUNE=1\nexport BAGUA_AUTOTUNE_URL=${service}\ntorchrun --nproc_per_node=8 train.py`;
+
+let jobs = [];
+
+const table = new SortedTable(byId("jobs"), {
+  caption: "Jobs, each with its speed-up",
+  identity: (job) => job.id,
+  sort: { key: "contact", direction: "descending" },
+  columns: [
+    { key: "name", title: "Job", kind: "job", text: (job) => `${job.name}\n${job.headline}`,
+      value: (job) => job.name, node: nameCell },
+    { key: "state", title: "State", kind: "state", text: stateWords, node: badge },
+    { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending",
+      text: speedupText, value: (job) => job.figures.speedup, node: speedupCell },
+    { key: "step", title: "Step time", kind: "number step", text: stepText,
+      value: (job) => job.figures.current_seconds ?? job.figures.incumbent_seconds },
+    { key: "trials", title: "Trials", kind: "number trials", first: "descending",
+      text: (job) => grouped(job.progress.trials_measured), value: (job) => job.progress.trials_measured },
+    { key: "contact", title: "Last contact", kind: "number contact", first: "descending",
+      text: (job) => ago(job.last_contact_at), value: (job) => Date.parse(job.last_contact_at) },
+  ],
+});
+
+function nameCell(job) {
+  const link = element("a", { href: `jobs/${encodeURIComponent(job.id)}` }, job.name);
+  return element("div", {}, link, element("p", { class: "muted" }, job.headline));
+}
+
+function speedupText(job) {
+  const { speedup, speedup_low: low, speedup_high: high } = job.figures;
+  return `${times(speedup)} ${timesInterval(low, high)}`.trim();
+}
+
+function speedupCell(job) {
+  const { speedup, speedup_low: low, speedup_high: high } = job.figures;
+  const interval = timesInterval(low, high);
+  return element("div", {}, element("b", {}, times(speedup)),
+    interval ? element("small", { class: "muted" }, interval) : null);
+}
+
+function stepText(job) {
+  const { baseline_seconds: before, current_seconds: now, incumbent_seconds: best } = job.figures;
+  const after = now ?? best;
+  if (before === null || after === null) return seconds(before ?? after);
+  const { factor, unit } = timeUnit(Math.max(before, after));
+  return `${fixed(before * factor)} → ${fixed(after * factor)} ${unit}`;
+}
+
+function show() {
+  const wanted = byId("filter").value.trim().toLowerCase();
+  const state = byId("state").value;
+  const left = jobs.filter(
+    (job) => (!state || job.state === state) && job.name.toLowerCase().includes(wanted),
+  );
+  table.update(left);
+  byId("jobs").hidden = left.length === 0;
+  byId("filters").hidden = jobs.length === 0;
+  byId("empty").hidden = jobs.length !== 0;
+  byId("none-left").hidden = jobs.length === 0 || left.length !== 0;
+  const all = jobs.length === MOST_JOBS ? `the newest ${grouped(MOST_JOBS)} jobs` : count(jobs.length, "job");
+  setText(byId("count"), left.length === jobs.length ? all : `${grouped(left.length)} of ${all}`);
+}
+
+byId("filter").addEventListener("input", show);
+byId("state").addEventListener("change", show);
+setText(byId("start"), HOW_TO_START(new URL("./", location.href).href.replace(/\/$/, "")));
+
+keepLive(async () => {
+  jobs = (await getJson(`jobs?limit=${MOST_JOBS}`)).jobs;
+  show();
+  return jobs.some(({ state }) => state === "tuning" || state === "confirming") ? TUNED_MS : QUIET_MS;
+});

@@ -1,0 +1,72 @@
+// Axes: units that suit the range, ticks at round numbers and never closer than can be read.
+
+import { bytes, short, timeUnit } from "../format.js";
+
+const LABEL_PX = 62;
+
+/** Whole numbers. */
+export function countAxis(colours, label) {
+  return {
+    ...look(colours),
+    label,
+    labelSize: 18,
+    labelFont: colours.font,
+    labelGap: 0,
+    size: 28,
+    space: LABEL_PX,
+    incrs: [1, 2, 5].flatMap((digit) => Array.from({ length: 10 }, (_, n) => digit * 10 ** n)).sort((a, b) => a - b),
+    values: (_plot, splits) => splits.map((value) => value.toLocaleString("en-US")),
+  };
+}
+
+/** Bytes on a logarithmic scale; the plot's x are log2. */
+export function bytesAxis(colours) {
+  return {
+    ...look(colours),
+    label: "bucket size",
+    labelSize: 18,
+    labelFont: colours.font,
+    labelGap: 0,
+    size: 28,
+    splits: (plot, _axis, low, high) => {
+      const most = Math.max(2, Math.floor(plot.width / LABEL_PX));
+      const span = Math.floor(high) - Math.ceil(low) + 1;
+      const every = [1, 2, 4, 5, 10].find((step) => span / step <= most) ?? 20;
+      const first = Math.ceil(low / every) * every;
+      return Array.from({ length: Math.floor((high - first) / every) + 1 }, (_, n) => first + n * every);
+    },
+    values: (_plot, splits) => splits.map((power) => bytes(2 ** power)),
+  };
+}
+
+/** Seconds or speed-ups: one unit for all ticks, of the largest. */
+export function valueAxis(colours, areSeconds, label) {
+  return {
+    ...look(colours),
+    size: (_plot, values) => 16 + 6.5 * Math.max(3, ...(values ?? []).map((text) => text.length)),
+    space: 36,
+    values: (_plot, splits) => {
+      if (!areSeconds()) return splits.map((value) => `${tick(value, splits)}×`);
+      const { factor, unit } = timeUnit(Math.max(...splits.map(Math.abs)));
+      return splits.map((value) => (value === 0 ? "0" : `${tick(value * factor, splits.map((v) => v * factor))} ${unit}`));
+    },
+    ...label,
+  };
+}
+
+// As many decimals as the distance of the ticks needs, alike for all.
+function tick(value, splits) {
+  if (splits.length < 2) return short(value);
+  const distance = Math.abs(splits[1] - splits[0]);
+  return value.toFixed(Math.max(0, Math.min(4, -Math.floor(Math.log10(distance) + 1e-9))));
+}
+
+function look(colours) {
+  return {
+    stroke: colours.text,
+    font: colours.font,
+    grid: { stroke: colours.grid, width: 1 },
+    ticks: { show: false },
+    gap: 6,
+  };
+}

@@ -1,0 +1,56 @@
+// Shapes of points, on a canvas and in a legend: a way to reduce has a colour and a shape.
+
+import { element, svg } from "../dom.js";
+
+export const SHAPES = ["circle", "square", "triangle", "diamond"];
+
+// Corners in units of the radius; areas are about that of the circle.
+const CORNERS = {
+  square: [[-0.89, -0.89], [0.89, -0.89], [0.89, 0.89], [-0.89, 0.89]],
+  triangle: [[0, -1.25], [1.15, 0.8], [-1.15, 0.8]],
+  diamond: [[0, -1.25], [1.25, 0], [0, 1.25], [-1.25, 0]],
+};
+
+/** Draw one point; coordinates and radius are in the canvas' pixels. */
+export function drawMark(context, shape, x, y, radius, { fill, stroke, width = 1 }) {
+  context.beginPath();
+  if (CORNERS[shape]) {
+    CORNERS[shape].forEach(([dx, dy], index) => {
+      context[index ? "lineTo" : "moveTo"](x + dx * radius, y + dy * radius);
+    });
+    context.closePath();
+  } else {
+    context.arc(x, y, radius, 0, 2 * Math.PI);
+  }
+  if (fill) {
+    context.fillStyle = fill;
+    context.fill();
+  }
+  if (stroke) {
+    context.strokeStyle = stroke;
+    context.lineWidth = width;
+    context.stroke();
+  }
+}
+
+/** Entries: { label, shape, className }; the class gives the colour. */
+export function showLegend(list, entries) {
+  const wanted = entries.map(({ label, shape }) => `${shape} ${label}`).join("\n");
+  if (list.dataset.shown === wanted) return;
+  list.dataset.shown = wanted;
+  list.replaceChildren(
+    ...entries.map(({ label, shape, className }) =>
+      element("li", {}, svg("svg", { viewBox: "-6 -6 12 12", "aria-hidden": "true", class: className }, swatch(shape)), label),
+    ),
+  );
+}
+
+function swatch(shape) {
+  if (shape === "line") return svg("path", { d: "M-6 0H6", class: "stroke" });
+  if (shape === "dashes") return svg("path", { d: "M-6 0H-2M2 0H6", class: "stroke" });
+  if (shape === "rule") return svg("path", { d: "M0 -6V6", class: "stroke thin" });
+  if (shape === "band") return svg("rect", { x: -6, y: -4, width: 12, height: 8, class: "band" });
+  if (shape === "bar") return svg("rect", { x: -5, y: -5, width: 10, height: 10, rx: 1.5 });
+  if (!CORNERS[shape]) return svg("circle", { r: 4 });
+  return svg("polygon", { points: CORNERS[shape].map(([x, y]) => `${x * 4},${y * 4}`).join(" ") });
+}

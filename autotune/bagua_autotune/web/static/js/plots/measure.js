@@ -1,0 +1,34 @@
+// What the plots show upwards: seconds per step, or speed-ups where a job reports no times.
+
+import { seconds, secondsInterval, times } from "../format.js";
+
+const STEP_TIME = {
+  areSeconds: true,
+  value: (trial) => trial.seconds,
+  low: (trial) => trial.low,
+  high: (trial) => trial.high,
+  text: (trial) => {
+    const interval = secondsInterval(trial.low, trial.high);
+    return `${seconds(trial.seconds)}${interval ? ` (95 %: ${interval})` : ""}`;
+  },
+  better: Math.min,
+};
+
+const SPEEDUP = {
+  areSeconds: false,
+  value: (trial) => trial.speedup,
+  low: () => null,
+  high: () => null,
+  text: (trial) => times(trial.speedup),
+  better: Math.max,
+};
+
+export const measureOf = (job) => (job.protocol === "v1" ? SPEEDUP : STEP_TIME);
+
+/** Trials of the round in progress that have a value. */
+export function measured(overview) {
+  const { value } = measureOf(overview.job);
+  return overview.trials.filter(
+    (trial) => trial.round === overview.job.round && value(trial) !== null,
+  );
+}

@@ -1,0 +1,82 @@
+// The ranks' step and computing times: who is slow, and what communication adds.
+
+import { byId, setText } from "../dom.js";
+import { percent, seconds } from "../format.js";
+import { SortedTable } from "../table.js";
+import { countAxis, valueAxis } from "./axes.js";
+import { showLegend } from "./marks.js";
+import { Plot } from "./plot.js";
+
+const WIDEST_BAR_PX = 48;
+
+export function ranksPlot() {
+  const bars = (align) => uPlot.paths.bars({ size: [0.7, WIDEST_BAR_PX], radius: 0.08, align });
+  const plot = new Plot(byId("ranks-plot"), (colours) => ({
+    scales: {
+      x: { time: false, range: (_u, low, high) => [low - 0.6, high + 0.6] },
+      y: { range: (_u, _low, high) => [0, high * 1.08] },
+    },
+    axes: [countAxis(colours, "rank"), valueAxis(colours, () => true)],
+    series: [
+      {},
+      { fill: colours.other, width: 0, paths: bars(0), points: { show: false } },
+      { fill: colours.accent, width: 0, paths: bars(0), points: { show: false } },
+    ],
+  }));
+  plot.readsColumns = true;
+  const table = new SortedTable(byId("ranks-table"), {
+    caption: "Step and computing time of each rank",
+    identity: ({ rank }) => rank,
+    sort: { key: "rank", direction: "ascending" },
+    columns: [
+      { key: "rank", title: "Rank", kind: "number", text: ({ rank }) => String(rank), value: ({ rank }) => rank },
+      { key: "seconds", title: "Step time", kind: "number", first: "descending", text: (rank) => seconds(rank.seconds), value: (rank) => rank.seconds },
+      { key: "compute", title: "Computing", kind: "number", first: "descending", text: (rank) => seconds(rank.compute_seconds), value: (rank) => rank.compute_seconds },
+    ],
+  });
+  return ({ job, ranks }) => {
+    byId("ranks-panel").hidden = ranks.length === 0;
+    if (ranks.length === 0) return;
+    const sorted = [...ranks].sort((a, b) => a.rank - b.rank);
+    plot.show(
+      [sorted.map(({ rank }) => rank), sorted.map((rank) => rank.seconds), sorted.map((rank) => rank.compute_seconds)],
+      sorted.map(readable),
+      fact(sorted),
+    );
+    const knowsComputing = sorted.some((rank) => rank.compute_seconds !== null);
+    showLegend(byId("ranks-legend"), [
+      ...(knowsComputing ? [{ label: "computing", shape: "bar", className: "of-best" }] : []),
+      { label: knowsComputing ? "rest of the step: communication, waiting" : "step", shape: "bar", className: "of-other" },
+    ]);
+    setText(byId("ranks-note"), note(job, ranks, knowsComputing));
+    table.update(sorted);
+  };
+}
+
+function readable(rank) {
+  const computing = rank.compute_seconds === null ? "" : `\ncomputing ${seconds(rank.compute_seconds)}`;
+  return { x: rank.rank, y: rank.seconds, text: `rank ${rank.rank}: ${seconds(rank.seconds)}${computing}` };
+}
+
+function fact(ranks) {
+  const slowest = ranks.reduce((a, b) => (b.seconds > a.seconds ? b : a));
+  return `Step times of ${ranks.length} ranks; the longest is rank ${slowest.rank}'s, ${seconds(slowest.seconds)}.`;
+}
+
+function note({ figures, world_size: size }, ranks, knowsComputing) {
+  const parts = [];
+  if (ranks.length < size) parts.push(`The slowest and the fastest of ${size} ranks.`);
+  if (figures.exposed_seconds !== null) {
+    const step = figures.current_seconds;
+    const share = step ? `, ${percent(figures.exposed_seconds / step)} of the step` : "";
+    parts.push(`Communication that computing does not hide: ${seconds(figures.exposed_seconds)} per step${share}.`);
+  }
+  if (figures.rank_spread_ratio !== null && figures.slowest_rank !== null) {
+    parts.push(
+      `The slowest rank computes ${percent(figures.rank_spread_ratio)} of a step longer than the median one; ` +
+      `most often it is rank ${figures.slowest_rank} (${percent(figures.slowest_share)} of the steps).`,
+    );
+  }
+  if (!knowsComputing) parts.push("This job's client does not report computing times.");
+  return parts.join(" ");
+}

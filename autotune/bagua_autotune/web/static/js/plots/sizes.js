@@ -1,0 +1,146 @@
+// Trials as points over the bucket size, with the model's curve and its band.
+
+import { byId, setText } from "../dom.js";
+import { bytesAxis, valueAxis } from "./axes.js";
+import { drawMark, showLegend } from "./marks.js";
+import { measured, measureOf } from "./measure.js";
+import { Plot } from "./plot.js";
+import { padded } from "./scale.js";
+import { wayOf, waysOf } from "./ways.js";
+
+const BAND_ALPHA = 0.13;
+// So far the curve may leave the range of what was measured.
+const CURVE_ROOM = 0.35;
+
+export function sizesPlot() {
+  let shown = null;
+  const plot = new Plot(byId("sizes-plot"), (colours) => ({
+    scales: { x: { time: false, range: () => shown.span }, y: { range: () => shown.range } },
+    axes: [bytesAxis(colours), valueAxis(colours, () => shown.measure.areSeconds)],
+    series: [{}, { paths: () => null, points: { show: false } }],
+    hooks: { draw: [(u) => draw(u, shown, colours)] },
+  }));
+  return (overview, curves, totalBytes) => {
+    const trials = measured(overview).filter((trial) => sizeOf(trial, totalBytes) !== null);
+    byId("sizes-panel").hidden = trials.length === 0;
+    if (trials.length === 0) return;
+    shown = prepare(overview, trials, curves, totalBytes);
+    plot.show([shown.points.map(({ x }) => x), shown.points.map(({ y }) => y)], shown.points, shown.label);
+    showLegend(byId("sizes-legend"), legend(shown));
+    setText(byId("sizes-note"), note(shown));
+  };
+}
+
+/** log2 of the bucket size; of a list of buckets of its own, of the average one. */
+function sizeOf({ configuration }, totalBytes) {
+  const own = configuration.buckets?.length;
+  if (own) return totalBytes ? Math.log2(totalBytes / own) : null;
+  return Math.log2(configuration.bucket_bytes);
+}
+
+function prepare(overview, trials, curves, totalBytes) {
+  const measure = measureOf(overview.job);
+  const ways = waysOf([...trials.map(({ configuration }) => configuration), ...curves.map(({ values }) => values)]);
+  const byName = new Map(ways.map((way) => [way.name, way]));
+  const points = trials
+    .map((trial) => ({
+      trial,
+      x: sizeOf(trial, totalBytes),
+      y: measure.value(trial),
+      low: measure.low(trial),
+      high: measure.high(trial),
+      way: byName.get(wayOf(trial.configuration)),
+      isAverage: Boolean(trial.configuration.buckets?.length),
+      text: `trial ${trial.index}: ${trial.words}\n${measure.text(trial)}`,
+    }))
+    .sort((a, b) => a.x - b.x || a.y - b.y);
+  const lines = curves.map((curve) => ({
+    way: byName.get(wayOf(curve.values)),
+    points: curve.points.map((point) => ({ ...point, x: Math.log2(point.bucket_bytes) })),
+  }));
+  const best = overview.trials.find((trial) => trial.is_best);
+  const sizes = [...points, ...lines.flatMap((line) => line.points)].map(({ x }) => x);
+  const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
+  const margin = Math.max(0.35, (most - least) * 0.04);
+  return {
+    measure, points, lines, ways, best,
+    span: [least - margin, most + margin],
+    range: rangeOf(points, lines),
+    label:
+      `${trials.length} measured trials over the bucket size.` +
+      (best ? ` Best: trial ${best.index}, ${best.words}, ${measure.text(best)}.` : ""),
+  };
+}
+
+function rangeOf(points, lines) {
+  const values = points.flatMap(({ y, low, high }) => [y, low ?? y, high ?? y]);
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const room = (most - least || most) * CURVE_ROOM;
+  const curve = lines.flatMap((line) => line.points.flatMap(({ low, high }) => [low, high]));
+  const near = curve.filter((value) => value > least - room && value < most + room);
+  return padded([...values, ...near]);
+}
+
+function legend({ ways, lines, measure }) {
+  const entries = ways.map(({ label, shape, index }) => ({ label, shape, className: `way-${index}` }));
+  if (lines.length) entries.push({ label: "model, 95 %", shape: "band", className: "of-band" });
+  return measure.areSeconds ? entries : entries.map((entry) => entry);
+}
+
+function note({ points, measure, lines }) {
+  const parts = [];
+  if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Bars: 95 % interval of the step time.");
+  if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow: a list of buckets of its own, at their average size.");
+  if (lines.length) parts.push("Curves: what the search expects at the best other settings.");
+  return parts.join(" ");
+}
+
+function draw(u, { points, lines, best }, colours) {
+  const { ctx, bbox } = u;
+  const at = ({ x }, y) => [u.valToPos(x, "x", true), u.valToPos(y, "y", true)];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  for (const { way, points: along } of lines) drawCurve(ctx, at, along, colours.ways[way.index]);
+  for (const point of points) drawTrial(ctx, at, point, colours);
+  const chosen = points.find(({ trial }) => trial.index === best?.index);
+  if (chosen) {
+    drawMark(ctx, "circle", ...at(chosen, chosen.y), 8 * devicePixelRatio, {
+      stroke: colours.ways[chosen.way.index], width: 1.5 * devicePixelRatio,
+    });
+  }
+  ctx.restore();
+}
+
+function drawCurve(ctx, at, along, colour) {
+  ctx.beginPath();
+  along.forEach((point) => ctx.lineTo(...at(point, point.high)));
+  [...along].reverse().forEach((point) => ctx.lineTo(...at(point, point.low)));
+  ctx.closePath();
+  ctx.globalAlpha = BAND_ALPHA;
+  ctx.fillStyle = colour;
+  ctx.fill();
+  ctx.globalAlpha = 1;
+  ctx.beginPath();
+  along.forEach((point) => ctx.lineTo(...at(point, point.seconds)));
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  ctx.stroke();
+}
+
+function drawTrial(ctx, at, point, colours) {
+  const colour = colours.ways[point.way.index];
+  const [x, y] = at(point, point.y);
+  if (point.low !== null && point.high !== null) {
+    ctx.beginPath();
+    ctx.moveTo(...at(point, point.low));
+    ctx.lineTo(...at(point, point.high));
+    ctx.strokeStyle = colour;
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.stroke();
+  }
+  drawMark(ctx, point.way.shape, x, y, 4 * devicePixelRatio, point.isAverage
+    ? { fill: colours.surface, stroke: colour, width: 1.5 * devicePixelRatio }
+    : { fill: colour, stroke: colours.surface, width: devicePixelRatio });
+}

@@ -1,0 +1,104 @@
+// Step time over steps: what the job went through, with the switches marked.
+
+import { byId, setText } from "../dom.js";
+import { count, grouped, seconds } from "../format.js";
+import { countAxis, valueAxis } from "./axes.js";
+import { drawMark, showLegend } from "./marks.js";
+import { Plot } from "./plot.js";
+import { withoutStragglers } from "./scale.js";
+
+const LEGEND = [
+  { label: "default", shape: "circle", className: "of-default" },
+  { label: "best", shape: "circle", className: "of-best" },
+  { label: "other trials", shape: "circle", className: "of-other" },
+  { label: "switch", shape: "rule", className: "of-switch" },
+];
+
+export function stepsPlot() {
+  let shown = null;
+  const plot = new Plot(byId("steps-plot"), (colours) => ({
+    scales: { x: { time: false, range: (_u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: () => shown.range } },
+    axes: [countAxis(colours, "step"), valueAxis(colours, () => true)],
+    series: [{}, { show: true, paths: () => null, points: { show: false } }],
+    hooks: { drawClear: [(u) => drawSwitches(u, shown, colours)], draw: [(u) => drawSteps(u, shown, colours)] },
+  }));
+  showLegend(byId("steps-legend"), LEGEND);
+  return (overview) => {
+    const { points, stride } = overview.steps;
+    byId("steps-panel").hidden = points.length === 0;
+    if (points.length === 0) return;
+    shown = prepare(overview);
+    plot.show([points.map(({ step }) => step), points.map((point) => point.seconds)], shown.readable, shown.label);
+    setText(byId("steps-note"), note(shown, stride));
+  };
+}
+
+function prepare({ steps, switches, trials }) {
+  const byIndex = new Map(trials.map((trial) => [trial.index, trial]));
+  const best = trials.find((trial) => trial.is_best);
+  const standard = trials[0];
+  const kind = (index) => {
+    const words = byIndex.get(index)?.words;
+    if (words !== undefined && words === standard?.words) return "default";
+    if (words !== undefined && words === best?.words) return "best";
+    return "other";
+  };
+  const values = steps.points.map((point) => point.seconds);
+  const range = withoutStragglers(values);
+  const [first, last] = [steps.points[0], steps.points.at(-1)];
+  return {
+    range,
+    kinds: steps.points.map(({ trial }) => kind(trial)),
+    points: steps.points,
+    switches,
+    beyond: values.filter((value) => value > range[1]).length,
+    readable: steps.points.map((point) => ({
+      x: point.step,
+      y: point.seconds,
+      text: `step ${grouped(point.step)}: ${seconds(point.seconds)}\ntrial ${point.trial}: ${byIndex.get(point.trial)?.words ?? ""}`,
+    })),
+    label:
+      `Step time from step ${grouped(first.step)} to ${grouped(last.step)}: ` +
+      `from ${seconds(first.seconds)} to ${seconds(last.seconds)}, with ${count(switches.length, "switch", "switches")}.`,
+  };
+}
+
+function note({ beyond }, stride) {
+  const parts = [];
+  if (stride > 1) parts.push(`Each point is the median of ${grouped(stride)} steps.`);
+  if (beyond) parts.push(`${count(beyond, "point")} beyond the top ${beyond === 1 ? "is" : "are"} drawn as ${beyond === 1 ? "a triangle" : "triangles"} there.`);
+  return parts.join(" ");
+}
+
+function drawSwitches(u, { switches }, colours) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.strokeStyle = colours.line;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.beginPath();
+  for (const { step } of switches) {
+    const x = Math.round(u.valToPos(step, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+  }
+  ctx.stroke();
+  ctx.restore();
+}
+
+function drawSteps(u, { points, kinds, range }, colours) {
+  const { ctx, bbox } = u;
+  const radius = (points.length > 400 ? 1.6 : 2.2) * devicePixelRatio;
+  ctx.save();
+  // What matters is drawn last.
+  for (const kind of ["other", "default", "best"]) {
+    points.forEach((point, index) => {
+      if (kinds[index] !== kind) return;
+      const isBeyond = point.seconds > range[1];
+      const x = u.valToPos(point.step, "x", true);
+      const y = isBeyond ? bbox.top + 2 * radius : u.valToPos(point.seconds, "y", true);
+      drawMark(ctx, isBeyond ? "triangle" : "circle", x, y, radius, { fill: colours[kind] });
+    });
+  }
+  ctx.restore();
+}

@@ -1,0 +1,20 @@
+// The ways to reduce, in a fixed order, so that each keeps its colour and shape.
+
+import { SHAPES } from "./marks.js";
+
+const WORDS = { off: "flat", leaders: "hierarchical", shards: "hierarchical (sharded)" };
+
+export function wayOf(configuration) {
+  return String(configuration.hierarchical ?? "off");
+}
+
+/** The ways among these configurations: { name, label, shape, index }. */
+export function waysOf(configurations) {
+  const order = Object.keys(WORDS);
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  const names = [...new Set(configurations.map(wayOf))].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  return names.map((name) => {
+    const index = Math.min(rank(name), SHAPES.length - 1);
+    return { name, label: WORDS[name] ?? name, shape: SHAPES[index], index };
+  });
+}
