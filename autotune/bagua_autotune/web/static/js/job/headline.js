@@ -1,0 +1,69 @@
+// The first things to know: state, speed-up and how sure it is, what the search cost.
+
+import { badge, stateWords } from "../badge.js";
+import { byId, element, setText } from "../dom.js";
+import { count, duration, fixed, grouped, seconds, short, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
+
+export function showHeadline({ job }) {
+  document.title = `${job.name} · ${stateWords(job)} · Bagua Autotune`;
+  setText(byId("name"), job.name);
+  if (byId("badge").textContent !== stateWords(job)) byId("badge").replaceChildren(badge(job));
+  setText(byId("headline"), job.headline);
+  const figures = [speedup(job), stepTime(job), cost(job), payback(job), tried(job)].filter(Boolean);
+  const words = JSON.stringify(figures);
+  if (byId("figures").dataset.shown === words) return;
+  byId("figures").dataset.shown = words;
+  byId("figures").replaceChildren(
+    ...figures.map(({ name, value, note }) =>
+      element("div", {}, element("dt", {}, name), element("dd", { class: "value" }, value), element("dd", { class: "muted" }, note)),
+    ),
+  );
+}
+
+const isOver = ({ state }) => state === "finished" || state === "ended";
+
+function speedup({ figures, protocol, state }) {
+  const interval = timesInterval(figures.speedup_low, figures.speedup_high);
+  let note = "no second configuration measured yet";
+  if (interval) note = `${interval}, 95 % interval`;
+  else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds" : "over the default";
+  else if (isOver({ state })) note = "nothing was compared";
+  return { name: "Speed-up", value: times(figures.speedup), note };
+}
+
+function stepTime({ figures, protocol }) {
+  const { baseline_seconds: before, incumbent_seconds: best, current_seconds: now } = figures;
+  if (protocol === "v1") {
+    return { name: "Step time", value: UNKNOWN, note: "Bagua 0.9 workers report a speed, not seconds" };
+  }
+  if (before === null || best === null) {
+    return { name: "Step time", value: seconds(now ?? before ?? best), note: "at the default" };
+  }
+  const { factor, unit } = timeUnit(Math.max(before, best));
+  const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
+  return { name: "Step time", value, note: `default → best${now === null ? "" : `; now ${seconds(now)}`}` };
+}
+
+function cost(job) {
+  const { cost_seconds: lost, cost_steps: steps } = job.figures;
+  if (job.protocol === "v1") return null;
+  const name = isOver(job) ? "Cost of the search" : "Cost so far";
+  if (steps === null) return { name, value: UNKNOWN, note: "counted once the default is measured" };
+  return { name, value: count(Number(short(steps)), "step"), note: `${duration(lost)} lost at slower settings` };
+}
+
+function payback(job) {
+  const { payback_steps: steps, incumbent_seconds: best } = job.figures;
+  if (job.protocol === "v1") return null;
+  const name = isOver(job) ? "Paid back after" : "Would be paid back after";
+  if (steps === null) return { name, value: UNKNOWN, note: isOver(job) ? "the default was kept" : "nothing faster found yet" };
+  return { name, value: count(steps, "step"), note: best === null ? "at the new speed" : `${duration(steps * best)} at the new speed` };
+}
+
+function tried(job) {
+  const { trials_measured: measured, seconds_left: left } = job.progress;
+  const { search_steps: steps, search_seconds: spent } = job.figures;
+  const inSteps = steps ? `${grouped(steps)} steps, ${duration(spent)}` : duration(spent);
+  const note = isOver(job) || left === null ? inSteps : `${inSteps}; at most ${duration(left)} left`;
+  return { name: "Tried", value: count(measured, "trial"), note };
+}

@@ -1,0 +1,72 @@
+// All trials, as numbers.
+
+import { byId, element } from "../dom.js";
+import { duration, grouped, seconds, secondsInterval, times } from "../format.js";
+import { SortedTable } from "../table.js";
+
+const PURPOSES = { search: "search", confirm: "confirmation" };
+
+const COLUMNS = [
+  { key: "index", title: "Trial", kind: "number index", text: ({ index }) => String(index), value: ({ index }) => index },
+  { key: "words", title: "Configuration", kind: "words", text: wordsText, value: ({ words }) => words, node: wordsCell },
+  { key: "seconds", title: "Step time", kind: "number step", text: secondsText, value: (trial) => trial.seconds, node: secondsCell },
+  { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending", text: ({ speedup }) => times(speedup), value: ({ speedup }) => speedup },
+  { key: "steps", title: "Steps", kind: "number spare", first: "descending", text: ({ steps }) => grouped(steps), value: ({ steps }) => steps },
+  { key: "outliers", title: "Outliers", kind: "number spare", first: "descending", text: ({ outliers }) => grouped(outliers), value: ({ outliers }) => outliers },
+  { key: "took", title: "Took", kind: "number spare", first: "descending", text: (trial) => duration(tookSeconds(trial)), value: tookSeconds },
+  { key: "state", title: "State", kind: "spare", text: ({ state, purpose }) => (purpose === "confirm" ? `${state}, ${PURPOSES.confirm}` : state) },
+];
+
+export function trialsTable() {
+  const round = { key: "round", title: "Round", kind: "number spare", text: (trial) => String(trial.round + 1), value: (trial) => trial.round };
+  let table = null;
+  let hasRounds = null;
+  return ({ job, trials }) => {
+    if (table === null || hasRounds !== job.round > 0) {
+      hasRounds = job.round > 0;
+      table = new SortedTable(byId("trials"), {
+        caption: "Trials of this job",
+        identity: ({ index }) => index,
+        rowClass: (trial) => (trial.is_best ? "best" : ""),
+        sort: { key: "index", direction: "ascending" },
+        columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => key !== "seconds" || job.protocol !== "v1")],
+      });
+    }
+    table.update(trials.map((trial) => ({ ...trial, isDefault: trial.words === trials[0].words })));
+  };
+}
+
+function tags({ is_best: isBest, isDefault, state, purpose }) {
+  return [
+    isBest ? "best" : null,
+    isDefault ? "default" : null,
+    purpose === "confirm" ? "confirming" : null,
+    state === "measured" ? null : state,
+  ].filter(Boolean);
+}
+
+function wordsText(trial) {
+  return [trial.words, ...tags(trial), trial.failure ?? ""].join("\n");
+}
+
+function wordsCell(trial) {
+  return element(
+    "div", {},
+    element("span", { class: "configuration" }, trial.words),
+    ...tags(trial).map((tag) => element("span", { class: `tag ${tag}` }, tag)),
+    trial.failure ? element("p", { class: "bad-text" }, trial.failure) : null,
+  );
+}
+
+function secondsText(trial) {
+  return `${seconds(trial.seconds)} ${secondsInterval(trial.low, trial.high)}`.trim();
+}
+
+function secondsCell(trial) {
+  const interval = secondsInterval(trial.low, trial.high);
+  return element("div", {}, seconds(trial.seconds), interval ? element("small", { class: "muted" }, interval) : null);
+}
+
+function tookSeconds({ started_at: start, ended_at: end }) {
+  return start && end ? (Date.parse(end) - Date.parse(start)) / 1000 : null;
+}
