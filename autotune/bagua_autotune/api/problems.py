@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -53,8 +54,8 @@ def describe(error: ValidationError) -> str:
     return "; ".join(texts)[:LONGEST_DETAIL] + "."
 
 
-def install(app: Flask) -> None:
-    """Let every error of the app leave as a problem."""
+def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) -> None:
+    """Let every error of the app leave as a problem; those of the store are counted."""
 
     @app.errorhandler(HTTPException)
     def _http(error: HTTPException) -> Response:
@@ -74,6 +75,7 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(SQLAlchemyError)
     def _store(error: SQLAlchemyError) -> Response:
+        count_store_error(error)
         logger.error("the store failed: %s", error)
         return problem(503, "The store cannot be used at present; try again.")
 

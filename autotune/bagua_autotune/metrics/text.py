@@ -1,0 +1,52 @@
+"""Prometheus' text format in pieces: one job's samples of a family, as the library writes them.
+
+The format wants all samples of a family together, under one header.  Written by the library anew
+at each scrape, the 45,000 samples of 1,000 jobs take it 165 ms on two slow cores; kept pieces
+only have to be joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def generate(families: Iterable[Metric]) -> bytes:
+    """Families as the library writes them."""
+    return generate_latest(_Families(families))
+
+
+def headers(families: Iterable[Metric]) -> list[bytes]:
+    """The HELP and TYPE lines of each family."""
+    return [generate([Metric(f.name, f.documentation, f.type)]) for f in families]
+
+
+def pieces(families: Iterable[Metric]) -> list[bytes]:
+    """The samples of each family, without its header."""
+    found: list[list[bytes]] = []
+    for line in generate(families).split(b"\n"):
+        if line.startswith(b"# HELP "):
+            found.append([])
+        elif line and not line.startswith(b"# "):
+            found[-1].append(line + b"\n")
+    return [b"".join(lines) for lines in found]
+
+
+def join(headers: Sequence[bytes], jobs: Sequence[Sequence[bytes]]) -> bytes:
+    """Family by family the samples of all jobs."""
+    parts: list[bytes] = []
+    for family, header in enumerate(headers):
+        parts.append(header)
+        parts.extend(job[family] for job in jobs)
+    return b"".join(parts)

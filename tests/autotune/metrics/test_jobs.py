@@ -1,0 +1,204 @@
+"""Which jobs a scrape shows, what it costs the store, and that labels stay few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bagua_autotune.metrics.jobs import (
+    CHANGED_BUDGET_SECONDS,
+    ENDED_SECONDS,
+    NEW_BUDGET_SECONDS,
+    SILENT_SECONDS,
+    TUNED_SECONDS,
+    Jobs,
+)
+from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
+from bagua_autotune.model.job import Event, Observation, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Step, Store
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.metrics.scraping import of, parsed
+from tests.autotune.store.samples import RESULT
+from tests.autotune.support import MIB, make_spec
+
+HOSTILE = '\\"}{digits="1"} 7 # HELP \\n<img src=x onerror=alert(1)>\N{SNOWMAN}'
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scene:
+    """The jobs of a store, a clock, and scrapes of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.clock, self.stopwatch = Clock(), Clock()
+        self.store = store
+        self.steps = StepHistograms()
+        self.tuner = Tuner(store, "random", [], self.clock)
+        self.jobs = Jobs(self.tuner, self.steps, self.clock, self.stopwatch)
+
+    def add(self, job_id: str, **changes: object) -> None:
+        self.tuner.register(job_id, make_spec(**{"name": job_id, **changes}))
+
+    def names(self) -> set[str]:
+        return {name for name, _ in of(parsed(self.scrape()), "job_state")}
+
+    def told(self) -> set[str]:
+        """The jobs that more than their state is told of."""
+        return {name for (name,) in of(parsed(self.scrape()), "job_ranks")}
+
+    def scrape(self) -> str:
+        return self.jobs.exposition().decode()
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene(store)
+
+
+def test_a_job_that_ended_leaves(scene: Scene) -> None:
+    scene.add("job")
+    scene.tuner.take_event("job", Event("ended"))
+    scene.clock.now += ENDED_SECONDS
+    assert scene.names() == {"job"}
+    scene.clock.now += 1
+    assert scene.names() == set()
+
+
+def test_a_silent_job_leaves_later_where_it_is_tuned(scene: Scene) -> None:
+    for job in ("tuning", "tuned"):
+        scene.add(job)
+    scene.store.advance("tuned", Step(at=1e9, closes=0, failure="x", result=RESULT))
+    scene.clock.now += SILENT_SECONDS
+    assert scene.names() == {"tuning", "tuned"}
+    scene.clock.now += 1
+    assert scene.names() == {"tuned"}
+    scene.clock.now = 1e9 + TUNED_SECONDS
+    assert scene.names() == {"tuned"}
+    scene.clock.now += 1
+    assert scene.names() == set()
+
+
+def test_only_what_changed_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for job in ("one", "two"):
+        scene.add(job)
+    reads: list[str] = []
+    read = scene.jobs._read
+    monkeypatch.setattr(scene.jobs, "_read", lambda c: reads.append(c.id) or read(c))
+    first = scene.scrape()
+    assert sorted(reads) == ["one", "two"]
+    assert scene.scrape() == first
+    scene.tuner.observe("two", 0, [Observation(1, (0.1,) * 4)])
+    assert scene.scrape() != first
+    assert reads[2:] == ["two"]
+
+
+def test_steps_counted_after_the_scrape_of_their_revision_are_told(scene: Scene) -> None:
+    scene.add("job")
+    scene.scrape()
+    scene.steps.observe(scene.store.job("job"), [Observation(1, (0.2,) * 4)])
+    assert of(parsed(scene.scrape()), "step_seconds_count") == {("job",): 1}
+
+
+def test_what_left_the_exposition_leaves_the_memory(scene: Scene) -> None:
+    for number in range(3):
+        scene.add(f"job{number}")
+        scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
+        scene.steps.observe(scene.store.job(f"job{number}"), [Observation(1, (0.1,) * 4)])
+    assert len(scene.told()) == 3
+    for number in range(3):
+        scene.tuner.take_event(f"job{number}", Event("ended"))
+    scene.clock.now += ENDED_SECONDS + 1
+    assert scene.names() == set()
+    assert not scene.jobs._made
+    assert not scene.steps.job_ids()
+
+
+def test_histograms_are_bounded_without_scrapes(scene: Scene) -> None:
+    scene.add("job")
+    job = scene.store.job("job")
+    for number in range(MOST_JOBS + 2):
+        scene.steps.observe(replace(job, id=str(number)), [Observation(1, (0.1,) * 4)])
+    assert len(scene.steps.job_ids()) == MOST_JOBS
+    assert "0" not in scene.steps.job_ids()
+
+
+def test_a_scrape_has_a_budget_and_the_rest_comes_next(scene: Scene) -> None:
+    for number in range(5):
+        scene.add(f"job{number}")
+
+    def slow_reads(seconds: float) -> None:
+        read = Jobs._read
+
+        def slow(contact: object) -> object:
+            scene.stopwatch.now += seconds
+            return read(scene.jobs, contact)
+
+        scene.jobs._read = slow
+
+    slow_reads(NEW_BUDGET_SECONDS / 2)
+    told = [len(scene.told()) for _ in range(3)]
+    assert told == [3, 5, 5]
+    # What is not read in time keeps its old text, but its state and last word are today's.
+    scene.clock.now += 1
+    for number in range(5):
+        scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
+    slow_reads(CHANGED_BUDGET_SECONDS * 0.7)
+    counts = []
+    for _ in range(4):
+        found = parsed(scene.scrape())
+        assert set(of(found, "job_last_contact_timestamp_seconds").values()) == {1e9 + 1}
+        counts.append(sum(of(found, "search_steps_total").values()))
+    assert counts == [2, 4, 5, 5]
+
+
+def test_hostile_names_are_labels_and_nothing_else(scene: Scene) -> None:
+    knobs = make_spec().model_dump(mode="json")["knobs"]
+    knobs["hostile"] = {"type": "categorical", "values": [HOSTILE[:64], "b"]}
+    default = {"bucket_bytes": 25 * MIB, "hierarchical": "off", "hostile": HOSTILE[:64]}
+    scene.add("job", name=HOSTILE, knobs=knobs, default_configuration=default)
+    scene.tuner.observe("job", 0, [Observation(1, (0.1,) * 4)])
+    text = scene.scrape()
+    families = list(text_string_to_metric_families(text))
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["job_name"] for sample in samples} == {HOSTILE}
+    knobs_told = {s.labels["state"] for s in samples if s.labels.get("knob") == "hostile"}
+    assert knobs_told == {HOSTILE[:64]}
+    assert len({family.name for family in families}) == len(families)
+
+
+def test_labels_do_not_grow_with_trials(scene: Scene) -> None:
+    scene.add("job", limits={"max_samples": 1000})
+    job = scene.store.job("job")
+
+    def series() -> Counter[str]:
+        found = parsed(scene.scrape())
+        return Counter(key[0] for key in found)
+
+    before = series()
+    for index in range(100):
+        tried = Configuration(bucket_bytes=MIB + index, hierarchical="off")
+        following = Trial(index + 1, "search", tried)
+        failure = f"rank {index} disagreed"
+        step = Step(at=1e9, closes=index, failure=failure, next_trial=following)
+        assert scene.store.advance("job", step)
+        scene.steps.observe(job, [Observation(index, (0.1 * (index + 1),) * 4)])
+    after = series()
+    histogram = "bagua_autotune_step_seconds"
+    added = {
+        f"{histogram}_bucket": len(BUCKETS) + 1,
+        f"{histogram}_count": 1,
+        f"{histogram}_sum": 1,
+    }
+    assert after - before == Counter(added)
