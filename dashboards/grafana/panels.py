@@ -26,6 +26,9 @@ from dashboards.grafana.queries import SOURCE, STATES
 NOW, BEST, BASELINE, WARNING, BAD, CALM = "blue", "green", "#8e8e8e", "orange", "red", "text"
 STATE_COLOURS = {"tuning": "blue", "confirming": "purple", "finished": "green", "ended": "#8e8e8e"}
 TIMES_UNIT = "suffix:×"  # noqa: RUF001
+STEPS_UNIT = "suffix: steps"
+# As a mapping, of a payback that is none.
+NO_GAIN = {"-1": ("nothing gained", BASELINE)}
 Queries = Sequence[prometheus.Dataquery]
 
 

@@ -6,6 +6,8 @@ that every expression takes the largest over the replicas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from grafana_foundation_sdk.builders import prometheus
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
@@ -49,9 +51,15 @@ def state_number(expression: str) -> str:
     return f"sum by (job_name) (({alike}) * on (state) group_left () ({numbers}))"
 
 
-def or_none(expression: str) -> str:
-    """0 where there is nothing to count."""
-    return f"{expression} or vector(0)"
+def payback(metric: Callable[[str], str]) -> str:
+    """Steps until the search is paid back, of a job or of all; -1 where nothing was gained."""
+    return f"{metric('payback_steps')} or 0 * {metric('search_cost_seconds')} - 1"
+
+
+def or_none(expression: str, label: str = "") -> str:
+    """0 where there is nothing to count; with a ``label`` of the expression, as its ``none``."""
+    zero = f'label_replace(vector(0), "{label}", "none", "", "")' if label else "vector(0)"
+    return f"{expression} or on () {zero}"
 
 
 def over_time(expression: str, legend: str = "__auto") -> prometheus.Dataquery:

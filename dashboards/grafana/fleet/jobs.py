@@ -16,8 +16,10 @@ from dashboards.grafana.panels import (
     BAD,
     BASELINE,
     BEST,
+    NO_GAIN,
     NOW,
     STATE_COLOURS,
+    STEPS_UNIT,
     TIMES_UNIT,
     described,
     fixed,
@@ -38,6 +40,7 @@ from dashboards.grafana.queries import (
     of_jobs,
     or_none,
     over_time,
+    payback,
     state_number,
     table,
 )
@@ -53,7 +56,6 @@ COLUMNS = (
     ("Best", "incumbent_step_seconds", "s"),
     ("Now", "current_step_seconds", "s"),
     ("Cost", "search_cost_seconds", "s"),
-    ("Paid back after", "payback_steps", "suffix: steps"),
     ("Ranks", "job_ranks", "none"),
 )
 
@@ -69,7 +71,12 @@ def overview() -> list[Any]:
         named=True,
     ).orientation(VizOrientation.VERTICAL)
     history = (
-        lines("Jobs over time", "By state.", "none", over_time(in_state, "{{state}}"))
+        lines(
+            "Jobs over time",
+            "How many jobs were in which state.",
+            "none",
+            over_time(in_state, "{{state}}"),
+        )
         .fill_opacity(40)
         .line_width(1)
         .decimals(0)
@@ -87,10 +94,11 @@ def _jobs() -> Any:
     queries = [
         state_number(of_jobs("job_state", "state")),
         *(of_jobs(metric) for _, metric, _ in COLUMNS),
+        payback(of_jobs),
         trials,
         contact,
     ]
-    titles = ["State", *(title for title, _, _ in COLUMNS), "Trials", "Heard of"]
+    titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after", "Trials", "Heard of"]
     panel = rows(
         "Jobs",
         "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
@@ -117,6 +125,9 @@ def _jobs() -> Any:
     panel.override_by_name("Job", properties(links=[link], custom_minWidth=160))
     text = {"type": "color-text"}
     panel.override_by_name("State", properties(mappings=[state_mapping()], custom_cellOptions=text))
+    panel.override_by_name(
+        "Paid back after", properties(unit=STEPS_UNIT, mappings=[mapping(NO_GAIN)])
+    )
     panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_minWidth=120))
     panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
     return panel
@@ -138,7 +149,9 @@ def gains() -> list[Any]:
         "Results",
         "What finished searches came to. Nothing faster: the default is as good as it gets.",
         "none",
-        over_time(or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})"), "{{reason}}"),
+        over_time(
+            or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})", "reason"), "{{reason}}"
+        ),
         named=True,
     )
     return [
@@ -192,10 +205,8 @@ def trouble() -> list[Any]:
         "Per minute, by reason.",
         "none",
         over_time(
-            or_none(
-                "sum by (reason) (max by (job_name, reason) "
-                "(rate(bagua_autotune_trial_failures_total[$__rate_interval]))) * 60"
-            ),
+            "sum by (reason) (max by (job_name, reason) "
+            "(rate(bagua_autotune_trial_failures_total[$__rate_interval]))) * 60",
             "{{reason}}",
         ),
     ).min(0)

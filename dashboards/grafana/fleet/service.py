@@ -60,7 +60,7 @@ def _store_errors() -> Any:
         "Store errors",
         "Requests in the time shown that failed as the database did. Clients try again.",
         "none",
-        over_time(or_none("sum(increase(bagua_autotune_store_errors_total[$__range]))"), "errors"),
+        over_time("sum(increase(bagua_autotune_store_errors_total[$__range]))", "errors"),
     ).decimals(0)
     limits(panel, {1: BAD}, first=BEST)
     return panel
@@ -124,8 +124,8 @@ def _errors() -> Any:
         "Errors",
         "Requests that were refused or failed, and failures of the database.",
         "reqps",
-        over_time(or_none(f"sum by (code) ({found})"), "{{code}}"),
-        over_time(or_none(f"sum by (reason) ({store})"), "store: {{reason}}"),
+        over_time(or_none(f"sum by (code) ({found})", "code"), "{{code}}"),
+        over_time(f"sum by (reason) ({store})", "store: {{reason}}"),
     ).min(0)
 
 

@@ -9,11 +9,14 @@ from grafana_foundation_sdk.models.common import BigValueTextMode, VizOrientatio
 from dashboards.grafana.panels import (
     BASELINE,
     BEST,
+    NO_GAIN,
     NOW,
+    STEPS_UNIT,
     TIMES_UNIT,
     fixed,
     lanes,
     limits,
+    mapping,
     properties,
     rows,
     sized,
@@ -21,7 +24,7 @@ from dashboards.grafana.panels import (
     transformed,
     value,
 )
-from dashboards.grafana.queries import of_job, over_time, state_number, table
+from dashboards.grafana.queries import of_job, over_time, payback, state_number, table
 
 REASONS = {
     "winner": "a faster one was found",
@@ -73,12 +76,16 @@ def gain() -> list[Any]:
         "s",
         over_time(of_job("search_cost_seconds"), "cost"),
     ).decimals(1)
-    payback = value(
-        "Paid back after",
-        "Steps at the speed of the result that make up for what the search cost.",
-        "suffix: steps",
-        over_time(of_job("payback_steps"), "payback"),
-    ).decimals(0)
+    paid_back = (
+        value(
+            "Paid back after",
+            "Steps at the speed of the result that make up for what the search cost.",
+            STEPS_UNIT,
+            over_time(payback(of_job), "payback"),
+        )
+        .decimals(0)
+        .mappings([mapping(NO_GAIN)])
+    )
     searching = value(
         "Searched for",
         "Wall time under trials, over all rounds.",
@@ -88,7 +95,7 @@ def gain() -> list[Any]:
     steps = value(
         "Steps under trials",
         "Steps of the training that were made under trials, over all rounds. They train as any.",
-        "suffix: steps",
+        STEPS_UNIT,
         over_time(of_job("search_steps_total"), "steps"),
     )
     return [
@@ -96,7 +103,7 @@ def gain() -> list[Any]:
         sized(_bounds(), 6, 5),
         sized(_step_times(), 9, 5),
         sized(_why(), 5, 5),
-        *(sized(panel, 6, 4) for panel in (cost, payback, steps, searching)),
+        *(sized(panel, 6, 4) for panel in (cost, paid_back, steps, searching)),
     ]
 
 

@@ -64,7 +64,7 @@ def _spread() -> Any:
 
 
 def _ranks() -> Any:
-    return value("Ranks", "Processes of the training.", "none", over_time(of_job("ranks")))
+    return value("Ranks", "Processes of the training.", "none", over_time(of_job("job_ranks")))
 
 
 def _slowest() -> Any:

@@ -56,7 +56,7 @@ def _failures() -> Any:
         "Trials that ended without a usable measurement, over all rounds. The search goes on "
         "without them.",
         "none",
-        over_time(or_none(failures), "failed"),
+        over_time(failures, "failed"),
     )
     limits(panel, {1: WARNING}, first=BEST)
     return panel
@@ -67,7 +67,7 @@ def _drifts() -> Any:
         "Drifts",
         "Lasting changes of the step time that the job noticed after its tuning.",
         "none",
-        over_time(or_none(of_job("drifts_total")), "drifts"),
+        over_time(of_job("drifts_total"), "drifts"),
     )
 
 
