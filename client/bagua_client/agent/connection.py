@@ -60,6 +60,11 @@ class Connection:
         """Where the service is; empty before the first request."""
         return self._service.url if self._service is not None else ""
 
+    @property
+    def page(self) -> str:
+        """The job's, for a browser; only after the first request."""
+        return f"{self.url}/jobs/{self._job_id}"
+
     def call(self, request: Callable[[ServiceClient], JobState]) -> JobState:
         """Make a request, again and again until it is answered.
 

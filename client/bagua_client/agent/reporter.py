@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from bagua_client.agent.announcement import announce
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.profiler import Recording
@@ -90,7 +91,7 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive():
             if self._is_tuning:
-                logger.info("autotune: the training ended before its tuning did")
+                announce(logger, "autotune: the training ended before its tuning did")
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
@@ -110,7 +111,8 @@ class Reporter:
     def _run(self) -> None:
         try:
             state = self._connection.register()
-            logger.info("autotune: job %s at %s", self._description["name"], self._connection.url)
+            name, page = self._description["name"], self._connection.page
+            announce(logger, "autotune: job %s is being tuned, see %s", name, page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -236,9 +238,9 @@ class Reporter:
         if state.trial is None:
             self._kept = state.configuration
             if state.summary is not None:
-                logger.info("autotune: %s", state.summary)
+                announce(logger, "autotune: %s", state.summary)
         elif not self._is_tuning:
-            logger.info("autotune: the job is tuned again")
+            announce(logger, "autotune: the job is tuned again")
         self._order(state.trial, state.configuration, watch=True)
         self._commanded = state.trial
 
@@ -262,9 +264,8 @@ class Reporter:
             return
         self._logged_tenths = tenths
         faster = f", best so far {state.speedup:.2f}x" if state.speedup is not None else ""
-        logger.info(
-            "autotune: trial %d of at most %d%s", state.trials_measured, state.max_trials, faster
-        )
+        measured, most = state.trials_measured, state.max_trials
+        announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 
 class _Hopeless(Exception):

@@ -1,0 +1,93 @@
+"""Rank 0's lines: seen by who configured nothing, once by who did, and never where not wanted."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bagua_client.agent.announcement import announce
+from tests.client.agent.scripted_service import ScriptedService
+
+TRAINING = """
+import json, logging, sys, time
+from bagua_client.agent.inbox import RankTimes, Samples
+from bagua_client.agent.reporter import Reporter
+from bagua_client.environment import Environment
+
+exec(sys.argv[2])
+size = {"bucket_bytes": 512}
+description = {"name": "digits", "world_size": 1, "default_configuration": size}
+reporter = Reporter(Environment(url=sys.argv[1]), description)
+trial, step = 0, 0
+while trial is not None:
+    if command := reporter.take_command():
+        trial = json.loads(command)["trial"]
+        reporter.put(Samples(trial, [RankTimes(step, [0.1])]))
+        step += 1
+    time.sleep(0.001)
+reporter.finish()
+"""
+
+
+def _printed(configuring: str) -> list[str]:
+    """By a process of its own in which a job is tuned in 21 trials, and its page."""
+    trials = [{"bucket_bytes": size} for size in range(1, 22)]
+    with ScriptedService([trials], steps=1) as service:
+        command = [sys.executable, "-c", TRAINING, service.url, configuring]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == ""
+    return re.sub(rf"{service.url}/jobs/[0-9a-f]{{32}}$", "PAGE", done.stderr, flags=re.M).split(
+        "\n"
+    )
+
+
+LINES = [
+    "autotune: job digits is being tuned, see PAGE",
+    "autotune: trial 10 of at most 60",
+    "autotune: trial 20 of at most 60",
+    "autotune: the result",
+]
+
+
+def test_a_user_who_configured_nothing_sees_the_start_every_tenth_trial_and_the_end() -> None:
+    assert _printed("") == [*LINES, ""]
+
+
+def test_a_user_who_configured_logging_sees_each_line_once_in_their_own_form() -> None:
+    configuring = "logging.basicConfig(level=logging.INFO, format='%(levelname)s %(message)s')"
+    assert _printed(configuring) == [*(f"INFO {line}" for line in LINES), ""]
+
+
+@pytest.fixture
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """A logger of the package; pytest's own handlers are out of its sight."""
+    monkeypatch.setattr(logging.getLogger("bagua_client"), "propagate", False)
+    yield logging.getLogger("bagua_client.test")
+    logging.getLogger("bagua_client").setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
+
+
+def test_levels_that_a_user_set_count_without_a_handler_too(
+    unconfigured: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(unconfigured, "line %d", 1)
+    logging.getLogger("bagua_client").setLevel(logging.WARNING)
+    announce(unconfigured, "line %d", 2)
+    logging.getLogger("bagua_client").setLevel(logging.DEBUG)
+    announce(unconfigured, "line %d", 3)
+    logging.disable(logging.INFO)
+    announce(unconfigured, "line %d", 4)
+    assert capsys.readouterr().err == "line 1\nline 3\n"
+
+
+def test_where_there_is_a_handler_its_levels_decide(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(logging.getLogger("bagua_client.test"), "below the root's level, which is WARNING")
+    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
