@@ -6,7 +6,6 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -63,25 +62,22 @@ def test_a_user_who_configured_logging_sees_each_line_once_in_their_own_form() -
     assert _printed(configuring) == [*(f"INFO {line}" for line in LINES), ""]
 
 
-@pytest.fixture
-def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    """A logger of the package; pytest's own handlers are out of its sight."""
-    monkeypatch.setattr(logging.getLogger("bagua_client"), "propagate", False)
-    yield logging.getLogger("bagua_client.test")
-    logging.getLogger("bagua_client").setLevel(logging.NOTSET)
-    logging.disable(logging.NOTSET)
-
-
 def test_levels_that_a_user_set_count_without_a_handler_too(
-    unconfigured: logging.Logger, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    announce(unconfigured, "line %d", 1)
-    logging.getLogger("bagua_client").setLevel(logging.WARNING)
-    announce(unconfigured, "line %d", 2)
-    logging.getLogger("bagua_client").setLevel(logging.DEBUG)
-    announce(unconfigured, "line %d", 3)
-    logging.disable(logging.INFO)
-    announce(unconfigured, "line %d", 4)
+    package, logger = logging.getLogger("bagua_client"), logging.getLogger("bagua_client.test")
+    monkeypatch.setattr(package, "propagate", False)  # pytest's own handlers are above it
+    try:
+        announce(logger, "line %d", 1)
+        package.setLevel(logging.WARNING)
+        announce(logger, "line %d", 2)
+        package.setLevel(logging.DEBUG)
+        announce(logger, "line %d", 3)
+        logging.disable(logging.INFO)
+        announce(logger, "line %d", 4)
+    finally:
+        package.setLevel(logging.NOTSET)
+        logging.disable(logging.NOTSET)
     assert capsys.readouterr().err == "line 1\nline 3\n"
 
 
