@@ -21,6 +21,8 @@ REPORT_STEPS = 4
 SWITCH_STEPS = 6
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
+# Equal devices differ by so much in what they compute.
+COMPUTE_SPREAD = 0.01
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
 
 
@@ -41,6 +43,7 @@ class SimulatedJob:
         simulator: says how long a step takes; may be replaced while the job runs.
         disturbed: by what a step takes longer than that.
         default: the job's own configuration; by default the usual one.
+        name: by default its id.
         switches: all so far.
         lost_steps: how much longer than at the baseline all steps of tunings took, in steps of
             the baseline's length; what was gained does not count.
@@ -56,9 +59,11 @@ class SimulatedJob:
     limits: Mapping[str, Any] = field(default_factory=dict)
     disturbed: Callable[[int], float] = lambda step: 1.0
     default: Configuration | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.seed)
+        self._spread = np.random.default_rng((self.seed, 1))
         self.step = 0
         self.switches: list[Switch] = []
         self.lost_steps = 0.0
@@ -104,7 +109,7 @@ class SimulatedJob:
         excess = self.true_seconds(self.configuration) / self.true_seconds(self.baseline) - 1
         self.lost_steps += max(0.0, excess)
         if self._trial is not None and self.step >= self._measured_from:
-            self._reported.append(Observation(self.step, seconds))
+            self._reported.append(Observation(self.step, seconds, self._computing(seconds)))
             if self._profiled < PROFILED_STEPS:
                 self._profiled += 1
                 profile = self.simulator.profile(
@@ -113,6 +118,12 @@ class SimulatedJob:
                 self.tuner.take_profile(self.job_id, self._trial, profile)
         if self.step % REPORT_STEPS == 0:
             self._report()
+
+    def _computing(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        """Each rank's own, of a step that took so long."""
+        spread = self._spread.normal(1.0, COMPUTE_SPREAD, len(seconds))
+        computing = self.simulator.workload.compute_seconds * spread
+        return tuple(min(pair) for pair in zip(computing.tolist(), seconds, strict=True))
 
     def _report(self) -> None:
         reported, self._reported = self._reported, []
@@ -155,7 +166,7 @@ class SimulatedJob:
     def _spec(self) -> JobSpec:
         cluster = self.simulator.cluster
         return JobSpec(
-            name=self.job_id,
+            name=self.name or self.job_id,
             world_size=cluster.world_size,
             ranks_per_node=(cluster.ranks_per_node,) * cluster.nodes,
             tensors=tuple(self.simulator.workload.tensors),

@@ -48,7 +48,7 @@ export function secondsInterval(low, high) {
 /** A while: 31 s, 2 min 10 s, 3 h 5 min. */
 export function duration(value) {
   if (!isKnown(value)) return UNKNOWN;
-  if (value < 9.95) return `${short(Math.round(value * 10) / 10)} s`;
+  if (value < 9.95) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
   if (whole < 60) return `${whole} s`;
   const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];

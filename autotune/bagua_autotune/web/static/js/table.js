@@ -6,7 +6,7 @@ import { element } from "./dom.js";
  * Columns: { key, title, text(row), value(row)?, node(row)?, kind?, first? }.
  * `text` is what is shown and decides whether a cell is made again; `value` is sorted by;
  * `node` makes the cell where text is not enough; `kind` is a CSS class, "number" aligns right;
- * `first` is the direction of the first click.
+ * `first` is the direction of the first click; `more` is a part of the title for wide screens.
  */
 export class SortedTable {
   constructor(parent, { caption, columns, identity, sort, rowClass }) {
@@ -50,7 +50,8 @@ export class SortedTable {
   }
 
   #head(column) {
-    const button = element("button", { type: "button" }, column.title);
+    const more = column.more ? element("span", { class: "spare" }, column.more) : null;
+    const button = element("button", { type: "button" }, element("span", {}, column.title, more));
     button.addEventListener("click", () => this.#sortBy(column));
     return element("th", { scope: "col", class: column.kind }, button);
   }

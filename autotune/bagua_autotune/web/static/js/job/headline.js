@@ -49,7 +49,7 @@ function cost(job) {
   if (job.protocol === "v1") return null;
   const name = isOver(job) ? "Cost of the search" : "Cost so far";
   if (steps === null) return { name, value: UNKNOWN, note: "counted once the default is measured" };
-  return { name, value: count(Number(short(steps)), "step"), note: `${duration(lost)} lost at slower settings` };
+  return { name, value: `${short(steps)} ${Number(short(steps)) === 1 ? "step" : "steps"}`, note: `${duration(lost)} lost at slower settings` };
 }
 
 function payback(job) {

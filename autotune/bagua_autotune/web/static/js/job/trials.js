@@ -4,17 +4,15 @@ import { byId, element } from "../dom.js";
 import { duration, grouped, seconds, secondsInterval, times } from "../format.js";
 import { SortedTable } from "../table.js";
 
-const PURPOSES = { search: "search", confirm: "confirmation" };
-
 const COLUMNS = [
-  { key: "index", title: "Trial", kind: "number index", text: ({ index }) => String(index), value: ({ index }) => index },
+  { key: "index", title: "Trial", kind: "index", text: ({ index }) => String(index), value: ({ index }) => index },
   { key: "words", title: "Configuration", kind: "words", text: wordsText, value: ({ words }) => words, node: wordsCell },
-  { key: "seconds", title: "Step time", kind: "number step", text: secondsText, value: (trial) => trial.seconds, node: secondsCell },
+  { key: "seconds", title: "Step time", more: ", 95 % interval", kind: "number step", text: secondsText, value: (trial) => trial.seconds, node: secondsCell },
   { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending", text: ({ speedup }) => times(speedup), value: ({ speedup }) => speedup },
   { key: "steps", title: "Steps", kind: "number spare", first: "descending", text: ({ steps }) => grouped(steps), value: ({ steps }) => steps },
   { key: "outliers", title: "Outliers", kind: "number spare", first: "descending", text: ({ outliers }) => grouped(outliers), value: ({ outliers }) => outliers },
   { key: "took", title: "Took", kind: "number spare", first: "descending", text: (trial) => duration(tookSeconds(trial)), value: tookSeconds },
-  { key: "state", title: "State", kind: "spare", text: ({ state, purpose }) => (purpose === "confirm" ? `${state}, ${PURPOSES.confirm}` : state) },
+  { key: "state", title: "State", kind: "spare", text: ({ state }) => state },
 ];
 
 export function trialsTable() {
@@ -36,17 +34,16 @@ export function trialsTable() {
   };
 }
 
-function tags({ is_best: isBest, isDefault, state, purpose }) {
+function tags({ is_best: isBest, isDefault, purpose }) {
   return [
     isBest ? "best" : null,
     isDefault ? "default" : null,
     purpose === "confirm" ? "confirming" : null,
-    state === "measured" ? null : state,
   ].filter(Boolean);
 }
 
 function wordsText(trial) {
-  return [trial.words, ...tags(trial), trial.failure ?? ""].join("\n");
+  return [trial.words, ...tags(trial), trial.state, trial.failure ?? ""].join("\n");
 }
 
 function wordsCell(trial) {
@@ -54,6 +51,7 @@ function wordsCell(trial) {
     "div", {},
     element("span", { class: "configuration" }, trial.words),
     ...tags(trial).map((tag) => element("span", { class: `tag ${tag}` }, tag)),
+    trial.state === "measured" ? null : element("span", { class: `tag state ${trial.state}` }, trial.state),
     trial.failure ? element("p", { class: "bad-text" }, trial.failure) : null,
   );
 }

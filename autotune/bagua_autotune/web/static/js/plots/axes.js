@@ -58,7 +58,8 @@ export function valueAxis(colours, areSeconds, label) {
 function tick(value, splits) {
   if (splits.length < 2) return short(value);
   const distance = Math.abs(splits[1] - splits[0]);
-  return value.toFixed(Math.max(0, Math.min(4, -Math.floor(Math.log10(distance) + 1e-9))));
+  const enough = [0, 1, 2, 3].find((digits) => Math.abs(distance - Number(distance.toFixed(digits))) < 1e-3 * distance);
+  return value.toFixed(enough ?? 4);
 }
 
 function look(colours) {

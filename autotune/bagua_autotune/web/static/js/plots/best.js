@@ -7,6 +7,12 @@ import { measured, measureOf } from "./measure.js";
 import { Plot } from "./plot.js";
 import { padded, withoutStragglers } from "./scale.js";
 
+const LEGEND = [
+  { label: "best so far", shape: "line", className: "of-best" },
+  { label: "trial", shape: "circle", className: "of-other" },
+];
+const CONFIRMING = { label: "confirming", shape: "diamond", className: "of-other" };
+
 export function bestPlot() {
   let shown = null;
   const plot = new Plot(byId("best-plot"), (colours) => ({
@@ -15,17 +21,13 @@ export function bestPlot() {
     series: [{}, { stroke: colours.accent, width: 2, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) }],
     hooks: { draw: [(u) => draw(u, shown, colours)] },
   }));
-  showLegend(byId("best-legend"), [
-    { label: "best so far", shape: "line", className: "of-best" },
-    { label: "trial", shape: "circle", className: "of-other" },
-    { label: "confirming", shape: "diamond", className: "of-other" },
-  ]);
   return (overview) => {
     const trials = measured(overview);
     byId("best-panel").hidden = trials.length === 0;
     if (trials.length === 0) return;
     shown = prepare(overview, trials);
     plot.show([trials.map(({ index }) => index), shown.best], shown.points, shown.label);
+    showLegend(byId("best-legend"), trials.some(({ purpose }) => purpose === "confirm") ? [...LEGEND, CONFIRMING] : LEGEND);
     setText(byId("best-note"), shown.beyond ? "Trials beyond the top are drawn as triangles there." : "");
   };
 }

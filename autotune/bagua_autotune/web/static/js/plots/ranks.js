@@ -10,7 +10,7 @@ import { Plot } from "./plot.js";
 const WIDEST_BAR_PX = 48;
 
 export function ranksPlot() {
-  const bars = (align) => uPlot.paths.bars({ size: [0.7, WIDEST_BAR_PX], radius: 0.08, align });
+  const bars = () => uPlot.paths.bars({ size: [0.7, WIDEST_BAR_PX] });
   const plot = new Plot(byId("ranks-plot"), (colours) => ({
     scales: {
       x: { time: false, range: (_u, low, high) => [low - 0.6, high + 0.6] },
@@ -19,8 +19,8 @@ export function ranksPlot() {
     axes: [countAxis(colours, "rank"), valueAxis(colours, () => true)],
     series: [
       {},
-      { fill: colours.other, width: 0, paths: bars(0), points: { show: false } },
-      { fill: colours.accent, width: 0, paths: bars(0), points: { show: false } },
+      { fill: colours.other, width: 0, paths: bars(), points: { show: false } },
+      { fill: colours.accent, width: 0, paths: bars(), points: { show: false } },
     ],
   }));
   plot.readsColumns = true;

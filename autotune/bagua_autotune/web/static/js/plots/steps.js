@@ -7,12 +7,13 @@ import { drawMark, showLegend } from "./marks.js";
 import { Plot } from "./plot.js";
 import { withoutStragglers } from "./scale.js";
 
-const LEGEND = [
-  { label: "default", shape: "circle", className: "of-default" },
-  { label: "best", shape: "circle", className: "of-best" },
-  { label: "other trials", shape: "circle", className: "of-other" },
-  { label: "switch", shape: "rule", className: "of-switch" },
+const KINDS = [
+  { kind: "default", label: "default", shape: "circle", className: "of-default" },
+  { kind: "best", label: "best", shape: "circle", className: "of-best" },
+  { kind: "other", label: "other trials", shape: "circle", className: "of-other" },
 ];
+const LEVEL = { label: "measured", shape: "line", className: "of-other" };
+const SWITCH = { label: "switch", shape: "rule", className: "of-switch" };
 
 export function stepsPlot() {
   let shown = null;
@@ -22,18 +23,20 @@ export function stepsPlot() {
     series: [{}, { show: true, paths: () => null, points: { show: false } }],
     hooks: { drawClear: [(u) => drawSwitches(u, shown, colours)], draw: [(u) => drawSteps(u, shown, colours)] },
   }));
-  showLegend(byId("steps-legend"), LEGEND);
   return (overview) => {
     const { points, stride } = overview.steps;
     byId("steps-panel").hidden = points.length === 0;
     if (points.length === 0) return;
     shown = prepare(overview);
     plot.show([points.map(({ step }) => step), points.map((point) => point.seconds)], shown.readable, shown.label);
+    showLegend(byId("steps-legend"), legend(shown));
     setText(byId("steps-note"), note(shown, stride));
   };
 }
 
 function prepare({ steps, switches, trials }) {
+  const spans = new Map(); // trial -> its first and last step
+  for (const { trial, step } of steps.points) spans.set(trial, [spans.get(trial)?.[0] ?? step, step]);
   const byIndex = new Map(trials.map((trial) => [trial.index, trial]));
   const best = trials.find((trial) => trial.is_best);
   const standard = trials[0];
@@ -51,6 +54,8 @@ function prepare({ steps, switches, trials }) {
     kinds: steps.points.map(({ trial }) => kind(trial)),
     points: steps.points,
     switches,
+    levels: trials.filter(({ index, seconds: level }) => spans.has(index) && level !== null)
+      .map(({ index, seconds: level }) => ({ span: spans.get(index), level, kind: kind(index) })),
     beyond: values.filter((value) => value > range[1]).length,
     readable: steps.points.map((point) => ({
       x: point.step,
@@ -61,6 +66,11 @@ function prepare({ steps, switches, trials }) {
       `Step time from step ${grouped(first.step)} to ${grouped(last.step)}: ` +
       `from ${seconds(first.seconds)} to ${seconds(last.seconds)}, with ${count(switches.length, "switch", "switches")}.`,
   };
+}
+
+function legend({ kinds, levels, switches }) {
+  const present = KINDS.filter(({ kind }) => kinds.includes(kind));
+  return [...present, ...(levels.length ? [LEVEL] : []), ...(switches.length ? [SWITCH] : [])];
 }
 
 function note({ beyond }, stride) {
@@ -86,12 +96,13 @@ function drawSwitches(u, { switches }, colours) {
   ctx.restore();
 }
 
-function drawSteps(u, { points, kinds, range }, colours) {
+function drawSteps(u, { points, kinds, range, levels }, colours) {
   const { ctx, bbox } = u;
   const radius = (points.length > 400 ? 1.6 : 2.2) * devicePixelRatio;
   ctx.save();
   // What matters is drawn last.
   for (const kind of ["other", "default", "best"]) {
+    drawLevels(u, levels.filter((level) => level.kind === kind), colours[kind]);
     points.forEach((point, index) => {
       if (kinds[index] !== kind) return;
       const isBeyond = point.seconds > range[1];
@@ -101,4 +112,18 @@ function drawSteps(u, { points, kinds, range }, colours) {
     });
   }
   ctx.restore();
+}
+
+/** What each trial was measured at, over its steps. */
+function drawLevels(u, levels, colour) {
+  const { ctx } = u;
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  ctx.beginPath();
+  for (const { span, level } of levels) {
+    const y = u.valToPos(level, "y", true);
+    ctx.moveTo(u.valToPos(span[0], "x", true), y);
+    ctx.lineTo(u.valToPos(span[1], "x", true), y);
+  }
+  ctx.stroke();
 }
