@@ -168,8 +168,51 @@ class JobDetail(JobState):
     ended_at: datetime | None
 
 
+class Figures(_Output):
+    """Null where not (yet) known; ``seconds`` are per step, of the slowest rank.
+
+    ``speedup`` is over the baseline, of the result once there is one, else of the best trial so
+    far. ``search_steps``, ``search_seconds``, ``cost_seconds`` (lost against the baseline) and
+    ``payback_steps`` are of the latest round. The others are of the latest steps: communication
+    that computing does not hide; what the slowest rank computes longer than the middle one, in
+    parts of a step; the rank that is slowest most often, and in which share of the steps.
+    """
+
+    baseline_seconds: float | None
+    incumbent_seconds: float | None
+    current_seconds: float | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    search_steps: int
+    search_seconds: float
+    cost_seconds: float | None
+    cost_steps: float | None
+    payback_steps: int | None
+    exposed_seconds: float | None
+    rank_spread_ratio: float | None
+    slowest_rank: int | None
+    slowest_share: float | None
+
+
+class JobSummary(JobState):
+    """A job as a list shows it.
+
+    ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job.
+    """
+
+    protocol: Protocol
+    world_size: int
+    created_at: datetime
+    last_contact_at: datetime
+    ended_at: datetime | None
+    revision: int
+    headline: str
+    figures: Figures
+
+
 class JobList(_Output):
-    jobs: list[JobState]
+    jobs: list[JobSummary]
 
 
 class Trial(_Output):
@@ -189,6 +232,13 @@ class Trial(_Output):
     started_at: datetime | None
     ended_at: datetime | None
     failure: str | None
+
+
+class ShownTrial(Trial):
+    """``is_best``: what was kept, or else the incumbent. ``words``: its configuration."""
+
+    words: str
+    is_best: bool
 
 
 class TrialList(_Output):
@@ -223,6 +273,111 @@ class Event(_Output):
 
 class EventList(_Output):
     events: list[Event]
+
+
+class StepPoint(_Output):
+    step: int
+    trial: int
+    seconds: float
+
+
+class StepSeries(_Output):
+    """A point is the median of ``stride`` steps of a trial, or of what is left of them."""
+
+    stride: int
+    points: list[StepPoint]
+
+
+class Switch(_Output):
+    """The first observed step of a trial; without a trial the last one of a tuning."""
+
+    step: int
+    trial: int | None
+    words: str
+
+
+class BestSoFar(_Output):
+    trial: int
+    seconds: float
+
+
+class RankTime(_Output):
+    """Medians over the latest steps."""
+
+    rank: int
+    seconds: float
+    compute_seconds: float | None
+
+
+class JobOverview(_Output):
+    """All that is shown of a job while it runs.
+
+    ``best``: the lowest step time after each measured trial of the round. ``ranks``: of more than
+    256 those that compute longest and shortest. ``why``: why this configuration. ``stock_ddp``:
+    Python for PyTorch's own DistributedDataParallel. ``events``: the newest.
+    """
+
+    job: JobSummary
+    default_configuration: dict[str, Value]
+    ranks_per_node: tuple[int, ...]
+    software: dict[str, str]
+    fingerprint: str
+    limits: Limits
+    knobs: dict[str, Knob]
+    trials: list[ShownTrial]
+    steps: StepSeries
+    switches: list[Switch]
+    best: list[BestSoFar]
+    ranks: list[RankTime]
+    why: str
+    stock_ddp: str
+    events: list[Event]
+
+
+class CurvePoint(_Output):
+    bucket_bytes: int
+    seconds: float
+    low: float
+    high: float
+
+
+class CurveLine(_Output):
+    """``values``: of all knobs but the bucket size."""
+
+    label: str
+    values: dict[str, Value]
+    points: list[CurvePoint]
+
+
+class Curve(_Output):
+    """What the search believes a step takes, with the 95 % band, after so many closed trials.
+
+    Without ``curves`` where it has no opinion (yet).
+    """
+
+    trials: int
+    curves: list[CurveLine]
+
+
+class Bucket(_Output):
+    """``first`` and ``last``: names of its tensors, in gradient-ready order."""
+
+    bytes: int
+    tensors: int
+    first: str
+    last: str
+
+
+class BucketLayout(_Output):
+    role: Literal["default", "incumbent"]
+    words: str
+    buckets: list[Bucket]
+
+
+class JobBuckets(_Output):
+    tensors: int
+    bytes: int
+    layouts: list[BucketLayout]
 
 
 class Problem(_Output):

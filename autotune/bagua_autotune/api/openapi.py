@@ -18,6 +18,7 @@ REFERENCE = "#/components/schemas/{model}"
 STATUS_TEXTS = {
     200: "Done",
     201: "Registered",
+    304: "As it was (If-None-Match)",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
     404: "There is no such job",
@@ -29,7 +30,10 @@ STATUS_TEXTS = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path; ``query`` gives the schema of each query parameter."""
+    """One method of one path; ``query`` gives the schema of each query parameter.
+
+    An answer that is no message is any JSON, or text of the ``content_type``.
+    """
 
     method: str
     path: str
@@ -38,6 +42,7 @@ class Operation:
     body: type[BaseModel] | None = None
     query: tuple[tuple[str, str], ...] = ()
     statuses: tuple[int, ...] = (200,)
+    content_type: str = "application/json"
 
 
 OPERATIONS = (
@@ -47,7 +52,7 @@ OPERATIONS = (
         "List jobs, newest first",
         messages.JobList,
         query=(("name", "string"), ("limit", "integer")),
-        statuses=(200, 422),
+        statuses=(200, 304, 422),
     ),
     Operation(
         "put",
@@ -106,6 +111,42 @@ OPERATIONS = (
         messages.NewEvent,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/overview",
+        "All that is shown of it while it runs",
+        messages.JobOverview,
+        statuses=(200, 304, 404),
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/curve",
+        "What the search believes of the bucket sizes",
+        messages.Curve,
+        statuses=(200, 304, 404),
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/buckets",
+        "How the default and the best configuration cut its tensors",
+        messages.JobBuckets,
+        statuses=(200, 304, 404),
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/trials.csv",
+        "Its trials, to download",
+        None,
+        statuses=(200, 404),
+        content_type="text/csv",
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/export.json",
+        "All that is stored of it but its profiles, to download",
+        None,
+        statuses=(200, 404),
+    ),
     Operation("get", "/openapi.json", "This description", None),
 )
 
@@ -141,10 +182,9 @@ def _describe(operation: Operation, references: Any) -> dict[str, Any]:
     for status in (*operation.statuses, 401):
         content: dict[str, Any] = {"application/problem+json": {"schema": problem}}
         if status < 400:
-            schema = {"type": "object"}
-            if operation.answer:
-                schema = references[(operation.answer, OUT)]
-            content = {"application/json": {"schema": schema}}
+            content = {operation.content_type: {"schema": _schema(operation, references)}}
+        if status == 304:
+            content = {}
         responses[str(status)] = {"description": STATUS_TEXTS[status], "content": content}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     described["parameters"] = _parameters(operation)
@@ -153,6 +193,13 @@ def _describe(operation: Operation, references: Any) -> dict[str, Any]:
         content = {"application/json": {"schema": schema}}
         described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+def _schema(operation: Operation, references: Any) -> Any:
+    if operation.answer:
+        return references[(operation.answer, OUT)]
+    is_json = operation.content_type == "application/json"
+    return {"type": "object" if is_json else "string"}
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:

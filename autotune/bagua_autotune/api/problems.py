@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TypeVar
@@ -40,6 +41,16 @@ def parse(message: type[Message]) -> Message:
         if error.errors()[0]["type"] == "json_invalid":
             abort(400, "The body is not JSON.")
         abort(422, describe(error))
+
+
+def query_number(name: str, low: int, high: int) -> int | None:
+    """A whole number of the query string; aborts with 422 if it is none or out of range."""
+    text = request.args.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
+        abort(422, f"{name}: must be a whole number from {low} to {high}.")
+    return int(text)
 
 
 def describe(error: ValidationError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.api import messages
-from bagua_autotune.store import read_each
+from bagua_autotune.overview import Overviews
 from bagua_autotune.tuning.tuner import Tuner
 
 
@@ -11,11 +11,35 @@ def job_state(tuner: Tuner, job_id: str) -> messages.JobState:
     return messages.JobState.model_validate(tuner.status(job_id))
 
 
-def job_list(tuner: Tuner, name: str | None = None, limit: int = 100) -> messages.JobList:
+def job_list(overviews: Overviews, name: str | None = None, limit: int = 100) -> messages.JobList:
     """Newest first."""
-    jobs = tuner.store.jobs(name, limit)
-    states = read_each(jobs, lambda job: job_state(tuner, job.id))
-    return messages.JobList(jobs=list(states))
+    found = overviews.summaries(name, limit)
+    return messages.JobList(jobs=[messages.JobSummary.model_validate(s) for s in found])
+
+
+def job_overview(overviews: Overviews, job_id: str) -> messages.JobOverview:
+    found = overviews.overview(job_id)
+    job = found.job
+    return messages.JobOverview.model_validate(
+        {
+            **vars(found),
+            "job": found.summary,
+            "default_configuration": job.baseline,
+            "ranks_per_node": job.ranks_per_node,
+            "software": job.software,
+            "fingerprint": job.fingerprint,
+            "limits": job.limits,
+            "knobs": dict(job.space),
+        }
+    )
+
+
+def job_curve(overviews: Overviews, job_id: str) -> messages.Curve:
+    return messages.Curve.model_validate(overviews.curve(job_id))
+
+
+def job_buckets(overviews: Overviews, job_id: str) -> messages.JobBuckets:
+    return messages.JobBuckets.model_validate(overviews.buckets(job_id))
 
 
 def job_detail(tuner: Tuner, job_id: str) -> messages.JobDetail:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
-
 import click
 
-from bagua_autotune.api.messages import JobDetail, Trial
+from bagua_autotune.api.export import job_json, trials_csv
+from bagua_autotune.api.messages import JobDetail
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.model.text import clean
 from bagua_autotune.simulation.summary import summarise
@@ -29,20 +26,14 @@ def export(job: str, format: str | None, database: str | None, url: str | None) 
         raise click.UsageError("say --csv, --json or --profile")
     reader = open_reader(database, url)
     found = find_job(reader, job)
+    trials = reader.trials(found.id)
     if format == "json":
-        _write_json(reader, found)
+        observations, events = reader.observations(found.id), reader.events(found.id)
+        click.echo(job_json(found, trials, observations, events), nl=False)
     elif format == "profile":
         _write_profile(reader, found)
     else:
-        _write_csv(found, reader.trials(found.id))
-
-
-def _write_json(reader: Reader, job: JobDetail) -> None:
-    document = job.model_dump(mode="json")
-    document["trials"] = [trial.model_dump(mode="json") for trial in reader.trials(job.id)]
-    document["observations"] = [found.model_dump() for found in reader.observations(job.id)]
-    document["events"] = [event.model_dump(mode="json") for event in reader.events(job.id)]
-    click.echo(json.dumps(document, indent=2))
+        click.echo(trials_csv(found, trials), nl=False)
 
 
 def _write_profile(reader: Reader, job: JobDetail) -> None:
@@ -53,15 +44,3 @@ def _write_profile(reader: Reader, job: JobDetail) -> None:
     except ValueError as error:
         raise click.ClickException(f"job {clean(job.name)}: {error}") from error
     click.echo(record.model_dump_json(indent=2))
-
-
-def _write_csv(job: JobDetail, trials: list[Trial]) -> None:
-    """Knobs are columns between the trial's state and its measurement."""
-    rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
-    columns = ["index", *job.knobs, *rest]
-    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for trial in trials:
-        row = {**trial.model_dump(mode="json"), **trial.configuration}
-        row["failure"] = clean(trial.failure or "")
-        writer.writerow(row)

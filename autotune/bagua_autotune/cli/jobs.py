@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.messages import MOST_JOBS_LISTED, JobState
+from bagua_autotune.api.messages import MOST_JOBS_LISTED, JobSummary
 from bagua_autotune.cli.output import print_table, times
 from bagua_autotune.cli.reader import open_reader, source_options
 from bagua_autotune.model.text import describe
@@ -27,13 +27,12 @@ def jobs(limit: int, database: str | None, url: str | None) -> None:
         click.echo(f"there are more than these {limit}; see --limit", err=True)
 
 
-def _row(job: JobState) -> tuple[str, ...]:
-    speedup = job.result.speedup if job.result else job.progress.speedup
+def _row(job: JobSummary) -> tuple[str, ...]:
     return (
         job.id,
         job.name,
         job.state,
         str(job.progress.trials_measured),
-        times(speedup),
+        times(job.figures.speedup),
         describe(job.configuration),
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bagua_autotune.model.text import clean
+from bagua_autotune.model.text import clean, describe_speedup
 
 
 def say(line: str) -> None:
@@ -43,7 +43,4 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def times(speedup: float | None, low: float | None = None, high: float | None = None) -> str:
     """``1.31x (1.24 to 1.38)``, or ``-`` where nothing is known."""
-    if speedup is None:
-        return "-"
-    interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-    return f"{speedup:.2f}x{interval}"
+    return "-" if speedup is None else describe_speedup(speedup, low, high)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import messages, views
 from bagua_autotune.model.text import clean
+from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.database import default_url
@@ -28,9 +29,11 @@ TIMEOUT_SECONDS = 30.0
 class Reader(Protocol):
     """Reads jobs; raises UnknownJob, or ClickException where nothing can be read."""
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]: ...
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]: ...
 
     def job(self, job_id: str) -> messages.JobDetail: ...
+
+    def overview(self, job_id: str) -> messages.JobOverview: ...
 
     def trials(self, job_id: str) -> list[messages.Trial]: ...
 
@@ -46,9 +49,13 @@ class DatabaseReader:
 
     def __init__(self, url: str | None) -> None:
         self._tuner = Tuner(open_store(url))
+        self._overviews = Overviews(self._tuner)
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]:
-        return views.job_list(self._tuner, name, limit).jobs
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
+        return views.job_list(self._overviews, name, limit).jobs
+
+    def overview(self, job_id: str) -> messages.JobOverview:
+        return views.job_overview(self._overviews, job_id)
 
     def job(self, job_id: str) -> messages.JobDetail:
         return views.job_detail(self._tuner, job_id)
@@ -73,12 +80,15 @@ class ServiceReader:
         self._url = url.rstrip("/") + "/api/v2/jobs"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobState]:
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
         query = {"limit": str(limit)} | ({} if name is None else {"name": name})
         return self._get(messages.JobList, "?" + urllib.parse.urlencode(query)).jobs
 
     def job(self, job_id: str) -> messages.JobDetail:
         return self._get(messages.JobDetail, self._path(job_id))
+
+    def overview(self, job_id: str) -> messages.JobOverview:
+        return self._get(messages.JobOverview, self._path(job_id) + "/overview")
 
     def trials(self, job_id: str) -> list[messages.Trial]:
         return self._get(messages.TrialList, self._path(job_id) + "/trials").trials

@@ -55,6 +55,21 @@ def describe_bytes(size_bytes: float) -> str:
     return f"{_short(size_bytes)} GiB"
 
 
+def describe_seconds(seconds: float) -> str:
+    """A time for people: ``12.3 ms``, ``80 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 1:
+        return f"{_short(seconds * 1e3)} ms"
+    if seconds < 120:
+        return f"{_short(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def describe_speedup(speedup: float, low: float | None = None, high: float | None = None) -> str:
+    """``1.31x (1.24 to 1.38)``, without the interval where it is not known."""
+    interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    return f"{speedup:.2f}x{interval}"
+
+
 def describe_knob(knob: str, value: Value) -> str:
     """Its value in words; of a knob that no words are known for, name and value."""
     if knob == "bucket_bytes" and isinstance(value, int):

@@ -1,0 +1,32 @@
+"""What goes out: messages as JSON, files to keep, and nothing where nothing changed."""
+
+from __future__ import annotations
+
+import re
+
+from flask import Response, request
+from pydantic import BaseModel
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def answer(message: BaseModel, status: int = 200) -> Response:
+    """The message as JSON."""
+    return Response(message.model_dump_json(), status, content_type="application/json")
+
+
+def answer_if_changed(message: BaseModel) -> Response:
+    """The same for who asks again and again: 304 to who has it as it is (``If-None-Match``)."""
+    response = answer(message)
+    response.cache_control.no_cache = True
+    response.add_etag()
+    response.make_conditional(request)
+    return response
+
+
+def download(text: str, content_type: str, job_name: str, ending: str) -> Response:
+    """A file for the browser to keep, named after the job."""
+    response = Response(text, content_type=content_type)
+    name = UNSAFE.sub("-", job_name).strip("-.")[:80] or "job"
+    response.headers.set("Content-Disposition", "attachment", filename=f"{name}{ending}")
+    return response

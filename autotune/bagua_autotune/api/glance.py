@@ -1,0 +1,50 @@
+"""``/api/v2``: jobs at a glance, for views that are looked at while a job runs; and downloads."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, request
+
+from bagua_autotune.api import messages, views
+from bagua_autotune.api.answers import answer_if_changed, download
+from bagua_autotune.api.export import job_json, trials_csv
+from bagua_autotune.api.problems import query_number
+from bagua_autotune.overview import Overviews
+
+
+def add_routes(api: Blueprint, overviews: Overviews) -> None:
+    """Add them to the blueprint; they change nothing."""
+    tuner = overviews.tuner
+
+    @api.get("/jobs")
+    def get_jobs() -> Response:
+        limit = query_number("limit", 1, messages.MOST_JOBS_LISTED)
+        name = request.args.get("name")
+        return answer_if_changed(views.job_list(overviews, name, limit or 100))
+
+    @api.get("/jobs/<job_id>/overview")
+    def get_overview(job_id: str) -> Response:
+        return answer_if_changed(views.job_overview(overviews, job_id))
+
+    @api.get("/jobs/<job_id>/curve")
+    def get_curve(job_id: str) -> Response:
+        return answer_if_changed(views.job_curve(overviews, job_id))
+
+    @api.get("/jobs/<job_id>/buckets")
+    def get_buckets(job_id: str) -> Response:
+        return answer_if_changed(views.job_buckets(overviews, job_id))
+
+    @api.get("/jobs/<job_id>/trials.csv")
+    def get_trials_csv(job_id: str) -> Response:
+        job, trials = views.job_detail(tuner, job_id), views.trial_list(tuner, job_id).trials
+        return download(trials_csv(job, trials), "text/csv; charset=utf-8", job.name, "-trials.csv")
+
+    @api.get("/jobs/<job_id>/export.json")
+    def get_export_json(job_id: str) -> Response:
+        job = views.job_detail(tuner, job_id)
+        text = job_json(
+            job,
+            views.trial_list(tuner, job_id).trials,
+            views.observation_list(tuner, job_id).observations,
+            views.event_list(tuner, job_id).events,
+        )
+        return download(text, "application/json", job.name, ".json")

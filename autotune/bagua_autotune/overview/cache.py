@@ -1,0 +1,40 @@
+"""Answers that are right for as long as what they were made from is the same."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Cache(Generic[Answer]):
+    """The latest answer of each job, of so many jobs; thread-safe.
+
+    Of one job one answer is made at a time: who asks meanwhile waits for it.
+    """
+
+    def __init__(self, most_jobs: int) -> None:
+        self._most_jobs = most_jobs
+        self._kept: OrderedDict[str, _Slot[Answer]] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def get(self, job_id: str, version: Hashable, make: Callable[[], Answer]) -> Answer:
+        """The answer to this version, kept or made."""
+        with self._guard:
+            slot = self._kept.setdefault(job_id, _Slot())
+            self._kept.move_to_end(job_id)
+            while len(self._kept) > self._most_jobs:
+                self._kept.popitem(last=False)
+        with slot.turn:
+            if slot.answer is None or slot.answer[0] != version:
+                slot.answer = version, make()
+            return slot.answer[1]
+
+
+class _Slot(Generic[Answer]):
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.answer: tuple[Hashable, Answer] | None = None

@@ -1,0 +1,125 @@
+"""The figures of a job: how fast it is, how sure that is, what the search cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.overview import ranks
+from bagua_autotune.overview.best import best_trial, is_settled, speedup
+from bagua_autotune.overview.reading import Reading
+from bagua_autotune.tuning.bill import Bill, bill
+from bagua_autotune.tuning.decision import baseline_estimate
+from bagua_autotune.tuning.rounds import began_at
+
+
+@dataclass(frozen=True)
+class Figures:
+    """None where not (yet) known. Seconds are per step, of the slowest rank.
+
+    Attributes:
+        baseline_seconds: of the default, as it was first measured in this round.
+        incumbent_seconds: of the best trial; once tuned, of what was kept.
+        current_seconds: median of the latest steps that were reported.
+        speedup: over the baseline; of the result once tuned, else of the incumbent.
+        speedup_low, speedup_high: its 95 % interval.
+        search_steps, search_seconds: trained under trials in this round.
+        cost_seconds, cost_steps: that the search of this round lost against the baseline.
+        payback_steps: after how many steps that is earned; before the end, if it ended now.
+        exposed_seconds: communication that computing does not hide, in the latest steps.
+        rank_spread_ratio: what the slowest rank computes longer than the middle one, in parts
+            of a step.
+        slowest_rank: that was slowest most often in the latest steps.
+        slowest_share: of them, in which it was.
+    """
+
+    baseline_seconds: float | None
+    incumbent_seconds: float | None
+    current_seconds: float | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    search_steps: int
+    search_seconds: float
+    cost_seconds: float | None
+    cost_steps: float | None
+    payback_steps: int | None
+    exposed_seconds: float | None
+    rank_spread_ratio: float | None
+    slowest_rank: int | None
+    slowest_share: float | None
+
+
+def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
+    """Sum a job up.
+
+    Args:
+        profiles: of its newest profiled trial, where the ranks do not tell what they compute.
+    """
+    job, objective = reading.job, reading.objective
+    baseline = baseline_estimate(job, reading.round)
+    best = best_trial(job, reading.trials)
+    faster = speedup(job, reading.trials, objective)
+    has_seconds = objective.seconds(0.0) is not None
+    latest = reading.latest if has_seconds else ()
+    spread = ranks.spread(latest)
+    cost = _bill(reading)
+    is_known = has_seconds and baseline is not None
+    return Figures(
+        baseline_seconds=objective.seconds(baseline.center) if baseline else None,
+        incumbent_seconds=(
+            objective.seconds(best.estimate.center) if best and best.estimate else None
+        ),
+        current_seconds=ranks.step_seconds(latest),
+        speedup=_finite(faster.center if faster else None),
+        speedup_low=_finite(faster.low if faster else None),
+        speedup_high=_finite(faster.high if faster else None),
+        search_steps=cost.steps,
+        search_seconds=_search_seconds(reading),
+        cost_seconds=cost.cost_seconds if is_known else None,
+        cost_steps=cost.cost_steps if is_known else None,
+        payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
+        exposed_seconds=ranks.exposed_seconds(latest, profiles),
+        rank_spread_ratio=spread.ratio if spread else None,
+        slowest_rank=spread.slowest_rank if spread else None,
+        slowest_share=spread.slowest_share if spread else None,
+    )
+
+
+def _bill(reading: Reading) -> Bill:
+    """Of the round, with the steps of a trial that still runs."""
+    job, trials = reading.job, reading.round
+    if job.result and is_settled(job) and job.phase == "finished" and job.result.steps:
+        return Bill(job.result.steps, job.result.cost_seconds, job.result.cost_steps)
+    baseline = baseline_estimate(job, trials)
+    found = bill(
+        trials,
+        {index: steps.first for index, steps in reading.steps.items()},
+        reading.switch_seconds,
+        baseline.center if baseline else None,
+        reading.objective,
+    )
+    running = sum(
+        reading.steps[t.index].count for t in trials[-1:] if t.is_open and t.index in reading.steps
+    )
+    return Bill(found.steps + running, found.cost_seconds, found.cost_steps)
+
+
+def _search_seconds(reading: Reading) -> float:
+    job = reading.job
+    end = job.finished_at or job.ended_at or job.last_contact_at
+    return max(0.0, end - began_at(job, reading.round))
+
+
+def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int | None:
+    job = reading.job
+    if job.result and is_settled(job):
+        return job.result.payback_steps
+    return cost.payback_steps(faster.center) if faster else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

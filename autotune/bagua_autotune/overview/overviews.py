@@ -1,0 +1,156 @@
+"""Summaries and overviews of jobs, each made once per revision of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bagua_autotune.model.job import Event, Job
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.text import describe
+from bagua_autotune.overview.best import best_trial
+from bagua_autotune.overview.cache import Cache
+from bagua_autotune.overview.curve import Curve, closed, make_curve
+from bagua_autotune.overview.explanation import baseline_trial, explain
+from bagua_autotune.overview.layouts import JobLayouts, Role, make_layouts
+from bagua_autotune.overview.ranks import RankTime, exposed_seconds, rank_times
+from bagua_autotune.overview.reading import LATEST_STEPS, Reading, read
+from bagua_autotune.overview.steps import (
+    Best,
+    Series,
+    Switch,
+    best_so_far,
+    switches,
+    thin_out,
+)
+from bagua_autotune.overview.stock_ddp import snippet
+from bagua_autotune.overview.summary import LATEST_PROFILES, Summary, make_summary
+from bagua_autotune.store import contacts, digests, read_each
+from bagua_autotune.store.contacts import Contact
+from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.status import TrialStatus, trial_statuses
+from bagua_autotune.tuning.tuner import Tuner
+
+# A summary is a few kilobytes; the others are a hundred, and only looked at one by one.
+SUMMARIES_KEPT = 5000
+OVERVIEWS_KEPT = 32
+NEWEST_EVENTS = 200
+
+
+@dataclass(frozen=True)
+class ShownTrial(TrialStatus):
+    """``words``: its configuration; ``is_best``: the one that was kept, or else the incumbent."""
+
+    words: str
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All that is shown of a job while it runs; see the messages of /api/v2."""
+
+    summary: Summary
+    job: Job
+    trials: Sequence[ShownTrial]
+    steps: Series
+    switches: Sequence[Switch]
+    best: Sequence[Best]
+    ranks: Sequence[RankTime]
+    why: str
+    stock_ddp: str
+    events: Sequence[Event]
+
+
+class Overviews:
+    """Methods of one job raise UnknownJob if there is no such job. Thread-safe."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.tuner = tuner
+        self._store = tuner.store
+        self._summaries: Cache[Summary] = Cache(SUMMARIES_KEPT)
+        self._overviews: Cache[Overview] = Cache(OVERVIEWS_KEPT)
+        self._curves: Cache[Curve] = Cache(OVERVIEWS_KEPT)
+        self._layouts: Cache[JobLayouts] = Cache(OVERVIEWS_KEPT)
+
+    def summaries(self, name: str | None = None, limit: int = 100) -> list[Summary]:
+        """Newest first; a job that cannot be read is left out."""
+        newest = contacts.newest(self._store, name, limit)
+        return list(read_each(newest, self.summary_of))
+
+    def summary(self, job_id: str) -> Summary:
+        return self.summary_of(contacts.of_job(self._store, job_id))
+
+    def summary_of(self, contact: Contact) -> Summary:
+        """Of a job whose revision is known."""
+        deciding = self.tuner.is_deciding(contact.id)
+        found = self._summaries.get(
+            contact.id,
+            contact.version,
+            lambda: make_summary(self._store, read(self._store, contact.id)),
+        )
+        return replace(found, deciding=deciding)
+
+    def overview(self, job_id: str) -> Overview:
+        contact = contacts.of_job(self._store, job_id)
+        deciding = self.tuner.is_deciding(job_id)
+        found = self._overviews.get(job_id, contact.version, lambda: self._make(job_id))
+        return replace(found, summary=replace(found.summary, deciding=deciding))
+
+    def curve(self, job_id: str) -> Curve:
+        """What the search believes; made anew once a trial was closed."""
+        job = self._store.job(job_id)
+        trials = of_round(self._store.trials(job_id), job.round)
+        version = job.created_at, job.round, closed(trials)
+        return self._curves.get(job_id, version, lambda: make_curve(self.tuner, job_id))
+
+    def buckets(self, job_id: str) -> JobLayouts:
+        """How the tensors are cut by default, and by the best configuration so far."""
+        job = self._store.job(job_id)
+        best = best_trial(job, self._store.trials(job_id))
+        configurations: dict[Role, Configuration] = {"default": job.baseline}
+        if best is not None:
+            configurations["incumbent"] = best.configuration
+        version = job.created_at, *configurations.values()
+        return self._layouts.get(
+            job_id, version, lambda: make_layouts(self.tuner.layouts(job), configurations)
+        )
+
+    def _make(self, job_id: str) -> Overview:
+        reading = read(self._store, job_id)
+        summary = make_summary(self._store, reading)
+        job = reading.job
+        best = best_trial(job, reading.trials)
+        has_seconds = reading.objective.seconds(0.0) is not None
+        times = digests.step_times(self._store, job_id) if has_seconds else []
+        return Overview(
+            summary=summary,
+            job=job,
+            trials=[
+                ShownTrial(
+                    **vars(status),
+                    words=describe(status.configuration),
+                    is_best=best is not None and status.index == best.index,
+                )
+                for status in trial_statuses(job, reading.trials, reading.objective)
+            ],
+            steps=thin_out(times),
+            switches=switches(reading),
+            best=best_so_far(reading),
+            ranks=rank_times(reading.latest) if has_seconds else [],
+            why=explain(reading, summary.figures, self._exposed(reading)),
+            stock_ddp=snippet(best.configuration if best else job.baseline),
+            events=self._store.events(job_id, NEWEST_EVENTS),
+        )
+
+    def _exposed(self, reading: Reading) -> Mapping[int, float]:
+        """Communication that computing does not hide, of the best trial and the baseline's."""
+        job = reading.job
+        wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.round)]
+        found: dict[int, float] = {}
+        for trial in filter(None, wanted):
+            steps = digests.latest_observations(self._store, job.id, LATEST_STEPS, trial.index)
+            profiles = digests.latest_profiles(self._store, job.id, LATEST_PROFILES, trial.index)
+            exposed = exposed_seconds(steps, profiles)
+            if exposed is not None:
+                found[trial.index] = exposed
+        return found
