@@ -1,8 +1,7 @@
-"""What a scrape always tells as it is now, of every job: its state and its last word."""
+"""What a scrape always tells as it is now: a job's state and its last word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import get_args
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,7 +12,8 @@ from bagua_autotune.store.contacts import Contact
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target
 
 
-def families(contacts: Iterable[Contact]) -> list[Metric]:
+def families(contact: Contact | None) -> list[Metric]:
+    """Always the same ones in the same order; of no job they have no samples."""
     states = GaugeMetricFamily(
         "bagua_autotune_job_state", "1 for the state that the job is in.", labels=[JOB, "state"]
     )
@@ -27,7 +27,7 @@ def families(contacts: Iterable[Contact]) -> list[Metric]:
         "When the job was registered, in seconds since the epoch.",
         labels=[JOB],
     )
-    for contact in contacts:
+    if contact:
         for phase in get_args(JobPhase):
             states.add_metric([contact.name, phase], contact.phase == phase)
         last.add_metric([contact.name], contact.last_contact_at)

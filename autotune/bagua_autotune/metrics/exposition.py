@@ -16,7 +16,8 @@ from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.service import ServiceMetrics
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.tuning.tuner import Tuner, TunerListener
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import TunerListener
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +28,17 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics(TunerListener):
     """Listens to the tuner and answers scrapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
         self.service = ServiceMetrics()
         self._steps = StepHistograms()
-        self._jobs: Jobs | None = None
-
-    def show_jobs(self, tuner: Tuner) -> None:
-        """Let scrapes tell of the jobs, too. The tuner is made after its listeners."""
-        self._jobs = Jobs(tuner, self._steps)
+        self._jobs = Jobs(store, self._steps)
 
     def exposition(self) -> bytes:
         """Prometheus's text format; without the jobs while the store cannot be read."""
-        jobs = b""
         try:
-            if self._jobs:
-                jobs = self._jobs.exposition()
+            jobs = self._jobs.exposition()
         except SQLAlchemyError as error:
+            jobs = b""
             self.service.count_store_error(error)
             logger.error("the metrics are without the jobs: the store failed: %s", error)
         return self.service.exposition() + jobs

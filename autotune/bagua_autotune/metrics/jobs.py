@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bagua_autotune.metrics import contact_families, job_families, text, view
 from bagua_autotune.metrics.steps import StepHistograms
-from bagua_autotune.store import contacts, read_each
+from bagua_autotune.store import Store, contacts, read_each
 from bagua_autotune.store.contacts import Contact
-from bagua_autotune.tuning.tuner import Tuner
 
 # How long a job is shown: after its end; after its last word while it is being tuned; and after
 # its last word once it is tuned, from when on it says nothing.
@@ -27,14 +27,23 @@ TUNED_SECONDS = 24 * 3600.0
 CHANGED_BUDGET_SECONDS = 0.1
 NEW_BUDGET_SECONDS = 2.0
 
+Version = tuple[float, int, int]  # of the job in the store, and of the steps counted here
+
 
 @dataclass(frozen=True)
 class _Made:
     """A job's samples by family, and of what they were made; none if it cannot be read."""
 
-    version: tuple[int, int]
+    version: Version
     pieces: Sequence[bytes]
     at: float
+
+
+class _State(NamedTuple):
+    """The samples of what is told of a job without reading it, by family."""
+
+    contact: Contact
+    pieces: Sequence[bytes]
 
 
 class Jobs:
@@ -47,15 +56,16 @@ class Jobs:
 
     def __init__(
         self,
-        tuner: Tuner,
+        store: Store,
         steps: StepHistograms,
         clock: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tuner = tuner
+        self._store = store
         self._steps = steps
         self._clock = clock
         self._stopwatch = stopwatch
+        self._states: dict[str, _State] = {}
         self._made: dict[str, _Made] = {}
         self._one_scrape = threading.Lock()
 
@@ -68,22 +78,29 @@ class Jobs:
         with self._one_scrape:
             counted = self._steps.job_ids()  # before the jobs are read: none is forgotten too soon
             shown = self._shown()
-            job_ids = {contact.id for contact in shown}
-            self._made = {key: made for key, made in self._made.items() if key in job_ids}
-            self._steps.forget(counted - job_ids)
+            self._states = {contact.id: self._state(contact) for contact in shown}
+            self._made = {key: made for key, made in self._made.items() if key in self._states}
+            self._steps.forget(counted - self._states.keys())
             self._refresh(shown)
-            made = self._made
-        told = [contact for contact in shown if not _is_broken(made.get(contact.id))]
-        pieces = [made[contact.id].pieces for contact in told if contact.id in made]
-        return text.generate(contact_families.families(told)) + text.join(HEADERS, pieces)
+            states, made = self._states, list(self._made.items())
+        broken = {job_id for job_id, found in made if not found.pieces}
+        told = [state.pieces for job_id, state in states.items() if job_id not in broken]
+        pieces = [found.pieces for _, found in made if found.pieces]
+        return text.join(STATE_HEADERS, told) + text.join(HEADERS, pieces)
 
     def _shown(self) -> list[Contact]:
         now = self._clock()
         newest: dict[str, Contact] = {}
-        for contact in contacts.since(self._tuner.store, now - TUNED_SECONDS):
+        for contact in contacts.since(self._store, now - TUNED_SECONDS):
             if is_shown(contact, now):
                 newest.setdefault(contact.name, contact)
         return list(newest.values())
+
+    def _state(self, contact: Contact) -> _State:
+        known = self._states.get(contact.id)
+        if known and known.contact == contact:
+            return known
+        return _State(contact, text.pieces(contact_families.families(contact)))
 
     def _refresh(self, shown: Sequence[Contact]) -> None:
         """Make the texts of what changed: those never made first, then the oldest."""
@@ -105,15 +122,11 @@ class Jobs:
             self._made[contact.id] = _Made(version, pieces, self._stopwatch())
 
     def _read(self, contact: Contact) -> Sequence[bytes]:
-        families = job_families.families(view.read(self._tuner, contact.id))
+        families = job_families.families(view.read(self._store, contact.id))
         return text.pieces([*families, self._steps.family(contact.id)])
 
-    def _version(self, contact: Contact) -> tuple[int, int]:
-        return contact.revision, self._steps.count(contact.id)
-
-
-def _is_broken(made: _Made | None) -> bool:
-    return made is not None and not made.pieces
+    def _version(self, contact: Contact) -> Version:
+        return *contact.version, self._steps.count(contact.id)
 
 
 def is_shown(contact: Contact, now: float) -> bool:
@@ -125,4 +138,5 @@ def is_shown(contact: Contact, now: float) -> bool:
 
 
 # The same of every job, and there without any.
+STATE_HEADERS = text.headers(contact_families.families(None))
 HEADERS = text.headers([*job_families.families(None), StepHistograms().family("")])

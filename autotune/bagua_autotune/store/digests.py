@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import Observation
+from bagua_autotune.model.job import EventKind, Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.store import records
 from bagua_autotune.store.reports import OBSERVED
@@ -85,6 +85,13 @@ def switch_seconds(store: Store, job_id: str) -> dict[int, float]:
     with store.database.reading() as session:
         rows = session.execute(query.group_by(EventRow.trial))
         return {row.trial: row.seconds for row in rows}
+
+
+def count_events(store: Store, job_id: str, kind: EventKind) -> int:
+    """How many of this kind the ranks told of."""
+    query = select(func.count()).where(EventRow.job_id == job_id, EventRow.kind == kind)
+    with store.database.reading() as session:
+        return session.scalar(query) or 0
 
 
 def _newest(

@@ -46,7 +46,7 @@ class Scene:
         self.store = store
         self.steps = StepHistograms()
         self.tuner = Tuner(store, "random", [], self.clock)
-        self.jobs = Jobs(self.tuner, self.steps, self.clock, self.stopwatch)
+        self.jobs = Jobs(store, self.steps, self.clock, self.stopwatch)
 
     def add(self, job_id: str, **changes: object) -> None:
         self.tuner.register(job_id, make_spec(**{"name": job_id, **changes}))
