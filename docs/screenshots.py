@@ -73,13 +73,13 @@ class Picture:
 
 
 JOBS = (
-    Sketch("bert-base-pretraining", model="bert-base", steps=210),
+    Sketch("bert-base-pretraining", model="bert-base", steps=112),
     Sketch("resnet50-imagenet", steps=2500),
     Sketch("vgg16-ablation", model="vgg16", nodes=2, bandwidth="25Gbit", ended=True),
     Sketch("gpt2-medium-owt", model="gpt2-medium", nodes=8, ranks_per_node=8, bandwidth="100Gbit"),
-    Sketch("sixty-trials", searcher="random", steps=1500, limits={"max_samples": 60}),
+    Sketch("sixty-trials", searcher="random", steps=1500, limits={"max_samples": 60, "remaining_steps": 10**9}),
     Sketch("just-started", model="gpt2-small", steps=14),
-    Sketch("three-tensors", steps=150, tensors=3),
+    Sketch("three-tensors", steps=60, tensors=3),
     Sketch(LONG_NAME, model="bert-large", nodes=16, ranks_per_node=8, steps=160),
 )
 PICTURES = (

@@ -7,6 +7,7 @@ const TIME_UNITS = [
   { factor: 1e3, unit: "ms" },
   { factor: 1e6, unit: "µs" },
 ];
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const SIZE_UNITS = ["B", "KiB", "MiB", "GiB"];
 
 const isKnown = (number) => number !== null && number !== undefined && Number.isFinite(number);
@@ -51,15 +52,18 @@ export function duration(value) {
   if (value < 9.95) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
   if (whole < 60) return `${whole} s`;
-  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
-  const first = parts.findIndex(([, length]) => whole >= length);
-  const [[unit, length], [lesser, shorter]] = parts.slice(first, first + 2);
+  const first = UNITS.findIndex(([, length]) => whole >= length);
+  const [[unit, length], [lesser, shorter]] = UNITS.slice(first, first + 2);
   const rest = Math.floor((whole % length) / shorter);
   return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${lesser}` : ""}`;
 }
 
 export function ago(date) {
-  return date ? `${duration(Math.max(0, (Date.now() - Date.parse(date)) / 1000))} ago` : UNKNOWN;
+  if (!date) return UNKNOWN;
+  const passed = Math.max(0, (Date.now() - Date.parse(date)) / 1000);
+  if (passed < 1) return "now";
+  const [unit, length] = UNITS.find(([, seconds]) => passed >= seconds);
+  return `${Math.floor(passed / length)} ${unit} ago`;
 }
 
 /** 1.34×, of a speed-up. */

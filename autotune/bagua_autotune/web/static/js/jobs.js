@@ -26,7 +26,7 @@ const table = new SortedTable(byId("jobs"), {
     { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending",
       text: speedupText, value: (job) => job.figures.speedup, node: speedupCell },
     { key: "step", title: "Step time", kind: "number step", text: stepText,
-      value: (job) => job.figures.current_seconds ?? job.figures.incumbent_seconds },
+      value: stepSeconds },
     { key: "trials", title: "Trials", kind: "number trials", first: "descending",
       text: (job) => grouped(job.progress.trials_measured), value: (job) => job.progress.trials_measured },
     { key: "contact", title: "Last contact", kind: "number contact", first: "descending",
@@ -51,9 +51,14 @@ function speedupCell(job) {
     interval ? element("small", { class: "muted" }, interval) : null);
 }
 
+// While tuned the latest steps, which may be a slow trial's; once over what it was left at.
+function stepSeconds({ state, figures: { current_seconds: now, incumbent_seconds: best } }) {
+  return state === "tuning" || state === "confirming" ? now ?? best : best ?? now;
+}
+
 function stepText(job) {
-  const { baseline_seconds: before, current_seconds: now, incumbent_seconds: best } = job.figures;
-  const after = now ?? best;
+  const before = job.figures.baseline_seconds;
+  const after = stepSeconds(job);
   if (before === null || after === null) return seconds(before ?? after);
   const { factor, unit } = timeUnit(Math.max(before, after));
   return `${fixed(before * factor)} → ${fixed(after * factor)} ${unit}`;

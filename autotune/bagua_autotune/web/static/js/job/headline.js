@@ -2,7 +2,7 @@
 
 import { badge, stateWords } from "../badge.js";
 import { byId, element, setText } from "../dom.js";
-import { count, duration, fixed, grouped, seconds, short, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
+import { count, duration, fixed, grouped, seconds, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
 
 export function showHeadline({ job }) {
   document.title = `${job.name} · ${stateWords(job)} · Bagua Autotune`;
@@ -31,7 +31,8 @@ function speedup({ figures, protocol, state }) {
   return { name: "Speed-up", value: times(figures.speedup), note };
 }
 
-function stepTime({ figures, protocol }) {
+function stepTime(job) {
+  const { figures, protocol } = job;
   const { baseline_seconds: before, incumbent_seconds: best, current_seconds: now } = figures;
   if (protocol === "v1") {
     return { name: "Step time", value: UNKNOWN, note: "Bagua 0.9 workers report a speed, not seconds" };
@@ -41,15 +42,18 @@ function stepTime({ figures, protocol }) {
   }
   const { factor, unit } = timeUnit(Math.max(before, best));
   const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
-  return { name: "Step time", value, note: `default → best${now === null ? "" : `; now ${seconds(now)}`}` };
+  return { name: "Step time", value, note: `default → best${isOver(job) || now === null ? "" : `; now ${seconds(now)}`}` };
 }
+
+// What a search costs is not known to three digits.
+const roughly = (steps) => (steps < 9.95 ? steps.toFixed(1) : grouped(steps));
 
 function cost(job) {
   const { cost_seconds: lost, cost_steps: steps } = job.figures;
   if (job.protocol === "v1") return null;
   const name = isOver(job) ? "Cost of the search" : "Cost so far";
   if (steps === null) return { name, value: UNKNOWN, note: "counted once the default is measured" };
-  return { name, value: `${short(steps)} ${Number(short(steps)) === 1 ? "step" : "steps"}`, note: `${duration(lost)} lost at slower settings` };
+  return { name, value: `${roughly(steps)} steps`, note: `${duration(lost)} lost at slower settings` };
 }
 
 function payback(job) {

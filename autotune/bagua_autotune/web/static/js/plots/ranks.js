@@ -34,7 +34,7 @@ export function ranksPlot() {
       { key: "compute", title: "Computing", kind: "number", first: "descending", text: (rank) => seconds(rank.compute_seconds), value: (rank) => rank.compute_seconds },
     ],
   });
-  return ({ job, ranks }) => {
+  return ({ job, ranks, steps, trials }) => {
     byId("ranks-panel").hidden = ranks.length === 0;
     if (ranks.length === 0) return;
     const sorted = [...ranks].sort((a, b) => a.rank - b.rank);
@@ -48,7 +48,7 @@ export function ranksPlot() {
       ...(knowsComputing ? [{ label: "computing", shape: "bar", className: "of-best" }] : []),
       { label: knowsComputing ? "rest of the step: communication, waiting" : "step", shape: "bar", className: "of-other" },
     ]);
-    setText(byId("ranks-note"), note(job, ranks, knowsComputing));
+    setText(byId("ranks-note"), note(job, ranks, knowsComputing, under(steps, trials)));
     table.update(sorted);
   };
 }
@@ -63,8 +63,13 @@ function fact(ranks) {
   return `Step times of ${ranks.length} ranks; the longest is rank ${slowest.rank}'s, ${seconds(slowest.seconds)}.`;
 }
 
-function note({ figures, world_size: size }, ranks, knowsComputing) {
-  const parts = [];
+function under({ points }, trials) {
+  const latest = points.at(-1)?.trial;
+  const words = trials.find(({ index }) => index === latest)?.words;
+  return words ? [`Medians of the latest steps, in trial ${latest} (${words}).`] : [];
+}
+
+function note({ figures, world_size: size }, ranks, knowsComputing, parts) {
   if (ranks.length < size) parts.push(`The slowest and the fastest of ${size} ranks.`);
   if (figures.exposed_seconds !== null) {
     const step = figures.current_seconds;

@@ -91,7 +91,7 @@ function note({ points, measure, lines }) {
   const parts = [];
   if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Bars: 95 % interval of the step time.");
   if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow: a list of buckets of its own, at their average size.");
-  if (lines.length) parts.push("Curves: what the search expects at the best other settings.");
+  if (lines.length) parts.push("Curves: what the search expects with the best trial's other settings.");
   return parts.join(" ");
 }
 
