@@ -114,7 +114,7 @@ def train(
     )
 
 
-def train_two() -> list[tuple[bool, bool, bool]]:
+def train_two(pause_seconds: float = 0.0) -> list[tuple[bool, bool, bool]]:
     """Train two wrapped models in turns until both are tuned. For each step whether the first
     and the second are being tuned, and whether the second is at its default configuration."""
     models = [DistributedDataParallel(make_model()) for _ in range(2)]
@@ -124,6 +124,7 @@ def train_two() -> list[tuple[bool, bool, bool]]:
         for model in models:
             model.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
+        time.sleep(pause_seconds)
         first, second = (model.is_tuning for model in models)
         seen.append((first, second, models[1].configuration == Configuration()))
         if not first and not second:
