@@ -43,13 +43,14 @@ class Reading:
 
 def read(store: Store, job_id: str) -> Reading:
     """Raises UnknownJob if there is no such job."""
-    # The trials first: what happens meanwhile then shows as an open trial of a job that moved
-    # on, and never as a job without the trial that it waits for.
-    trials = store.trials(job_id)
-    return Reading(
-        job=store.job(job_id),
-        trials=trials,
-        steps=digests.steps(store, job_id),
-        switch_seconds=digests.switch_seconds(store, job_id),
-        latest=digests.latest_observations(store, job_id, LATEST_STEPS),
-    )
+    with store.database.reading():
+        # The trials first, for databases that show each query what is new: what happens meanwhile
+        # is then an open trial of a job that moved on, and never a job that waits for nothing.
+        trials = store.trials(job_id)
+        return Reading(
+            job=store.job(job_id),
+            trials=trials,
+            steps=digests.steps(store, job_id),
+            switch_seconds=digests.switch_seconds(store, job_id),
+            latest=digests.latest_observations(store, job_id, LATEST_STEPS),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ class Database:
 
     def __init__(self, url: str, *, must_exist: bool = False) -> None:
         self.url = _parse(url)
+        self._views = threading.local()
         if must_exist and self._is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
@@ -63,9 +65,17 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent view; nothing is written."""
+        """One consistent view; nothing is written. A thread's inner one is the outer one's."""
+        outer = getattr(self._views, "session", None)
+        if outer is not None:
+            yield outer
+            return
         with Session(self._reader) as session, session.begin():
-            yield session
+            self._views.session = session
+            try:
+                yield session
+            finally:
+                self._views.session = None
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
