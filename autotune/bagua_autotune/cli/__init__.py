@@ -11,6 +11,7 @@ from bagua_autotune.cli.prune import prune
 from bagua_autotune.cli.serve import serve
 from bagua_autotune.cli.show import show
 from bagua_autotune.cli.simulate import simulate
+from bagua_autotune.cli.watch import watch
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,5 +20,5 @@ def main() -> None:
     """Finds the fastest communication settings of a running training job."""
 
 
-for command in (serve, jobs, show, export, simulate, prune):
+for command in (serve, jobs, show, watch, export, simulate, prune):
     main.add_command(command)

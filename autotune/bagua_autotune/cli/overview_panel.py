@@ -1,0 +1,152 @@
+"""A job on a terminal, while it is tuned: what ``watch`` draws of its overview."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from bagua_autotune.api.messages import Figures, JobOverview, JobSummary, StepSeries
+from bagua_autotune.cli.output import times
+from bagua_autotune.cli.sparkline import condense, sparkline
+from bagua_autotune.model.text import clean, describe, describe_seconds
+
+LABEL_WIDTH = 9
+WIDEST_GRAPH = 80
+WIDEST_BAR = 24
+NARROWEST_BAR = 8
+SILENT_SECONDS = 60.0
+"""A job that is being tuned says something every few steps."""
+SMALLEST_SPREAD = 0.01
+"""Of a step; below it no rank is slow."""
+UNFINISHED = ("tuning", "confirming")
+
+Row = tuple[str, RenderableType]
+
+
+class OverviewPanel:
+    """Drawn anew for each width.
+
+    Args:
+        overview: of the job.
+        trouble: why there is no newer one; empty: there is none.
+    """
+
+    def __init__(self, overview: JobOverview, trouble: str = "") -> None:
+        self._overview = overview
+        self._trouble = trouble or _silence(overview.job)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width - LABEL_WIDTH, 1)
+        grid = Table.grid(expand=False)
+        grid.add_column(style="dim", width=LABEL_WIDTH, no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, value in self._rows(width, options.ascii_only):
+            # Text: names may hold what rich would take for markup.
+            grid.add_row(label, Text(clean(value)) if isinstance(value, str) else value)
+        yield grid
+
+    def _rows(self, width: int, ascii_only: bool) -> Iterator[Row]:
+        overview = self._overview
+        job, figures = overview.job, overview.job.figures
+        yield "job", _title(job)
+        yield "trials", _progress(job, width)
+        yield "now", _now(job)
+        yield "best", _best(overview)
+        yield "default", describe(overview.default_configuration) + _pace(figures.baseline_seconds)
+        if overview.steps.points:
+            yield from _steps(overview.steps, min(width, WIDEST_GRAPH), ascii_only)
+        yield from _costs(figures, job.state in UNFINISHED)
+        yield from _losses(figures)
+        if self._trouble:
+            yield "trouble", Text(clean(self._trouble), style="bold yellow")
+
+
+def _title(job: JobSummary) -> Text:
+    again = f", round {job.round}" if job.round else ""
+    state_style = "cyan" if job.state in UNFINISHED else "green"
+    return Text.assemble((clean(job.name), "bold"), (f"  {job.state}{again}", state_style))
+
+
+def _progress(job: JobSummary, width: int) -> RenderableType:
+    progress = job.progress
+    if job.state not in UNFINISHED:
+        return str(progress.trials_measured)
+    text = f"{progress.trials_measured} of at most {progress.max_trials}"
+    if progress.seconds_left is not None:
+        text += f", at most {describe_seconds(round(progress.seconds_left))} left"
+    bar_width = min(width - len(text) - 2, WIDEST_BAR)
+    if bar_width < NARROWEST_BAR:
+        return text
+    done = min(progress.trials_measured, progress.max_trials)
+    bar = ProgressBar(progress.max_trials, done, bar_width, complete_style="cyan")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_row(bar, Text(text))
+    return line
+
+
+def _now(job: JobSummary) -> str:
+    if job.trial is not None:
+        words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
+        return words + _pace(job.figures.current_seconds)
+    if job.state in UNFINISHED:
+        return "the next trial is being chosen"
+    return describe(job.configuration)
+
+
+def _best(overview: JobOverview) -> str:
+    best = next((trial for trial in overview.trials if trial.is_best), None)
+    if best is None:
+        return "not known yet"
+    figures = overview.job.figures
+    pace = _pace(figures.incumbent_seconds)
+    if best.configuration == overview.default_configuration:
+        return f"the default{pace}"
+    gain = times(figures.speedup, figures.speedup_low, figures.speedup_high)
+    return f"trial {best.index}: {best.words}{pace}, {gain}"
+
+
+def _pace(seconds: float | None) -> str:
+    return "" if seconds is None else f"; {describe_seconds(seconds)} per step"
+
+
+def _steps(steps: StepSeries, width: int, ascii_only: bool) -> Iterator[Row]:
+    values = [point.seconds for point in steps.points]
+    shown = condense(values, width)
+    low, high = describe_seconds(min(shown)), describe_seconds(max(shown))
+    first, last = steps.points[0].step, steps.points[-1].step + steps.stride - 1
+    if not ascii_only:
+        yield "steps", Text(sparkline(values, width), style="cyan")
+    yield "steps" if ascii_only else "", f"{low} to {high}, steps {first} to {last}"
+
+
+def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
+    if not figures.cost_steps or not figures.cost_seconds:
+        return
+    cost = f"{figures.cost_steps:.3g} steps of the default"
+    cost += f" ({describe_seconds(figures.cost_seconds)})"
+    if figures.payback_steps is not None:
+        cost += f", paid back after {figures.payback_steps} steps"
+        cost += ", if it ended now" if is_unfinished else ""
+    yield "cost", cost
+
+
+def _losses(figures: Figures) -> Iterator[Row]:
+    if figures.exposed_seconds is not None:
+        exposed = describe_seconds(figures.exposed_seconds)
+        yield "exposed", f"{exposed} of communication in a step, which computing does not hide"
+    spread = figures.rank_spread_ratio
+    if figures.slowest_share and spread and spread >= SMALLEST_SPREAD:
+        often = f"rank {figures.slowest_rank} in {figures.slowest_share:.0%} of the latest steps"
+        yield "slowest", f"{often}, by {spread:.0%} of a step"
+
+
+def _silence(job: JobSummary) -> str:
+    silent = (datetime.now(timezone.utc) - job.last_contact_at).total_seconds()
+    if job.state not in UNFINISHED or silent < SILENT_SECONDS:
+        return ""
+    return f"the job was last heard of {describe_seconds(silent)} ago"

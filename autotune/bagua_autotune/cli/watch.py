@@ -1,0 +1,157 @@
+"""``bagua-autotune watch``: one job, live, until it is tuned."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol
+from urllib.error import HTTPError
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bagua_autotune.api.messages import JobOverview, JobSummary
+from bagua_autotune.cli.output import say
+from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel
+from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
+from bagua_autotune.model.text import clean, describe
+from bagua_autotune.store import StoreError, UnknownJob
+
+POLL_SECONDS = 1.0
+INTERRUPTED = 130
+"""What a shell makes of a command that Ctrl-C ended."""
+
+
+@click.command()
+@click.argument("job")
+@click.option("--wait", is_flag=True, help="Wait for a job that has not begun.")
+@source_options
+def watch(job: str, wait: bool, database: str | None, url: str | None) -> None:
+    """Watch JOB (an id, or a name: its newest) until it is tuned or its training has ended.
+
+    On a terminal a few lines are kept up to date; in a pipe each change is a line.
+    """
+    console = Console(highlight=False)
+    try:
+        with LiveView(console) if console.is_interactive else LineView() as view:
+            reader, job_id = _find(job, wait, database, url, view)
+            found = _follow(reader, job_id, view)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    say(_outcome(found))
+
+
+class View(Protocol):
+    """Where it is shown; a context manager."""
+
+    def show(self, overview: JobOverview) -> None: ...
+
+    def trouble(self, text: str) -> None:
+        """There is nothing to show, or nothing new."""
+
+
+class LiveView:
+    """A terminal's last lines."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
+        self._overview: JobOverview | None = None
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def show(self, overview: JobOverview) -> None:
+        self._overview = overview
+        self._live.update(OverviewPanel(overview), refresh=True)
+
+    def trouble(self, text: str) -> None:
+        shown = self._overview and OverviewPanel(self._overview, text)
+        self._live.update(shown or Text(clean(text)), refresh=True)
+
+
+class LineView:
+    """A pipe: a line for each new trial, best configuration or state."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def __enter__(self) -> LineView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, overview: JobOverview) -> None:
+        job = overview.job
+        best = next((trial.index for trial in overview.trials if trial.is_best), None)
+        # Between two trials none is open.
+        if job.trial is None and job.state in UNFINISHED:
+            return
+        now = f"now {describe(job.configuration)}"
+        self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
+
+    def trouble(self, text: str) -> None:
+        self._say(text, text)
+
+    def _say(self, line: str, key: object) -> None:
+        if key != self._last:
+            say(line)
+        self._last = key
+
+
+def _find(
+    job: str, wait: bool, database: str | None, url: str | None, view: View
+) -> tuple[Reader, str]:
+    """The job's id. One of its name whose training has ended is not waited for: another is."""
+    reader: Reader | None = None
+    while True:
+        try:
+            reader = reader or open_reader(database, url)
+            found = find_job(reader, job)
+            if not wait or found.ended_at is None or found.id == job:
+                return reader, found.id
+        except click.ClickException as error:
+            if not wait or _is_refusal(error):
+                raise
+        view.trouble(f"waiting for job {job!r}")
+        time.sleep(POLL_SECONDS)
+
+
+def _is_refusal(error: click.ClickException) -> bool:
+    """Whether the service answered that it will not: with another token, perhaps."""
+    cause = error.__cause__
+    return isinstance(cause, HTTPError) and cause.code < 500
+
+
+def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
+    """Show the job until its tuning is over."""
+    while True:
+        try:
+            overview = reader.overview(job_id)
+            view.show(overview)
+            if overview.job.state not in UNFINISHED:
+                return overview.job
+        except UnknownJob:
+            view.trouble("the job is not known any more; trying again")
+        except click.ClickException as error:
+            view.trouble(f"{error.message}; trying again")
+        except StoreError as error:
+            view.trouble(f"{error}; trying again")
+        time.sleep(POLL_SECONDS)
+
+
+def _outcome(job: JobSummary) -> str:
+    if job.result is not None:
+        return f"result: {job.result.summary}"
+    return f"job {job.name} ended before its tuning did"
