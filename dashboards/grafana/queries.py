@@ -32,6 +32,12 @@ def of_jobs(name: str, *labels: str, where: str = "") -> str:
     return f"max by ({', '.join(('job_name', *labels))}) (bagua_autotune_{name}{selector})"
 
 
+def while_tuned(expression: str) -> str:
+    """As long as the ranks report: what they said last is no news of a job that is tuned."""
+    tuned = of_jobs("job_state", where='state=~"tuning|confirming"')
+    return f"{expression} and on (job_name) {tuned} == 1"
+
+
 def by_trial(expression: str) -> str:
     """The job's expression with a label more: the number of the trial that ran then.
 

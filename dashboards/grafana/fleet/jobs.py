@@ -43,6 +43,7 @@ from dashboards.grafana.queries import (
     payback,
     state_number,
     table,
+    while_tuned,
 )
 from dashboards.grafana.trials.trouble import ALERTS
 
@@ -54,20 +55,18 @@ COLUMNS = (
     ("At most", "speedup_upper_ratio", TIMES_UNIT),
     ("Default", "baseline_step_seconds", "s"),
     ("Best", "incumbent_step_seconds", "s"),
-    ("Now", "current_step_seconds", "s"),
     ("Cost", "search_cost_seconds", "s"),
     ("Ranks", "job_ranks", "none"),
 )
 
 
 def overview() -> list[Any]:
-    in_state = f"sum by (state) ({of_jobs('job_state', 'state')})"
     counts = value(
         "Jobs",
         "By state. A job that ended leaves after a quarter of an hour, a finished one that is "
         "silent after a day.",
         "none",
-        over_time(in_state, "{{state}}"),
+        *(over_time(_in_state(state), state) for state in STATES),
         named=True,
     ).orientation(VizOrientation.VERTICAL)
     history = (
@@ -75,7 +74,7 @@ def overview() -> list[Any]:
             "Jobs over time",
             "How many jobs were in which state.",
             "none",
-            over_time(in_state, "{{state}}"),
+            *(over_time(_in_state(state), state) for state in STATES),
         )
         .fill_opacity(40)
         .line_width(1)
@@ -88,15 +87,18 @@ def overview() -> list[Any]:
     return [sized(counts, 10, 7), sized(history, 14, 7), sized(_jobs(), 24, 11)]
 
 
+def _in_state(state: str) -> str:
+    selector = f'state="{state}"'
+    return f"sum({of_jobs('job_state', where=selector)})"
+
+
 def _jobs() -> Any:
-    trials = f"sum by (job_name) ({of_jobs('trials', 'state')})"
-    contact = f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000"
     queries = [
         state_number(of_jobs("job_state", "state")),
         *(of_jobs(metric) for _, metric, _ in COLUMNS),
         payback(of_jobs),
-        trials,
-        contact,
+        f"sum by (job_name) ({of_jobs('trials', 'state')})",
+        f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000",
     ]
     titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after", "Trials", "Heard of"]
     panel = rows(
@@ -149,26 +151,35 @@ def gains() -> list[Any]:
         "Results",
         "What finished searches came to. Nothing faster: the default is as good as it gets.",
         "none",
-        over_time(
+        at_the_end(
             or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})", "reason"), "{{reason}}"
         ),
         named=True,
     )
+    most = _ranking("Gained most", "The five jobs with the largest speed-up.", "topk")
+    least = _ranking(
+        "Gained least",
+        "The five jobs with the smallest: here the default is good, or the network is not what "
+        "holds the job up.",
+        "bottomk",
+    )
     return [
-        sized(_ranking("Gained most", "The five jobs with the largest speed-up.", "topk"), 6, 8),
-        sized(
-            _ranking(
-                "Gained least",
-                "The five with the smallest: here the "
-                "default is good, or the network is not what holds the job up.",
-                "bottomk",
-            ),
-            6,
-            8,
-        ),
-        sized(gained, 7, 8),
-        sized(results, 5, 8),
+        sized(most, 8, 8),
+        sized(least, 8, 8),
+        sized(results, 8, 8),
+        sized(gained, 12, 8),
+        sized(_spread(), 12, 8),
     ]
+
+
+def _spread() -> Any:
+    return lines(
+        "Spread between the ranks",
+        "Of each job that is being tuned: by how much its slowest rank computes longer than the "
+        "median rank, as a share of the step.",
+        "percentunit",
+        over_time(while_tuned(of_jobs("rank_spread_ratio")), "{{job_name}}"),
+    ).min(0)
 
 
 def _ranking(title: str, description: str, choice: str) -> Any:
@@ -195,8 +206,7 @@ def trouble() -> list[Any]:
         "Time since each job that is being tuned was heard of. Five minutes are an alert.",
         "s",
         over_time(
-            f"(time() - {of_jobs('job_last_contact_timestamp_seconds')})"
-            f" * on (job_name) {_tuned()}",
+            while_tuned(f"time() - {of_jobs('job_last_contact_timestamp_seconds')}"),
             "{{job_name}}",
         ),
     ).min(0)
@@ -209,7 +219,8 @@ def trouble() -> list[Any]:
             "(rate(bagua_autotune_trial_failures_total[$__rate_interval]))) * 60",
             "{{reason}}",
         ),
-    ).min(0)
+    )
+    failures.min(0).axis_soft_max(1)
     alerts = lanes(
         "Jobs with an alert",
         "How many alerts fire, by the rule. Needs the rules of dashboards/prometheus.",
@@ -220,15 +231,4 @@ def trouble() -> list[Any]:
         ),
     ).mappings([mapping({"0": ("quiet", "rgba(115, 191, 105, 0.35)")})])
     limits(alerts, {1: BAD}, first=BEST)
-    spread = lines(
-        "Spread between the ranks",
-        "Of each job: by how much its slowest rank computes longer than the median rank, as a "
-        "share of the step.",
-        "percentunit",
-        over_time(of_jobs("rank_spread_ratio"), "{{job_name}}"),
-    ).min(0)
-    return [sized(panel, 6, 8) for panel in (alerts, silent, failures, spread)]
-
-
-def _tuned() -> str:
-    return '(max by (job_name) (bagua_autotune_job_state{state=~"tuning|confirming"}))'
+    return [sized(panel, 8, 8) for panel in (alerts, silent, failures)]

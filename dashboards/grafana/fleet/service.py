@@ -83,7 +83,7 @@ def _processor() -> Any:
         "percentunit",
         over_time(f"sum(rate(process_cpu_seconds_total{SERVICE}[$__rate_interval]))", "processor"),
     )
-    return panel.graph_mode(BigValueGraphMode.AREA)
+    return panel.decimals(1).graph_mode(BigValueGraphMode.AREA)
 
 
 def _requests() -> Any:
@@ -120,13 +120,17 @@ def _proposals() -> Any:
 def _errors() -> Any:
     found = 'rate(bagua_autotune_requests_total{code=~"4..|5.."}[$__rate_interval])'
     store = "rate(bagua_autotune_store_errors_total[$__rate_interval])"
-    return lines(
-        "Errors",
-        "Requests that were refused or failed, and failures of the database.",
-        "reqps",
-        over_time(or_none(f"sum by (code) ({found})", "code"), "{{code}}"),
-        over_time(f"sum by (reason) ({store})", "store: {{reason}}"),
-    ).min(0)
+    return (
+        lines(
+            "Errors",
+            "Requests that were refused or failed, and failures of the database.",
+            "reqps",
+            over_time(or_none(f"sum by (code) ({found})", "code"), "{{code}}"),
+            over_time(f"sum by (reason) ({store})", "store: {{reason}}"),
+        )
+        .min(0)
+        .axis_soft_max(1)
+    )
 
 
 def _quantile(quantile: float, name: str, *labels: str, window: str = "$__rate_interval") -> str:

@@ -25,7 +25,7 @@ from dashboards.grafana.panels import (
     sized,
     transformed,
 )
-from dashboards.grafana.queries import PAST, by_trial, of_job, over_time, table
+from dashboards.grafana.queries import PAST, by_trial, of_job, over_time, table, while_tuned
 
 BUCKET = 'knob="bucket_bytes"'
 # Bucket sizes have a panel of their own.
@@ -47,9 +47,10 @@ def panels() -> list[Any]:
 def _step_times() -> Any:
     panel = lines(
         "Time of a step",
-        "Of the slowest rank: of late, under the best trial so far, and under the default.",
+        "Of the slowest rank: of late, under the best trial so far, and under the default. Nothing "
+        "is reported after tuning, as long as the step time does not drift.",
         "s",
-        over_time(of_job("current_step_seconds"), "now"),
+        over_time(while_tuned(of_job("current_step_seconds")), "now"),
         over_time(of_job("incumbent_step_seconds"), "best so far"),
         over_time(of_job("baseline_step_seconds"), "default"),
     ).min(0)
@@ -135,7 +136,7 @@ def _best_so_far() -> Any:
         over_time(of_job("incumbent_step_seconds"), "best so far"),
         over_time(of_job("baseline_step_seconds"), "default"),
     ).line_interpolation(LineInterpolation.STEP_AFTER)
-    panel.override_by_name("best so far", properties(color=fixed(BEST), custom_fillOpacity=10))
+    panel.override_by_name("best so far", properties(color=fixed(BEST), custom_lineWidth=2))
     _reference(panel, "default", BASELINE)
     return panel
 

@@ -7,11 +7,14 @@ from typing import Any
 from dashboards.grafana.panels import (
     BAD,
     BEST,
+    NOW,
     WARNING,
+    fixed,
     lanes,
     limits,
     lines,
     mapping,
+    properties,
     sized,
     value,
 )
@@ -98,9 +101,12 @@ def firing(name: str) -> str:
 
 def _trials_by_state() -> Any:
     panel = lines(
-        "Trials by state",
-        "Measured ones tell the search something; failed ones do not.",
+        "Trials",
+        "Measured ones tell the search something; failed ones do not. Over all rounds.",
         "none",
-        over_time(of_job("trials", "state"), "{{state}}"),
-    ).min(0)
+        over_time(of_job("trials", "state", where='state=~"measured|failed"'), "{{state}}"),
+    )
+    panel.min(0).decimals(0)
+    panel.override_by_name("measured", properties(color=fixed(NOW)))
+    panel.override_by_name("failed", properties(color=fixed(BAD)))
     return panel
