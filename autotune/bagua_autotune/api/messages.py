@@ -352,11 +352,13 @@ class CurveLine(_Output):
 class Curve(_Output):
     """What the search believes a step takes, with the 95 % band, after so many closed trials.
 
-    Without ``curves`` where it has no opinion (yet).
+    Without ``curves`` where it has no opinion (yet). ``expected_gain``: by which part of a step
+    it expects the next trial to lower the best.
     """
 
     trials: int
     curves: list[CurveLine]
+    expected_gain: float | None
 
 
 class Bucket(_Output):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.statistics import Interval
@@ -17,7 +18,7 @@ def is_settled(job: Job) -> bool:
 
 
 def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
-    """The first trial of the final choice, or else of the incumbent, in the last round of its.
+    """The first measured one of the final choice, or else of the incumbent, in its last round.
 
     Args:
         trials: of all rounds.
@@ -29,7 +30,7 @@ def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
         if best is None:
             return None
         wanted = best.configuration
-    found = [trial for trial in trials if trial.configuration == wanted]
+    found = [trial for trial in trials if trial.estimate and trial.configuration == wanted]
     return min(found, key=lambda trial: (-trial.round, trial.index), default=None)
 
 
@@ -44,16 +45,14 @@ def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval
     """
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    current = of_round(trials, job.round)
-    best, baseline = incumbent(current), baseline_estimate(job, current)
+    best = best_trial(job, trials)
+    baseline = baseline_estimate(job, of_round(trials, job.round))
     if best is None or best.estimate is None or baseline is None:
         return None
-    found = best.estimate
     if best.configuration == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    gains = (
-        baseline.center - found.center,
-        baseline.low - found.high,
-        baseline.high - found.low,
+    found = best.estimate
+    gains = (baseline.center - found.center, baseline.low - found.high, baseline.high - found.low)
+    return Interval(
+        *(objective.speedup(gain, baseline.center) if isfinite(gain) else gain for gain in gains)
     )
-    return Interval(*(objective.speedup(gain, baseline.center) for gain in gains))

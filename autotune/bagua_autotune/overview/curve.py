@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
 from bagua_autotune.overview.best import best_trial
-from bagua_autotune.search import Predicts
+from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.candidates import EDGE_KNOBS, PARTITION_KNOB
 from bagua_autotune.tuning.decision import baseline_estimate
-from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.tuner import Tuner
+
+logger = logging.getLogger(__name__)
 
 # They refine a size; one curve for each of their values would hide what matters.
 REFINEMENTS = ("channels", *EDGE_KNOBS, PARTITION_KNOB)
@@ -41,44 +45,71 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """``trials``: how many closed ones of the round it rests on."""
+    """What the search believes.
+
+    Attributes:
+        trials: how many closed ones of the round it rests on.
+        curves: empty where it has no opinion (yet).
+        expected_gain: by which part of a step the next trial is expected to lower the best;
+            None where that is not known.
+    """
 
     trials: int
-    curves: Sequence[Line]
+    curves: Sequence[Line] = ()
+    expected_gain: float | None = None
 
 
 def make_curve(tuner: Tuner, job_id: str) -> Curve:
     """Fit the search's model to the round's trials. Takes a while.
 
-    Empty where there is none: too few trials, a search method or a protocol without one.
+    There is none with too few trials, and with a search method or a protocol that has none.
     """
     job, trials = tuner.store.job(job_id), tuner.store.trials(job_id)
     current = of_round(trials, job.round)
-    count = closed(current)
+    nothing = Curve(closed(current))
     objective = OBJECTIVES[job.protocol]
     baseline, best = baseline_estimate(job, current), best_trial(job, trials)
     if baseline is None or best is None or objective.seconds(baseline.center) is None:
-        return Curve(count, [])
-    found = tuner.searcher(job_id)
-    if found is None:
-        return Curve(count, [])
-    searcher, problem = found
-    if not isinstance(searcher, Predicts):
-        return Curve(count, [])
+        return nothing
     scale = objective.scale(baseline.center)
-    lines = []
-    for values in _lines(current, best.configuration):
-        along = [c for c in problem.candidates if _without_size(c) == values]
-        along.sort(key=lambda c: c.number(BUCKET_KNOB))
-        points = []
-        for configuration, cost in zip(along, searcher.predict(along), strict=False):
-            seconds = [objective.seconds(at * scale) for at in (cost.center, cost.low, cost.high)]
-            points.append(
-                CurvePoint(configuration.number(BUCKET_KNOB), *(s or 0.0 for s in seconds))
-            )
-        if points:
-            lines.append(Line(describe(values) or "default", dict(values), points))
-    return Curve(count, lines)
+    try:
+        found = tuner.searcher(job_id)
+        if found is None:
+            return nothing
+        searcher, problem = found
+        if not isinstance(searcher, Predicts):
+            return nothing
+        gain = searcher.expected_gain()
+        lines = [
+            Line(describe(values) or "default", dict(values), points)
+            for values in _tried_values(current, best.configuration)
+            if (points := _points(searcher, problem, values, objective, scale))
+        ]
+    except Exception:
+        # The search itself goes on without its model then, see next_step.
+        logger.exception("job %s: there is no curve to show", job_id)
+        return nothing
+    return Curve(nothing.trials, lines, gain if math.isfinite(gain) else None)
+
+
+def _points(
+    searcher: Predicts,
+    problem: Problem,
+    values: Configuration,
+    objective: Objective,
+    scale: float,
+) -> list[CurvePoint]:
+    """Of the candidates that have these values, by size; empty if nothing can be said of them."""
+    along = [candidate for candidate in problem.candidates if _without_size(candidate) == values]
+    along.sort(key=_size)
+    costs = searcher.predict(along)
+    return [
+        CurvePoint(
+            _size(candidate),
+            *(objective.seconds(at * scale) or 0.0 for at in (cost.center, cost.low, cost.high)),
+        )
+        for candidate, cost in zip(along, costs, strict=bool(costs))
+    ]
 
 
 def closed(trials: Sequence[Trial]) -> int:
@@ -86,14 +117,18 @@ def closed(trials: Sequence[Trial]) -> int:
     return sum(not trial.is_open for trial in trials)
 
 
-def _lines(trials: Sequence[Trial], best: Configuration) -> list[Configuration]:
-    """The values that were tried of the knobs that make a line; refinements as in the best."""
-    fixed = {knob: best[knob] for knob in REFINEMENTS if knob in best and knob != PARTITION_KNOB}
-    if PARTITION_KNOB in best:
-        fixed[PARTITION_KNOB] = ()
+def _tried_values(trials: Sequence[Trial], best: Configuration) -> list[Configuration]:
+    """Of the knobs that make a line; refinements are as in the best, and no explicit buckets."""
+    refined = {knob: best[knob] for knob in REFINEMENTS if knob in best}
+    if PARTITION_KNOB in refined:
+        refined[PARTITION_KNOB] = ()
     tried = [trial.configuration for trial in trials if trial.estimate]
-    return list(dict.fromkeys(_without_size(Configuration({**c, **fixed})) for c in tried))
+    return list(dict.fromkeys(_without_size({**found, **refined}) for found in tried))
 
 
-def _without_size(configuration: Configuration) -> Configuration:
+def _without_size(configuration: Mapping[str, Value]) -> Configuration:
     return Configuration({k: v for k, v in configuration.items() if k != BUCKET_KNOB})
+
+
+def _size(configuration: Configuration) -> int:
+    return configuration.number(BUCKET_KNOB)

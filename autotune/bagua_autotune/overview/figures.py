@@ -23,7 +23,7 @@ class Figures:
     Attributes:
         baseline_seconds: of the default, as it was first measured in this round.
         incumbent_seconds: of the best trial; once tuned, of what was kept.
-        current_seconds: median of the latest steps that were reported.
+        current_seconds: median of the latest steps that were reported of what runs now.
         speedup: over the baseline; of the result once tuned, else of the incumbent.
         speedup_low, speedup_high: its 95 % interval.
         search_steps, search_seconds: trained under trials in this round.
@@ -73,7 +73,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         incumbent_seconds=(
             objective.seconds(best.estimate.center) if best and best.estimate else None
         ),
-        current_seconds=ranks.step_seconds(latest),
+        current_seconds=reading.drifted_seconds or ranks.step_seconds(latest),
         speedup=_finite(faster.center if faster else None),
         speedup_low=_finite(faster.low if faster else None),
         speedup_high=_finite(faster.high if faster else None),
@@ -92,8 +92,6 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
 def _bill(reading: Reading) -> Bill:
     """Of the round, with the steps of a trial that still runs."""
     job, trials = reading.job, reading.round
-    if job.result and is_settled(job) and job.phase == "finished" and job.result.steps:
-        return Bill(job.result.steps, job.result.cost_seconds, job.result.cost_steps)
     baseline = baseline_estimate(job, trials)
     found = bill(
         trials,
@@ -116,8 +114,8 @@ def _search_seconds(reading: Reading) -> float:
 
 def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int | None:
     job = reading.job
-    if job.result and is_settled(job):
-        return job.result.payback_steps
+    if job.result and is_settled(job) and job.result.kept == "baseline":
+        return None
     return cost.payback_steps(faster.center) if faster else None
 
 

@@ -148,7 +148,7 @@ class Overviews:
         wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.round)]
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
-            steps = digests.latest_observations(self._store, job.id, LATEST_STEPS, trial.index)
+            steps = digests.latest_observations(self._store, job.id, trial.index, LATEST_STEPS)
             profiles = digests.latest_profiles(self._store, job.id, LATEST_PROFILES, trial.index)
             exposed = exposed_seconds(steps, profiles)
             if exposed is not None:

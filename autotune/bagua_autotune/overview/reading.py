@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.overview.best import is_settled
 from bagua_autotune.store import Store, digests
 from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
@@ -22,7 +23,10 @@ class Reading:
         trials: of all rounds.
         steps: by trial index the steps that were observed.
         switch_seconds: by trial index.
-        latest: the last steps of the newest observed trial, at most LATEST_STEPS.
+        latest: the last steps of the newest observed trial, at most LATEST_STEPS; once the job
+            is tuned, of what was kept, as the last trial may have been of something else.
+        drifted_seconds: what a step took when the ranks last told of a lasting change, since
+            the job is tuned.
     """
 
     job: Job
@@ -30,6 +34,7 @@ class Reading:
     steps: Mapping[int, Steps]
     switch_seconds: Mapping[int, float]
     latest: Sequence[Observation]
+    drifted_seconds: float | None = None
 
     @property
     def objective(self) -> Objective:
@@ -47,10 +52,37 @@ def read(store: Store, job_id: str) -> Reading:
         # The trials first, for databases that show each query what is new: what happens meanwhile
         # is then an open trial of a job that moved on, and never a job that waits for nothing.
         trials = store.trials(job_id)
+        job, steps = store.job(job_id), digests.steps(store, job_id)
+        running = _running(job, trials, steps)
         return Reading(
-            job=store.job(job_id),
+            job=job,
             trials=trials,
-            steps=digests.steps(store, job_id),
+            steps=steps,
             switch_seconds=digests.switch_seconds(store, job_id),
-            latest=digests.latest_observations(store, job_id, LATEST_STEPS),
+            latest=(
+                digests.latest_observations(store, job_id, running, LATEST_STEPS)
+                if running is not None
+                else []
+            ),
+            drifted_seconds=_drifted_seconds(store, job),
         )
+
+
+def _running(job: Job, trials: Sequence[Trial], observed: Container[int]) -> int | None:
+    """The newest observed trial of what runs now."""
+    kept = job.result.configuration if job.result and is_settled(job) else None
+    return next(
+        (
+            trial.index
+            for trial in reversed(trials)
+            if trial.index in observed and kept in (None, trial.configuration)
+        ),
+        None,
+    )
+
+
+def _drifted_seconds(store: Store, job: Job) -> float | None:
+    if job.finished_at is None:
+        return None
+    drift = digests.last_event(store, job.id, "drift")
+    return drift.seconds if drift and drift.at >= job.finished_at else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ScalarSelect, func, select
 
-from bagua_autotune.model.job import EventKind, Observation
+from bagua_autotune.model.job import Event, EventKind, Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.store import records
 from bagua_autotune.store.reports import OBSERVED
@@ -52,13 +51,11 @@ def step_times(store: Store, job_id: str) -> list[StepTime]:
         return [StepTime(trial, step, slow) for trial, step, slow in rows if slow is not None]
 
 
-def latest_observations(
-    store: Store, job_id: str, count: int, trial: int | None = None
-) -> list[Observation]:
-    """The last steps of a trial, by default of the newest observed one; in step order."""
+def latest_observations(store: Store, job_id: str, trial: int, count: int) -> list[Observation]:
+    """The last steps of a trial, in step order."""
     query = select(ObservationRow.step, *OBSERVED).order_by(ObservationRow.step.desc())
     with store.database.reading() as session:
-        of = _newest(session, job_id, ObservationRow, trial)
+        of = _trial(job_id, trial)
         rows = session.execute(query.where(ObservationRow.trial_id == of).limit(count)).all()
         return [records.observation_record(*row) for row in reversed(rows)]
 
@@ -69,7 +66,7 @@ def latest_profiles(
     """The last profiled steps of a trial, by default of the newest profiled one; in order."""
     query = select(ProfileRow.content).order_by(ProfileRow.step.desc())
     with store.database.reading() as session:
-        of = _newest(session, job_id, ProfileRow, trial)
+        of = _newest_profiled(job_id) if trial is None else _trial(job_id, trial)
         rows = session.scalars(query.where(ProfileRow.trial_id == of).limit(count)).all()
         return [records.profile_record(content) for content in reversed(rows)]
 
@@ -94,12 +91,20 @@ def count_events(store: Store, job_id: str, kind: EventKind) -> int:
         return session.scalar(query) or 0
 
 
-def _newest(
-    session: Session, job_id: str, of: type[ObservationRow | ProfileRow], index: int | None
-) -> int | None:
-    """The id of the trial of this index, or else of the newest that has such rows."""
+def last_event(store: Store, job_id: str, kind: EventKind) -> Event | None:
+    """The newest of this kind."""
+    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
+    with store.database.reading() as session:
+        row = session.scalar(query.order_by(EventRow.id.desc()).limit(1))
+        return records.event_record(row) if row else None
+
+
+def _trial(job_id: str, index: int) -> ScalarSelect[int]:
+    query = select(TrialRow.id).where(TrialRow.job_id == job_id, TrialRow.index == index)
+    return query.scalar_subquery()
+
+
+def _newest_profiled(job_id: str) -> ScalarSelect[int]:
     query = select(TrialRow.id).where(TrialRow.job_id == job_id)
-    if index is not None:
-        return session.scalar(query.where(TrialRow.index == index))
-    query = query.where(select(of.id).where(of.trial_id == TrialRow.id).exists())
-    return session.scalar(query.order_by(TrialRow.index.desc()).limit(1))
+    query = query.where(select(ProfileRow.id).where(ProfileRow.trial_id == TrialRow.id).exists())
+    return query.order_by(TrialRow.index.desc()).limit(1).scalar_subquery()
