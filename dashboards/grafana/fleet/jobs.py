@@ -124,13 +124,16 @@ def _jobs() -> Any:
         decimals = {"decimals": 2} if unit == TIMES_UNIT else {}
         panel.override_by_name(title, properties(unit=unit, **decimals))
     link = {"title": "Tuning trials of ${__value.raw}", "url": TRIALS}
-    panel.override_by_name("Job", properties(links=[link], custom_minWidth=160))
+    panel.override_by_name("Job", properties(links=[link], custom_width=220))
     text = {"type": "color-text"}
     panel.override_by_name("State", properties(mappings=[state_mapping()], custom_cellOptions=text))
     panel.override_by_name(
-        "Paid back after", properties(unit=STEPS_UNIT, mappings=[mapping(NO_GAIN)])
+        "Paid back after",
+        properties(unit=STEPS_UNIT, mappings=[mapping(NO_GAIN)], custom_width=130),
     )
-    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_minWidth=120))
+    for title in ("Ranks", "Trials"):
+        panel.override_by_name(title, properties(custom_width=70))
+    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_width=130))
     panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
     return panel
 

@@ -13,8 +13,10 @@ from grafana_foundation_sdk.models.xychart import SeriesMapping, XYShowMode
 from dashboards.grafana.panels import (
     BASELINE,
     BEST,
+    CALM,
     NOW,
     TIMES_UNIT,
+    WARNING,
     described,
     fixed,
     lanes,
@@ -25,7 +27,7 @@ from dashboards.grafana.panels import (
     sized,
     transformed,
 )
-from dashboards.grafana.queries import PAST, by_trial, of_job, over_time, table, while_tuned
+from dashboards.grafana.queries import JOB, PAST, by_trial, of_job, over_time, table, while_tuned
 
 BUCKET = 'knob="bucket_bytes"'
 # Bucket sizes have a panel of their own.
@@ -201,10 +203,15 @@ def _trials() -> Any:
     )
     panel.override_by_name("Time of a step", properties(unit="s"))
     panel.override_by_name("Bucket size", properties(unit="bytes"))
-    gauge = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
+    steps = [{"color": WARNING, "value": None}, {"color": CALM, "value": 0.99}]
     panel.override_by_name(
         "Against the default",
-        properties(unit=TIMES_UNIT, decimals=2, min=0, color=fixed(BEST), custom_cellOptions=gauge),
+        properties(
+            unit=TIMES_UNIT,
+            decimals=2,
+            custom_cellOptions={"type": "color-text"},
+            thresholds={"mode": "absolute", "steps": [*steps, {"color": BEST, "value": 1.01}]},
+        ),
     )
     panel.sort_by([common.TableSortByFieldState().display_name("Trial").desc(True)])
     return panel
@@ -216,8 +223,10 @@ def _median(name: str) -> str:
 
 
 def _speedup_of_trials() -> str:
-    ratio = f"{of_job('baseline_step_seconds')} / {of_job('current_step_seconds')}"
-    return f"quantile_over_time(0.5, ({by_trial(f'({ratio})')}){PAST})"
+    """The step time of the default over that of each trial."""
+    baseline = f"last_over_time(bagua_autotune_baseline_step_seconds{{{JOB}}}[$__range])"
+    median = _median("current_step_seconds")
+    return f"max by (job_name) ({baseline}) / on (job_name) group_right () {median}"
 
 
 def _setting(knob: str) -> str:
