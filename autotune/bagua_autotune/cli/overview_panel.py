@@ -55,7 +55,7 @@ class OverviewPanel:
         job, figures = overview.job, overview.job.figures
         yield "job", _title(job)
         yield "trials", _progress(job, width)
-        yield "now", _now(job)
+        yield "now", _now(overview)
         yield "best", _best(overview)
         yield "default", describe(overview.default_configuration) + _pace(figures.baseline_seconds)
         if overview.steps.points:
@@ -89,10 +89,13 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
     return line
 
 
-def _now(job: JobSummary) -> str:
+def _now(overview: JobOverview) -> str:
+    job = overview.job
     if job.trial is not None:
         words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
-        return words + _pace(job.figures.current_seconds)
+        # The latest steps may be those of the trial before.
+        is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
+        return words + _pace(job.figures.current_seconds if is_known else None)
     if job.state in UNFINISHED:
         return "the next trial is being chosen"
     return describe(job.configuration)
