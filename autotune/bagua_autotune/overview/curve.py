@@ -7,12 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
 from bagua_autotune.overview.best import best_trial
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.candidates import EDGE_KNOBS, PARTITION_KNOB
+from bagua_autotune.store import UnknownJob
 from bagua_autotune.tuning.decision import baseline_estimate
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
@@ -73,7 +76,7 @@ def make_curve(tuner: Tuner, job_id: str) -> Curve:
         return nothing
     scale = objective.scale(baseline.center)
     try:
-        found = tuner.searcher(job_id)
+        found = tuner.searcher(job, trials)
         if found is None:
             return nothing
         searcher, problem = found
@@ -85,6 +88,8 @@ def make_curve(tuner: Tuner, job_id: str) -> Curve:
             for values in _tried_values(current, best.configuration)
             if (points := _points(searcher, problem, values, objective, scale))
         ]
+    except (SQLAlchemyError, UnknownJob):
+        raise
     except Exception:
         # The search itself goes on without its model then, see next_step.
         logger.exception("job %s: there is no curve to show", job_id)

@@ -28,7 +28,7 @@ def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str
         return ", ".join(["Ended before the tuning did", *so_far])
     word = "Confirming" if job.phase == "confirming" else "Tuning"
     again = " again" if job.round else ""
-    pace = _pace(len(reading.round), progress)
+    pace = _pace(max(1, len(reading.round)), progress)
     return f"{word}{again}: " + ", ".join([*(so_far or ["measuring the default"]), *pace])
 
 

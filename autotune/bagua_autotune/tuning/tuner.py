@@ -295,9 +295,9 @@ class Tuner:
         objective = OBJECTIVES[job.protocol]
         return job_status(job, of_round(everything, job.round), objective, deciding)
 
-    def searcher(self, job_id: str) -> tuple[Searcher, Problem] | None:
-        """What the round's search knows, fitted anew; see decision.told_searcher."""
-        return self._next.searcher(self.store.job(job_id), self.store.trials(job_id))
+    def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
+        """What the round's search knows of all trials so far; see decision.told_searcher."""
+        return self._next.searcher(job, trials)
 
     def layouts(self, job: Job) -> Layouts:
         """Cuts the job's tensors."""

@@ -1,0 +1,170 @@
+"""What views are made of: overviews, curves, buckets, downloads; and who asks again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+from flask import Flask
+from flask.testing import FlaskClient
+
+from bagua_autotune.app import create_app
+from bagua_autotune.cli import main
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+from tests.autotune.api.driving import JOB, drive
+from tests.autotune.support import Ranks, registration
+
+GLANCES = ("/overview", "/curve", "/buckets")
+
+
+@pytest.fixture
+def tuned(client: FlaskClient) -> FlaskClient:
+    client.put(JOB, json=registration(software={"torch": "2.13.0"}))
+    drive(client, Ranks(seed=1, noise=0.01), steps=10)
+    return client
+
+
+def test_an_overview_says_all_in_one_answer(tuned: FlaskClient) -> None:
+    found = tuned.get(f"{JOB}/overview").get_json()
+    detail = tuned.get(JOB).get_json()
+    summary = found["job"]
+    for key, value in summary.items():
+        if key in detail:
+            assert value == detail[key], key
+    assert summary["headline"].startswith("Tuned: 1.")
+    assert summary["figures"]["speedup"] == detail["result"]["speedup"]
+    for key in ("default_configuration", "ranks_per_node", "software", "fingerprint", "limits"):
+        assert found[key] == detail[key]
+    trials = tuned.get(f"{JOB}/trials").get_json()["trials"]
+    shown = [{k: t[k] for k in trials[0]} for t in found["trials"]]
+    assert shown == trials
+    (best,) = [trial for trial in found["trials"] if trial["is_best"]]
+    assert best["configuration"] == detail["result"]["configuration"]
+    assert best["words"] in summary["headline"]
+    assert "tensors" not in found
+    assert found["steps"]["stride"] == 1
+    assert len(found["steps"]["points"]) == detail["result"]["steps"]
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
+    assert "DistributedDataParallel(model, bucket_cap_mb=" in found["stock_ddp"]
+
+
+def test_the_list_has_figures_and_a_headline(tuned: FlaskClient) -> None:
+    (listed,) = tuned.get("/api/v2/jobs").get_json()["jobs"]
+    assert listed == tuned.get(f"{JOB}/overview").get_json()["job"]
+
+
+def test_the_curve_and_the_buckets_are_those_of_the_job(tuned: FlaskClient) -> None:
+    curve = tuned.get(f"{JOB}/curve").get_json()
+    assert {line["label"] for line in curve["curves"]} == {"flat", "hierarchical"}
+    assert set(curve["curves"][0]["points"][0]) == {"bucket_bytes", "seconds", "low", "high"}
+    buckets = tuned.get(f"{JOB}/buckets").get_json()
+    assert (buckets["tensors"], buckets["bytes"]) == (250, 100_000_000)
+    for layout in buckets["layouts"]:
+        assert sum(bucket["bytes"] for bucket in layout["buckets"]) == buckets["bytes"]
+
+
+def test_who_asks_again_is_told_only_what_changed(tuned: FlaskClient) -> None:
+    for path in ("/api/v2/jobs", *(JOB + glance for glance in GLANCES)):
+        first = tuned.get(path)
+        assert first.headers["Cache-Control"] == "no-cache"
+        known = {"If-None-Match": first.headers["ETag"]}
+        again = tuned.get(path, headers=known)
+        assert (again.status_code, again.data) == (304, b"")
+        assert again.headers["ETag"] == first.headers["ETag"]
+        assert tuned.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+    overview = tuned.get(f"{JOB}/overview")
+    known = {"If-None-Match": overview.headers["ETag"]}
+    tuned.post(f"{JOB}/events", json={"kind": "note", "message": "new"})
+    changed = tuned.get(f"{JOB}/overview", headers=known)
+    assert changed.status_code == 200
+    assert changed.get_json()["events"][-1]["message"] == "new"
+
+
+def test_a_job_that_is_not_there_is_a_404(client: FlaskClient) -> None:
+    for path in (*GLANCES, "/trials.csv", "/export.json"):
+        response = client.get(f"/api/v2/jobs/nobody{path}")
+        assert response.status_code == 404
+        assert response.content_type == "application/problem+json"
+
+
+def test_downloads_are_what_the_command_line_writes(tmp_path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    store = Store(url)
+    client = create_app(Settings(database=url), store).test_client()
+    client.put(JOB, json=registration(name="<img src=x onerror=alert(1)>/../ü"))
+    steps = [{"step": n, "seconds": [0.1] * 4, "compute_seconds": [0.05] * 4} for n in range(3)]
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    for path, option, ending in (
+        ("trials.csv", "--csv", "-trials.csv"),
+        ("export.json", "--json", ".json"),
+    ):
+        response = client.get(f"{JOB}/{path}")
+        disposition = response.headers["Content-Disposition"]
+        assert disposition == f"attachment; filename=img-src-x-onerror-alert-1{ending}"
+        command = CliRunner().invoke(main, ["export", "job", option, "--database", url])
+        assert command.stdout_bytes == response.data
+    assert next(csv.DictReader(io.StringIO(client.get(f"{JOB}/trials.csv").text)))["state"]
+    document = json.loads(client.get(f"{JOB}/export.json").text)
+    assert document["observations"][0]["compute_seconds"] == [0.05] * 4
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("compute", "word"),
+    [
+        ([0.1] * 3, "compute_seconds has 3 values, seconds has 4"),
+        ([0.1] * 3 + [-0.1], "compute_seconds.3"),
+        ([0.1] * 3 + [1e999], "compute_seconds.3"),
+        ([0.1] * 3 + [None], "compute_seconds.3"),
+    ],
+)
+def test_bad_computing_times_are_refused(
+    client: FlaskClient, compute: list[float], word: str
+) -> None:
+    client.put(JOB, json=registration())
+    step = {"step": 1, "seconds": [0.1] * 4, "compute_seconds": compute}
+    response = client.post(f"{JOB}/observations", json={"trial": 0, "steps": [step]})
+    assert response.status_code == 422
+    assert word in response.get_json(force=True)["detail"]
+    assert client.get(f"{JOB}/observations").get_json()["observations"] == []
+
+
+def test_computing_times_come_back_and_need_not_be_told(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    told = {"step": 1, "seconds": [0.1] * 4, "compute_seconds": [0.0, 0.01, 0.09, 0.02]}
+    silent = {"step": 2, "seconds": [0.1] * 4}
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": [told, silent]})
+    stored = client.get(f"{JOB}/observations").get_json()["observations"]
+    assert [found["compute_seconds"] for found in stored] == [told["compute_seconds"], None]
+    figures = client.get(f"{JOB}/overview").get_json()["job"]["figures"]
+    assert figures["slowest_rank"] == 2
+    assert figures["exposed_seconds"] == pytest.approx(0.01)
+
+
+def test_jobs_of_bagua_s_own_protocol_have_no_seconds(app: Flask) -> None:
+    client = app.test_client()
+    tensors = [{"name": f"t{n}", "num_elements": 10**6, "dtype": "f32"} for n in range(9)]
+    body = {"model_name": "bagua", "tensor_list": tensors, "whether_to_bucket": True}
+    assert client.post("/api/v1/register_tensors", json=body).status_code == 200
+    (listed,) = client.get("/api/v2/jobs").get_json()["jobs"]
+    path = f"/api/v2/jobs/{listed['id']}"
+    for iteration in (0, 100, 200, 300):
+        ask = {"model_name": "bagua", "rank": 0, "train_iter": iteration}
+        answer = client.post("/api/v1/ask_hyperparameters", json=ask).get_json()
+        ran = answer["recommended_hyperparameters"]
+        report = {**ask, "hyperparameters": ran, "speed": 10.0 + iteration}
+        client.post("/api/v1/report_metrics", json=report)
+    found = client.get(f"{path}/overview").get_json()
+    figures = found["job"]["figures"]
+    assert found["job"]["protocol"] == "v1"
+    assert {figures[k] for k in figures if k.endswith("_seconds") and k != "search_seconds"} == {
+        None
+    }
+    assert (found["steps"]["points"], found["best"], found["ranks"]) == ([], [], [])
+    assert client.get(f"{path}/curve").get_json()["curves"] == []
+    layout = client.get(f"{path}/buckets").get_json()["layouts"][0]
+    assert sum(bucket["tensors"] for bucket in layout["buckets"]) == 9

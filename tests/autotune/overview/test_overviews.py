@@ -1,0 +1,185 @@
+"""Overviews of jobs that are really tuned, in a real store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import event, update
+
+from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.overview import Overviews
+from bagua_autotune.store import Store, UnknownJob
+from bagua_autotune.store.tables import TrialRow
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.overview.jobs import SPEC, run
+from tests.autotune.support import Ranks
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def tuner() -> Iterator[Tuner]:
+    store = Store("sqlite://")
+    yield Tuner(store, clock=Clock())
+    store.close()
+
+
+@pytest.fixture
+def overviews(tuner: Tuner) -> Overviews:
+    return Overviews(tuner)
+
+
+def test_a_job_that_was_just_registered_can_be_looked_at(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    tuner.register("job", SPEC)
+    found = overviews.overview("job")
+    assert found.summary.figures.speedup is None
+    assert (found.steps.points, found.best, found.ranks, found.events) == ([], [], [], [])
+    assert [trial.words for trial in found.trials] == ["bucket 25 MiB, flat"]
+    assert overviews.curve("job").curves == ()
+    assert [layout.role for layout in overviews.buckets("job").layouts] == ["default"]
+
+
+def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overviews) -> None:
+    run(tuner, Ranks(seed=1, noise=0.005))
+    found = overviews.overview("job")
+    result, figures = found.summary.result, found.summary.figures
+    assert result is not None
+    assert result.kept == "winner"
+    assert (figures.speedup, figures.speedup_low) == (result.speedup, result.low)
+    assert figures.search_steps == result.steps
+    assert figures.cost_seconds == pytest.approx(result.cost_seconds)
+    assert figures.payback_steps == result.payback_steps
+    (best,) = [trial for trial in found.trials if trial.is_best]
+    assert best.configuration == result.configuration
+    assert figures.incumbent_seconds == best.seconds
+    # The last trial may have been the default: what runs now is what was kept.
+    assert figures.current_seconds == pytest.approx(best.seconds, rel=0.03)
+    assert figures.exposed_seconds == pytest.approx(0.2 * (best.seconds or 0), rel=0.05)
+    assert len(found.steps.points) == tuner.store.count_observations("job")
+    assert len(found.ranks) == 4
+    assert "bucket 4 MiB" in found.why
+    assert found.switches[-1].words.startswith("tuned: bucket 4 MiB")
+
+
+def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    ranks = Ranks(seed=1, noise=0.005)
+    run(tuner, ranks, trials=7)
+    curve = overviews.curve("job")
+    trials = [trial for trial in tuner.trials("job") if trial.seconds]
+    assert curve.trials == len(trials) == 7
+    assert {line.label for line in curve.curves} == {"flat", "hierarchical"}
+    points = {
+        (point.bucket_bytes, line.values["hierarchical"]): point
+        for line in curve.curves
+        for point in line.points
+    }
+    for trial in trials:
+        key = trial.configuration["bucket_bytes"], trial.configuration["hierarchical"]
+        point = points[key]  # type: ignore[index]
+        assert point.low <= point.seconds <= point.high
+        assert point.seconds == pytest.approx(trial.seconds, rel=0.05)
+    for line in curve.curves:
+        sizes = [point.bucket_bytes for point in line.points]
+        assert sizes == sorted(set(sizes))
+    assert curve.expected_gain is not None
+    assert math.isfinite(curve.expected_gain)
+    open_trial = tuner.open_trial("job")
+    assert open_trial is not None
+    tuner.observe("job", open_trial.index, [Observation(10**6, (0.2,) * 4)])
+    assert overviews.curve("job") is curve
+    run(tuner, ranks, trials=8)
+    assert overviews.curve("job").trials == 8
+
+
+def test_there_is_no_curve_where_the_search_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = Tuner(Store("sqlite://"), "random")
+    run(tuner, Ranks(noise=0.005), trials=4)
+    assert Overviews(tuner).curve("job").curves == ()
+    monkeypatch.setattr(tuner, "searcher", lambda *_: 1 // 0)
+    assert Overviews(tuner).curve("job").curves == ()
+
+
+def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overviews) -> None:
+    run(tuner, Ranks(noise=0.005), trials=2)
+    before = overviews.overview("job"), overviews.summary("job")
+    again = overviews.overview("job"), overviews.summary("job")
+    assert again[0].trials is before[0].trials
+    assert again[1].figures is before[1].figures
+    tuner.store.touch("job", 5000.0)
+    assert overviews.summary("job").last_contact_at == 5000.0
+    assert overviews.overview("job").summary.revision == before[1].revision + 1
+
+
+def test_another_job_of_the_same_id_is_not_mistaken_for_it(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    tuner.register("job", SPEC)
+    first = overviews.summary("job")
+    tuner.store.prune(1e9)
+    with pytest.raises(UnknownJob):
+        overviews.summary("job")
+    tuner.register("job", SPEC.model_copy(update={"name": "other"}))
+    second = overviews.summary("job")
+    assert (second.revision, second.name) == (first.revision, "other")
+
+
+def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    for number in range(20):
+        tuner.register(f"job{number}", SPEC)
+    first = overviews.summaries()
+    assert [summary.id for summary in first] == [f"job{n}" for n in reversed(range(20))]
+    statements: list[str] = []
+    event.listen(
+        tuner.store.database._engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, *_: statements.append(statement),
+    )
+    assert overviews.summaries() == first
+    assert len([s for s in statements if s.startswith("SELECT")]) == 1
+    assert not any("tensors" in statement for statement in statements)
+
+
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    for job_id in ("job", "broken"):
+        tuner.register(job_id, SPEC)
+    with tuner.store.database.writing() as session:
+        broken = update(TrialRow).where(TrialRow.job_id == "broken")
+        session.execute(broken.values(configuration=[1], cost=1e300))
+    assert [summary.id for summary in overviews.summaries()] == ["job"]
+
+
+def test_times_are_those_of_the_last_contact(tuner: Tuner, overviews: Overviews) -> None:
+    run(tuner, Ranks(noise=0.005), trials=3)
+    before = overviews.summary("job").progress
+    tuner._clock()  # time passes, and nobody is heard of
+    assert overviews.summary("job").progress == before
+    assert overviews.summary("job").progress == tuner.status("job").progress
+
+
+def test_a_drift_that_opens_no_round_is_what_the_job_runs_at_now(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    limits = SPEC.limits.model_copy(update={"max_rounds": 1})
+    tuner.register("job", SPEC.model_copy(update={"limits": limits}))
+    ranks = Ranks(noise=0.005)
+    while trial := tuner.open_trial("job"):
+        steps = ranks.run(trial.configuration, 10)
+        tuner.observe("job", trial.index, [Observation(n, tuple(s)) for n, s in steps])
+    tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
+    assert overviews.summary("job").figures.current_seconds == 0.5

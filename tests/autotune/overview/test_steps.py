@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_autotune.overview.steps import MOST_POINTS, Point, best_so_far, switches, thin_out
+from bagua_autotune.store.digests import StepTime
+from tests.autotune.overview.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
+
+SECONDS = st.floats(1e-3, 10.0)
+
+
+@given(st.lists(st.lists(SECONDS, min_size=1, max_size=80), max_size=20), st.integers(1, 60))
+def test_thinning_out_keeps_every_trial_and_invents_nothing(
+    trials: list[list[float]], most_points: int
+) -> None:
+    times, step = [], 0
+    for index, members in enumerate(trials):
+        for seconds in members:
+            step += 1
+            times.append(StepTime(index, step, seconds))
+    series = thin_out(times, most_points)
+    assert len(series.points) <= max(most_points, len(trials))
+    found = {index: list(p) for index, p in groupby(series.points, key=lambda p: p.trial)}
+    assert set(found) == set(range(len(trials)))
+    for index, points in found.items():
+        assert len(points) == -(-len(trials[index]) // series.stride)
+        for point in points:
+            assert min(trials[index]) <= point.seconds <= max(trials[index])
+            assert times[point.step - 1].trial == index
+    assert [p.step for p in series.points] == sorted({p.step for p in series.points})
+    if len(times) <= most_points:
+        assert series.points == [Point(t.step, t.trial, t.slowest) for t in times]
+
+
+def test_many_steps_become_a_thousand_points() -> None:
+    series = thin_out([StepTime(step // 300, step, 0.2) for step in range(20_000)])
+    assert 500 < len(series.points) <= MOST_POINTS
+
+
+@given(st.lists(st.none() | SECONDS, max_size=30))
+def test_the_best_so_far_never_gets_worse(measured: list[float | None]) -> None:
+    trials = [trial(index, SLOWER, seconds) for index, seconds in enumerate(measured)]
+    found = best_so_far(reading(job(), trials))
+    assert [best.trial for best in found] == [t.index for t in trials if t.estimate]
+    assert all(a.seconds >= b.seconds for a, b in pairwise(found))
+    if found:
+        assert abs(found[-1].seconds - min(s for s in measured if s)) < 1e-9
+
+
+def test_switches_and_ends_of_tunings_stand_in_step_order() -> None:
+    rounds = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, SLOWER, 0.4, round=1)]
+    again = switches(reading(job("tuning", RESULT, round=1), rounds))
+    assert [(s.step, s.trial, s.words) for s in again] == [
+        (0, 0, "bucket 25 MiB, flat"),
+        (10, 1, "bucket 1 MiB, hierarchical"),
+        (19, None, "tuned"),
+        (20, 2, "bucket 64 MiB, flat"),
+    ]
+    over = switches(reading(job("finished", RESULT, round=1), rounds))
+    assert (over[-1].step, over[-1].words) == (29, "tuned: bucket 1 MiB, hierarchical")

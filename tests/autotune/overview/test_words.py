@@ -1,0 +1,164 @@
+"""What people read: the headline, why, and what to paste."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bagua_autotune.model.job import Job, Result, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.overview import stock_ddp
+from bagua_autotune.overview.explanation import explain
+from bagua_autotune.overview.figures import make_figures
+from bagua_autotune.overview.headline import make_headline
+from bagua_autotune.tuning.status import job_status
+from tests.autotune.overview.jobs import (
+    DEFAULT,
+    FASTER,
+    RESULT,
+    SLOWER,
+    job,
+    reading,
+    trial,
+)
+
+KEPT = replace(RESULT, configuration=DEFAULT, kept="baseline", reason="nothing measured faster")
+TRIED = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, SLOWER)]
+CONFIRMED = [*TRIED[:2], trial(2, FASTER, 0.25, purpose="confirm")]
+
+
+def headline(of: Job, trials: list[Trial]) -> str:
+    found = reading(of, trials)
+    progress = job_status(of, found.round, found.objective, deciding=False).progress
+    return make_headline(found, progress, make_figures(found, []))
+
+
+def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -> str:
+    found = reading(of, trials)
+    return explain(found, make_figures(found, []), exposed or {})
+
+
+@pytest.mark.parametrize(
+    ("of", "trials", "sentence"),
+    [
+        (job(), [], "Tuning: measuring the default, trial 1 of at most 68"),
+        (job(), [trial(0, DEFAULT)], "Tuning: measuring the default, trial 1 of at most 68"),
+        (
+            job(),
+            TRIED,
+            "Tuning: 1.20x (1.18 to 1.22) so far, trial 3 of at most 68, at most 22 min left",
+        ),
+        (
+            job(),
+            [trial(0, DEFAULT, 0.3), trial(1, SLOWER)],
+            "Tuning: nothing faster than the default so far, trial 2 of at most 68, "
+            "at most 45 min left",
+        ),
+        (
+            job("confirming"),
+            CONFIRMED,
+            "Confirming: 1.20x (1.18 to 1.22) so far, trial 3 of at most 68, at most 93 s left",
+        ),
+        (
+            job("finished", RESULT),
+            CONFIRMED,
+            "Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB, hierarchical",
+        ),
+        (
+            job("finished", KEPT),
+            TRIED[:2],
+            "Tuned: the default stays, nothing measured faster",
+        ),
+        (job("finished", replace(KEPT, reason="")), TRIED[:2], "Tuned: the default stays"),
+        (job("ended"), [trial(0, DEFAULT)], "Ended before the tuning did"),
+        (
+            job("ended"),
+            TRIED,
+            "Ended before the tuning did, 1.20x (1.18 to 1.22) so far",
+        ),
+        (
+            job("tuning", RESULT, round=1),
+            [*CONFIRMED, trial(3, FASTER, round=1)],
+            "Tuning again: measuring the default, trial 1 of at most 68",
+        ),
+        (
+            job("ended", RESULT, round=1),
+            [*CONFIRMED, trial(3, FASTER, round=1)],
+            "Ended while it was tuned again; before that: 1.56x (1.51 to 1.60) with "
+            "bucket 1 MiB, hierarchical",
+        ),
+    ],
+)
+def test_the_headline_says_whether_it_is_done_and_how_much_faster(
+    of: Job, trials: list[Trial], sentence: str
+) -> None:
+    assert headline(of, trials) == sentence
+
+
+def test_a_trial_of_a_single_value_has_no_interval() -> None:
+    trials = [trial(0, DEFAULT, 0.3, count=1), trial(1, FASTER, 0.25, count=1)]
+    assert headline(job(), trials).startswith("Tuning: 1.20x so far, ")
+
+
+def test_the_ranks_reason_cannot_command_a_terminal() -> None:
+    hostile = replace(KEPT, reason="the ranks disagreed: \x1b[31m")
+    assert "\x1b" not in headline(job("finished", hostile), TRIED[:2])
+    assert "\x1b" not in why(job("finished", hostile), TRIED[:2])
+
+
+@pytest.mark.parametrize(
+    ("result", "trials", "exposed", "sentence"),
+    [
+        (None, [trial(0, DEFAULT)], {}, "Nothing is measured yet: the default comes first."),
+        (
+            None,
+            TRIED,
+            {0: 0.12, 1: 0.04},
+            "Of 2 configurations, bucket 1 MiB, hierarchical is the fastest so far: 250 ms a "
+            "step, the default 300 ms. Communication that computing does not hide takes 40 ms of "
+            "a step, under the default 120 ms.",
+        ),
+        (
+            None,
+            [trial(0, DEFAULT, 0.3), trial(1, SLOWER, 0.4)],
+            {0: 0.12},
+            "Of 2 configurations, the default is the fastest so far. Communication that computing "
+            "does not hide takes 120 ms of a step.",
+        ),
+        (
+            RESULT,
+            CONFIRMED,
+            {},
+            "Of 2 configurations, bucket 1 MiB, hierarchical was the fastest; measured again in "
+            "turns with the default it was 1.56x (1.51 to 1.60) as fast.",
+        ),
+        (
+            RESULT,
+            TRIED[:2],
+            {},
+            "It was the best of an earlier run, and measured beside the default it still is: "
+            "1.56x (1.51 to 1.60).",
+        ),
+        (
+            KEPT,
+            TRIED[:2],
+            {},
+            "The default stays: nothing measured faster; 2 configurations measured.",
+        ),
+    ],
+)
+def test_why_names_what_was_compared(
+    result: Result | None, trials: list[Trial], exposed: dict[int, float], sentence: str
+) -> None:
+    assert why(job("finished" if result else "tuning", result), trials, exposed) == sentence
+
+
+def test_the_snippet_is_python_and_says_what_is_missing() -> None:
+    plain = stock_ddp.snippet(Configuration(bucket_bytes=4 << 20, hierarchical="off"))
+    assert plain.endswith("model = DistributedDataParallel(model, bucket_cap_mb=4)")
+    assert "#" not in plain
+    more = stock_ddp.snippet(Configuration(FASTER, channels=2))
+    assert "# Stock DDP cannot do the rest: hierarchical, 2 channels." in more
+    for text in (plain, more):
+        compile(text, "snippet", "exec")
