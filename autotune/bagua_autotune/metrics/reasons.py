@@ -18,8 +18,8 @@ STORE_ERRORS = ("busy", "unavailable", "statement", OTHER)
 RESULTS = {
     decision.NOTHING_FASTER: "nothing_faster",
     decision.BEST_BEFORE: "earlier_best",
-    "nothing else to try": "nothing_to_try",
-    "too few steps remain to earn a search": "too_few_steps",
+    decision.NOTHING_TO_TRY: "nothing_to_try",
+    decision.TOO_FEW_STEPS: "too_few_steps",
 }
 
 

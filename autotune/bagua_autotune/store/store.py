@@ -165,13 +165,6 @@ class Store(Reports):
         with self.database.reading() as session:
             return next(read_each(session.scalars(newest), records.job_record), None)
 
-    def active_jobs(self, since: float) -> list[Job]:
-        """Jobs that have not ended and were heard of since then, newest first."""
-        query = select(JobRow).where(JobRow.ended_at.is_(None), JobRow.last_contact_at >= since)
-        with self.database.reading() as session:
-            rows = session.scalars(query.order_by(JobRow.created_at.desc(), JobRow.id))
-            return list(read_each(rows, records.job_record))
-
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
             job_row(session, job_id)

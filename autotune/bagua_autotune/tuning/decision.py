@@ -23,6 +23,9 @@ MOST_FAILURES = 3
 # Why a baseline is kept.
 NOTHING_FASTER = "nothing measured faster"
 BEST_BEFORE = "the best of an earlier run"
+NOTHING_TO_TRY = "nothing else to try"
+TOO_FEW_STEPS = "too few steps remain to earn a search"
+DISAGREED = "the ranks disagreed too often"
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
 
@@ -59,12 +62,12 @@ def decide(
         make_searcher: builds a fresh searcher.
     """
     if job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
-        return Keep(job.baseline, reason="too few steps remain to earn a search")
+        return Keep(job.baseline, reason=TOO_FEW_STEPS)
     if not trials and len(problem().candidates) == 1:
-        return Keep(job.baseline, reason="nothing else to try")
+        return Keep(job.baseline, reason=NOTHING_TO_TRY)
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):
-        return Keep(job.baseline, reason="the ranks disagreed too often")
+        return Keep(job.baseline, reason=DISAGREED)
     banned = _banned(job, trials)
     start = _start(job, trials, banned, objective)
     if start is not None:

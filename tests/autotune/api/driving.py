@@ -20,14 +20,14 @@ def settle(client: FlaskClient, state: dict[str, Any], job: str = JOB) -> dict[s
     return state
 
 
-def drive(client: FlaskClient, ranks: Ranks, steps: int = 5) -> dict[str, Any]:
+def drive(client: FlaskClient, ranks: Ranks, steps: int = 5, job: str = JOB) -> dict[str, Any]:
     """Run what the service says until it says no more; the last state."""
-    state = client.get(JOB).get_json()
+    state = client.get(job).get_json()
     while state["trial"]:
         found = [
             {"step": step, "seconds": seconds}
             for step, seconds in ranks.run(state["configuration"], steps)
         ]
         body = {"trial": state["trial"]["index"], "steps": found}
-        state = settle(client, client.post(f"{JOB}/observations", json=body).get_json())
+        state = settle(client, client.post(f"{job}/observations", json=body).get_json(), job)
     return state

@@ -21,6 +21,7 @@ from bagua_autotune.store import (
     StoreError,
     UnknownJob,
     UnknownTrial,
+    contacts,
     families,
     ranks,
 )
@@ -61,12 +62,16 @@ def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> Non
     assert [found.id for found in store.jobs("digits", limit=1)] == ["later"]
 
 
-def test_only_jobs_heard_of_and_not_ended_are_active(store: Store, job: str) -> None:
+def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str) -> None:
+    before = contacts.of_job(store, job)
     store.create_job("later", make_spec(), at=100.0)
-    assert [found.id for found in store.active_jobs(50.0)] == ["later"]
+    assert [found.id for found in contacts.since(store, 50.0)] == ["later"]
     store.touch(job, 60.0)
     store.end_job("later", 70.0)
-    assert [found.id for found in store.active_jobs(50.0)] == [job]
+    later, found = contacts.since(store, 50.0)
+    assert (later.id, later.phase, later.ended_at) == ("later", "ended", 70.0)
+    assert found == contacts.of_job(store, job)
+    assert (found.last_contact_at, found.version > before.version) == (60.0, True)
 
 
 def test_a_job_that_cannot_be_read_does_not_hide_the_others(
@@ -76,7 +81,6 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     with store.database.writing() as session:
         session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
     assert [found.id for found in store.jobs()] == [job]
-    assert [found.id for found in store.active_jobs(0.0)] == [job]
     assert "job broken cannot be read" in caplog.text
 
 
