@@ -41,9 +41,12 @@ def while_tuned(expression: str) -> str:
 def by_trial(expression: str) -> str:
     """The job's expression with a label more: the number of the trial that ran then.
 
-    The number is a value in Prometheus, so that its series do not grow with the trials.
+    The number is a value in Prometheus, so that its series do not grow with the trials. A trial
+    that is proposed, and of which nothing was reported yet, has no step times: those that are
+    shown then are of the trial before.
     """
-    numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")})'
+    runs = of_job("trials", where='state="running"')
+    numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")} and {runs} == 1)'
     return f"{expression} * on (job_name) group_left (trial) {numbers}"
 
 

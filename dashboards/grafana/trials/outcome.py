@@ -25,13 +25,11 @@ from dashboards.grafana.panels import (
     value,
 )
 from dashboards.grafana.queries import (
-    at_the_end,
     of_job,
     over_time,
     payback,
     state_number,
     table,
-    while_tuned,
 )
 
 REASONS = {
@@ -147,11 +145,11 @@ def _step_times() -> Any:
     panel = value(
         "Time of a step",
         "Of the slowest rank, as a synchronous step takes as long as its slowest rank: under the "
-        "best configuration, under the default, and of late. Nothing is reported after tuning.",
+        "best configuration, under the default, and of late.",
         "s",
-        at_the_end(of_job("incumbent_step_seconds"), "best"),
-        at_the_end(of_job("baseline_step_seconds"), "default"),
-        at_the_end(while_tuned(of_job("current_step_seconds")), "now"),
+        over_time(of_job("incumbent_step_seconds"), "best"),
+        over_time(of_job("baseline_step_seconds"), "default"),
+        over_time(of_job("current_step_seconds"), "now"),
         named=True,
     ).orientation(VizOrientation.VERTICAL)
     for name, colour in (("now", NOW), ("best", BEST), ("default", BASELINE)):

@@ -21,7 +21,7 @@ from dashboards.grafana.panels import (
     sized,
     value,
 )
-from dashboards.grafana.queries import JOB, of_job, over_time, while_tuned
+from dashboards.grafana.queries import JOB, of_job, over_time
 
 
 def panels() -> list[Any]:
@@ -41,8 +41,8 @@ def _exposed() -> Any:
         "Per step, of the slowest rank: what remains of a step beyond its computing. No setting "
         "can save more than this.",
         "s",
-        over_time(while_tuned(of_job("exposed_communication_seconds")), "exposed communication"),
-        over_time(while_tuned(of_job("current_step_seconds")), "whole step"),
+        over_time(of_job("exposed_communication_seconds"), "exposed communication"),
+        over_time(of_job("current_step_seconds"), "whole step"),
     ).min(0)
     panel.override_by_name(
         "exposed communication", properties(color=fixed(WARNING), custom_fillOpacity=15)
@@ -57,7 +57,7 @@ def _spread() -> Any:
         "By how much the slowest rank computes longer than the median rank, as a share of the "
         "step: time that all others wait for it.",
         "percentunit",
-        over_time(while_tuned(of_job("rank_spread_ratio")), "spread"),
+        over_time(of_job("rank_spread_ratio"), "spread"),
     ).min(0)
     panel.override_by_name("spread", properties(color=fixed(NOW), custom_fillOpacity=10))
     return panel

@@ -27,7 +27,7 @@ from dashboards.grafana.panels import (
     sized,
     transformed,
 )
-from dashboards.grafana.queries import JOB, PAST, by_trial, of_job, over_time, table, while_tuned
+from dashboards.grafana.queries import JOB, PAST, by_trial, of_job, over_time, table
 
 BUCKET = 'knob="bucket_bytes"'
 # Bucket sizes have a panel of their own.
@@ -49,10 +49,10 @@ def panels() -> list[Any]:
 def _step_times() -> Any:
     panel = lines(
         "Time of a step",
-        "Of the slowest rank: of late, under the best trial so far, and under the default. Nothing "
-        "is reported after tuning, as long as the step time does not drift.",
+        "Of the slowest rank: of late, under the best trial so far, and under the default. A job "
+        "that is tuned stays as it was left, until it tells of a lasting drift.",
         "s",
-        over_time(while_tuned(of_job("current_step_seconds")), "now"),
+        over_time(of_job("current_step_seconds"), "now"),
         over_time(of_job("incumbent_step_seconds"), "best so far"),
         over_time(of_job("baseline_step_seconds"), "default"),
     ).min(0)
