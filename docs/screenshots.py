@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -47,16 +47,15 @@ class Sketch:
     steps: int = 4000
     ended: bool = False
     tensors: int | None = None
-    limits: dict[str, int] = field(default_factory=dict)
-    searcher: str = "bayesian"
 
     def simulator(self) -> Simulator:
         workload = load(self.model)
         if self.tensors is not None:
-            first = slice(self.tensors)
-            workload = replace(
-                workload, tensors=workload.tensors[first], ready_seconds=workload.ready_seconds[first]
+            tensors, ready = (
+                workload.tensors[: self.tensors],
+                workload.ready_seconds[: self.tensors],
             )
+            workload = replace(workload, tensors=tensors, ready_seconds=ready)
         bandwidth = parse_bandwidth(self.bandwidth)
         return Simulator(workload, Cluster(self.nodes, self.ranks_per_node, bandwidth, 50e-6))
 
@@ -77,7 +76,6 @@ JOBS = (
     Sketch("resnet50-imagenet", steps=2500),
     Sketch("vgg16-ablation", model="vgg16", nodes=2, bandwidth="25Gbit", ended=True),
     Sketch("gpt2-medium-owt", model="gpt2-medium", nodes=8, ranks_per_node=8, bandwidth="100Gbit"),
-    Sketch("sixty-trials", searcher="random", steps=1500, limits={"max_samples": 60, "remaining_steps": 10**9}),
     Sketch("just-started", model="gpt2-small", steps=14),
     Sketch("three-tensors", steps=60, tensors=3),
     Sketch(LONG_NAME, model="bert-large", nodes=16, ranks_per_node=8, steps=160),
@@ -92,7 +90,6 @@ PICTURES = (
     Picture("finished", "jobs/resnet50-imagenet", is_extra=True),
     Picture("ended-dark", "jobs/vgg16-ablation", scheme="dark", is_extra=True),
     Picture("many-ranks", "jobs/gpt2-medium-owt", is_extra=True),
-    Picture("sixty-trials", "jobs/sixty-trials", is_extra=True),
     Picture("just-started", "jobs/just-started", is_extra=True),
     Picture("three-tensors", "jobs/three-tensors", is_extra=True),
     Picture("long-name-narrow", "jobs/long-name", NARROW, is_extra=True),
@@ -151,11 +148,11 @@ def run_job(database: Path, sketch: Sketch) -> None:
 def _run(store: Store, sketch: Sketch, began: float) -> float:
     now = began
     clock: Callable[[], float] = lambda: now  # noqa: E731
-    tuner = Tuner(store, sketch.searcher, clock=clock)
+    tuner = Tuner(store, clock=clock)
     job_id = "long-name" if sketch.job_id == LONG_NAME else sketch.job_id
     job = SimulatedJob(
         tuner, sketch.simulator(), job_id, seed=1, noise=0.02,
-        fingerprint=sketch.job_id[:100], limits=sketch.limits, name=sketch.job_id,
+        fingerprint=sketch.job_id[:100], name=sketch.job_id,
     )  # fmt: skip
     for _ in range(sketch.steps):
         job.run(1)

@@ -37,6 +37,7 @@ export function timeUnit(seconds) {
 
 /** A step's time: 307 ms, 1.34 s. */
 export function seconds(value, unit = isKnown(value) ? timeUnit(value) : null) {
+  if (value === 0) return "0 s";
   return isKnown(value) ? `${fixed(value * unit.factor)} ${unit.unit}` : UNKNOWN;
 }
 
@@ -49,6 +50,7 @@ export function secondsInterval(low, high) {
 /** A while: 31 s, 2 min 10 s, 3 h 5 min. */
 export function duration(value) {
   if (!isKnown(value)) return UNKNOWN;
+  if (value < 0.95) return seconds(value);
   if (value < 9.95) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
   if (whole < 60) return `${whole} s`;

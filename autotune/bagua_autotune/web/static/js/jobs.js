@@ -86,5 +86,6 @@ setText(byId("start"), HOW_TO_START(new URL("./", location.href).href.replace(/\
 keepLive(async () => {
   jobs = (await getJson(`jobs?limit=${MOST_JOBS}`)).jobs;
   show();
-  return jobs.some(({ state }) => state === "tuning" || state === "confirming") ? TUNED_MS : QUIET_MS;
+  const isAwaited = jobs.length === 0 || jobs.some(({ state }) => state === "tuning" || state === "confirming");
+  return isAwaited ? TUNED_MS : QUIET_MS;
 });

@@ -3,7 +3,7 @@
 import { byId, element, setText } from "../dom.js";
 import { bytes, count, grouped } from "../format.js";
 
-const MOST_BLOCKS = 240;
+const BLOCK_PX = 4;
 const NAMES = { default: "Default", incumbent: "Best" };
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
 
@@ -22,12 +22,14 @@ export function showBuckets({ layouts, bytes: total, tensors }) {
 }
 
 function row({ role, words, buckets }) {
-  const blocks = merged(buckets);
-  const status = element("p", { class: "bucket-status", "aria-live": "polite" }, summary(buckets));
+  const each = Math.ceil((buckets.length * BLOCK_PX) / byId("buckets").clientWidth);
+  const blocks = merged(buckets, each);
+  const atRest = summary(buckets) + (each > 1 ? `; ${each} are drawn as one` : "");
+  const status = element("p", { class: "bucket-status", "aria-live": "polite" }, atRest);
   const bar = element(
     "div",
     { class: `bucket-bar ${role}`, tabindex: "0", role: "img",
-      "aria-label": `${NAMES[role]}: ${summary(buckets)}. Arrow keys read them.` },
+      "aria-label": `${NAMES[role]}: ${atRest}. Arrow keys read them.` },
     ...blocks.map((block) => {
       const node = element("div", { class: "bucket" }, element("span", { "aria-hidden": "true" }, bytes(block.bytes)));
       node.style.flexGrow = String(block.bytes);
@@ -35,14 +37,13 @@ function row({ role, words, buckets }) {
     }),
   );
   bar.classList.toggle("dense", blocks.length > 60);
-  readable(bar, blocks, status, summary(buckets));
+  readable(bar, blocks, status, atRest);
   return element("div", { class: "bucket-row" },
     element("p", { class: "bucket-name" }, element("b", {}, NAMES[role]), ` ${words}`), status, bar);
 }
 
 /** Neighbours in one block where there are more buckets than can be seen apart. */
-function merged(buckets) {
-  const each = Math.ceil(buckets.length / MOST_BLOCKS);
+function merged(buckets, each) {
   const blocks = [];
   for (let start = 0; start < buckets.length; start += each) {
     const part = buckets.slice(start, start + each);

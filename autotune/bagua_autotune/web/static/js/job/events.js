@@ -1,7 +1,7 @@
 // What happened, newest first.
 
 import { byId, element } from "../dom.js";
-import { duration, grouped, seconds } from "../format.js";
+import { duration, grouped } from "../format.js";
 
 const WORDS = {
   switched: "switched", disagreement: "ranks disagreed", ended: "training ended", note: "note", drift: "step time changed",
@@ -21,7 +21,7 @@ function line({ kind, trial, step, message, seconds: took, at }) {
   const parts = [WORDS[kind] ?? kind];
   if (trial !== null) parts.push(kind === "switched" ? `to trial ${trial}` : `in trial ${trial}`);
   if (step !== null) parts.push(`at step ${grouped(step)}`);
-  if (took) parts.push(took < 1 ? `in ${seconds(took)}` : `in ${duration(took)}`);
+  if (took) parts.push(`in ${duration(took)}`);
   const text = parts.join(" ") + (message ? `: ${message}` : "");
   return element("li", {},
     element("time", { datetime: at, class: "muted" }, new Date(at).toLocaleTimeString("en-GB")),

@@ -54,7 +54,7 @@ function prepare(overview, trials, curves, totalBytes) {
       text: `trial ${trial.index}: ${trial.words}\n${measure.text(trial)}`,
     }))
     .sort((a, b) => a.x - b.x || a.y - b.y);
-  const lines = curves.map((curve) => ({
+  const lines = curves.filter(({ points: along }) => along.length > 1).map((curve) => ({
     way: byName.get(wayOf(curve.values)),
     points: curve.points.map((point) => ({ ...point, x: Math.log2(point.bucket_bytes) })),
   }));

@@ -107,8 +107,8 @@ function drawSteps(u, { points, kinds, range, levels }, colours) {
       if (kinds[index] !== kind) return;
       const isBeyond = point.seconds > range[1];
       const x = u.valToPos(point.step, "x", true);
-      const y = isBeyond ? bbox.top + 2 * radius : u.valToPos(point.seconds, "y", true);
-      drawMark(ctx, isBeyond ? "triangle" : "circle", x, y, radius, { fill: colours[kind] });
+      const y = isBeyond ? bbox.top + 3 * radius : u.valToPos(point.seconds, "y", true);
+      drawMark(ctx, isBeyond ? "triangle" : "circle", x, y, isBeyond ? 2 * radius : radius, { fill: colours[kind] });
     });
   }
   ctx.restore();
