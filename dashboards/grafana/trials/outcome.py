@@ -39,6 +39,7 @@ REASONS = {
     "nothing_to_try": "nothing to try",
     "too_few_steps": "too few steps",
     "disagreement": "ranks disagreed",
+    "other": "another reason",
 }
 
 
