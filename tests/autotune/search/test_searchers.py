@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space
-from bagua_autotune.search import Problem, Searcher, make_searcher, names
+from bagua_autotune.search import Predicts, Problem, Searcher, make_searcher, names
 from bagua_autotune.search.candidates import enumerate_candidates
 from tests.autotune.support import MIB, make_spec, peaked
 
@@ -42,6 +42,24 @@ def test_the_baseline_is_asked_first_and_only_candidates_are(name: str) -> None:
     asked = drive(make(name), 15)
     assert asked[0] == BASELINE
     assert set(asked) <= set(CANDIDATES)
+
+
+@every_searcher
+def test_what_is_believed_is_what_the_search_goes_by(name: str) -> None:
+    searcher = make(name)
+    if not isinstance(searcher, Predicts):
+        pytest.skip("it has no model to show")
+    assert searcher.predict(CANDIDATES) == []
+    asked = drive(searcher, 12, noise=0.005)
+    believed = dict(zip(CANDIDATES, searcher.predict(CANDIDATES), strict=True))
+    for configuration, interval in believed.items():
+        assert interval.low < interval.center < interval.high
+        assert interval.center == pytest.approx(searcher.expected_cost(configuration))
+    best = min(asked, key=lambda configuration: believed[configuration].center)
+    assert best == searcher.best()
+    # Of what was measured more is known than of anything else.
+    widths = {c: found.high - found.low for c, found in believed.items()}
+    assert max(widths[c] for c in asked) < max(widths.values())
 
 
 SIZES = LogInteger(low=65536, high=1024 * MIB)
