@@ -72,6 +72,7 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
     os.environ.update(LIMITS, BAGUA_AUTOTUNE=str(int(on)), XDG_DATA_HOME=folder)
     os.environ.update(LOCAL_WORLD_SIZE=str(ranks // 2), GROUP_RANK=str(rank // (ranks // 2)))
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
     store = dist.FileStore(f"{folder}/store-{on}", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     spent: list[float] = []
@@ -256,7 +257,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="tunings, in turns with trainings")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    logging.disable(logging.WARNING)
     costs: list[Cost] = []
     footprints: list[Footprint] = []
     for _ in range(arguments.rounds):
