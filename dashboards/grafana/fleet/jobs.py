@@ -45,6 +45,7 @@ from dashboards.grafana.queries import (
     table,
     while_tuned,
 )
+from dashboards.grafana.trials.outcome import REASONS
 from dashboards.grafana.trials.trouble import ALERTS
 
 TRIALS = "/d/bagua-autotune-trials?var-job=${__value.raw:percentencode}&${__url_time_range}"
@@ -133,7 +134,7 @@ def _jobs() -> Any:
     )
     for title in ("Ranks", "Trials"):
         panel.override_by_name(title, properties(custom_width=70))
-    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_width=130))
+    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_width=150))
     panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
     return panel
 
@@ -159,6 +160,8 @@ def gains() -> list[Any]:
         ),
         named=True,
     )
+    for reason, text in REASONS.items():
+        results.override_by_name(reason, properties(displayName=text))
     most = _ranking("Gained most", "The five jobs with the largest speed-up.", "topk")
     least = _ranking(
         "Gained least",
