@@ -23,6 +23,10 @@ import torch
 import torch.distributed as dist
 
 START_SECONDS = 100.0
+# Importing torch takes seconds, as does what an optimizer's first step imports. One process does
+# so, and every rank is forked from it.
+_FORK_SERVER = multiprocessing.get_context("forkserver")
+_FORK_SERVER.set_forkserver_preload(["torch._dynamo"])
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,9 @@ class RankPool:
     def _start(self) -> None:
         if self._processes:
             return
-        context = multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
-            connection, far_end = context.Pipe()
-            process = context.Process(
+            connection, far_end = _FORK_SERVER.Pipe()
+            process = _FORK_SERVER.Process(
                 target=_serve,
                 args=(far_end, self._environment(rank), self._collective_timeout),
                 daemon=True,
@@ -138,6 +141,7 @@ class RankPool:
     def _environment(self, rank: int) -> dict[str, str]:
         node, local = self.places[rank]
         return {
+            **{name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")},
             "RANK": str(rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(local),
@@ -175,8 +179,7 @@ class RankPool:
 
 
 def _serve(connection: Connection, environment: Mapping[str, str], timeout: timedelta) -> None:
-    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
-        del os.environ[name]
+    os.environ.clear()  # That of when the fork server was started.
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
