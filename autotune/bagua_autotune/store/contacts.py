@@ -47,11 +47,11 @@ def newest(store: Store, name: str | None = None, limit: int = 100) -> list[Cont
     if name is not None:
         query = query.where(JobRow.name == name)
     with store.database.reading() as session:
-        return [Contact._make(row) for row in session.execute(query)]
+        return [Contact._make(row) for row in session.connection().execute(query)]
 
 
 def since(store: Store, at: float) -> list[Contact]:
     """The jobs heard of since then, newest first."""
-    query = select(*COLUMNS).where(JobRow.last_contact_at >= at)
+    query = select(*COLUMNS).where(JobRow.last_contact_at >= at).order_by(*NEWEST_FIRST)
     with store.database.reading() as session:
-        return [Contact._make(row) for row in session.execute(query.order_by(*NEWEST_FIRST))]
+        return [Contact._make(row) for row in session.connection().execute(query)]

@@ -108,7 +108,8 @@ def _from_3(connection: Connection) -> None:
     """Revisions, and what the ranks compute."""
     for statement in (
         "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
-        "CREATE INDEX jobs_by_creation ON jobs (created_at)",
+        "CREATE INDEX jobs_by_creation ON jobs "
+        "(created_at, id, name, phase, revision, last_contact_at, ended_at)",
         "ALTER TABLE observations ADD COLUMN slowest FLOAT",
         "ALTER TABLE observations ADD COLUMN compute JSON",
     ):

@@ -36,8 +36,12 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("jobs_by_name", "name", "created_at"),
-        # Or listing the newest would read every job's row, with its tensors.
-        Index("jobs_by_creation", "created_at"),
+        # All that contacts need, newest first: they look at every job, and a row is long, since its
+        # tensors stand before the columns that change.
+        Index(
+            "jobs_by_creation",
+            *("created_at", "id", "name", "phase", "revision", "last_contact_at", "ended_at"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -74,6 +74,13 @@ def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str)
     assert (found.last_contact_at, found.version > before.version) == (60.0, True)
 
 
+def test_an_index_holds_all_that_contacts_need() -> None:
+    indices = {index.name: index for index in JobRow.metadata.tables["jobs"].indexes}
+    columns = indices["jobs_by_creation"].columns.keys()
+    assert columns[0] == "created_at"
+    assert set(columns) == set(contacts.Contact._fields)
+
+
 def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     store: Store, job: str, caplog: pytest.LogCaptureFixture
 ) -> None:
