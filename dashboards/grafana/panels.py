@@ -94,7 +94,7 @@ def lines(
         .fill_opacity(0)
         .show_points(options.VisibilityMode.AUTO)
         .point_size(5)
-        .span_nulls(False)
+        .span_nulls(30_000)  # a missed scrape is no gap
         .axis_border_show(False)
         .legend(
             common.VizLegendOptions()
