@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests that leave the cores to each other; real ranks, hosts and browsers want them alone.
+TOGETHER := tests/autotune tests/dashboards tests/deploy
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench image clean
@@ -19,7 +21,14 @@ demo: $(STAMP) ## Tune a real training of 4 processes on this machine, end to en
 	$(BIN)/python examples/demo.py
 
 test: lint ## Lint, types and the whole test suite (ARGS="-k name" to choose)
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	@status=0; set -x; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TOGETHER) || status=1; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(TOGETHER)) || status=1; \
+	exit $$status
+endif
 
 lint: $(STAMP) ## Ruff and mypy
 	$(BIN)/ruff check .
