@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, FloatRect, sync_playwright
 
 from bagua_autotune.model.job import Event
 from bagua_autotune.simulation import Simulator
@@ -62,38 +62,42 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Picture:
-    """``path`` is the page's; the whole page is taken, as high as it is."""
+    """``path`` is the page's; ``until`` is the last element to be seen, by default the page's."""
 
     name: str
     path: str
     size: tuple[int, int] = WIDE
     scheme: str = "light"
+    until: str = "body"
     is_extra: bool = False
 
 
+# The last one ends now, so that it looks alive.
 JOBS = (
-    Sketch("bert-base-pretraining", model="bert-base", steps=112),
-    Sketch("resnet50-imagenet", steps=2500),
-    Sketch("vgg16-ablation", model="vgg16", nodes=2, bandwidth="25Gbit", ended=True),
     Sketch("gpt2-medium-owt", model="gpt2-medium", nodes=8, ranks_per_node=8, bandwidth="100Gbit"),
-    Sketch("just-started", model="gpt2-small", steps=14),
-    Sketch("three-tensors", steps=60, tensors=3),
+    Sketch("resnet50-imagenet", steps=2500),
+    Sketch("vgg16-ablation", model="vgg16", nodes=2, bandwidth="25Gbit", steps=60, ended=True),
     Sketch(LONG_NAME, model="bert-large", nodes=16, ranks_per_node=8, steps=160),
+    Sketch("gpt2-small-finetune", model="gpt2-small", steps=14),
+    Sketch("three-tensors", steps=60, tensors=3),
+    Sketch("bert-base-pretraining", "bert-base", 4, 8, bandwidth="40Gbit", steps=116),
 )
 PICTURES = (
-    Picture("page-light", "jobs/bert-base-pretraining"),
-    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark"),
-    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW),
+    Picture("page-light", "jobs/bert-base-pretraining", until="#buckets-panel"),
+    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#buckets-panel"),
+    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, until="#sizes-panel"),
     Picture("page-jobs", ""),
+    Picture("whole", "jobs/bert-base-pretraining", is_extra=True),
+    Picture("whole-narrow", "jobs/bert-base-pretraining", NARROW, is_extra=True),
     Picture("jobs-dark", "", scheme="dark", is_extra=True),
     Picture("jobs-narrow", "", NARROW, is_extra=True),
     Picture("finished", "jobs/resnet50-imagenet", is_extra=True),
     Picture("ended-dark", "jobs/vgg16-ablation", scheme="dark", is_extra=True),
     Picture("many-ranks", "jobs/gpt2-medium-owt", is_extra=True),
-    Picture("just-started", "jobs/just-started", is_extra=True),
+    Picture("just-started", "jobs/gpt2-small-finetune", is_extra=True),
     Picture("three-tensors", "jobs/three-tensors", is_extra=True),
-    Picture("long-name-narrow", "jobs/long-name", NARROW, is_extra=True),
     Picture("long-name", "jobs/long-name", is_extra=True),
+    Picture("long-name-narrow", "jobs/long-name", NARROW, is_extra=True),
 )
 
 
@@ -133,7 +137,10 @@ def take(browser: Browser, url: str, picture: Picture, file: Path) -> None:
     page.goto(f"{url}/{picture.path}")
     page.locator("#content").wait_for()
     page.wait_for_timeout(500)
-    page.screenshot(path=file, full_page=True)
+    box = page.locator(picture.until).bounding_box()
+    assert box
+    clip = FloatRect(x=0, y=0, width=width, height=box["y"] + box["height"] + 16)
+    page.screenshot(path=file, full_page=True, clip=clip if picture.until != "body" else None)
     context.close()
 
 

@@ -114,13 +114,13 @@ def figure(page: Page, name: str) -> Any:
 
 def read_points(page: Page, plot: str) -> list[str]:
     """What the keyboard reads of a plot, from its first point to its last."""
-    canvas = page.locator(f"{plot} .canvas")
+    canvas, tip = page.locator(f"{plot} .canvas"), page.locator(f"{plot} .tip")
     expect(canvas.locator("canvas")).to_be_visible()
     canvas.focus()
     page.keyboard.press("Home")
     found: list[str] = []
-    while not found or found[-1] != canvas.locator(".tip").inner_text():
-        found.append(canvas.locator(".tip").inner_text())
+    while not found or found[-1] != tip.inner_text():
+        found.append(tip.inner_text())
         page.keyboard.press("ArrowRight")
     return found
 

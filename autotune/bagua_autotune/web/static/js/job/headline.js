@@ -67,7 +67,7 @@ function payback(job) {
 function tried(job) {
   const { trials_measured: measured, seconds_left: left } = job.progress;
   const { search_steps: steps, search_seconds: spent } = job.figures;
-  const inSteps = steps ? `${grouped(steps)} steps, ${duration(spent)}` : duration(spent);
+  const inSteps = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
   const note = isOver(job) || left === null ? inSteps : `${inSteps}; at most ${duration(left)} left`;
   return { name: "Tried", value: count(measured, "trial"), note };
 }

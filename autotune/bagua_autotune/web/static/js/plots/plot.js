@@ -19,7 +19,8 @@ export class Plot {
     this.canvas = element("div", { class: "canvas", role: "img", tabindex: "0" });
     this.ring = element("div", { class: "ring", hidden: "" });
     this.tip = element("div", { class: "tip", "aria-live": "polite", hidden: "" });
-    parent.replaceChildren(this.canvas);
+    // What a screen reader shall hear must not be inside of an image.
+    parent.replaceChildren(this.canvas, this.tip);
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
     this.canvas.addEventListener("blur", () => this.#choose(null));
     this.canvas.addEventListener("pointerleave", () => this.#choose(null));
@@ -50,7 +51,7 @@ export class Plot {
       ...this.options(colours()),
     };
     this.uplot = new uPlot(options, this.data, this.canvas);
-    this.uplot.over.append(this.ring, this.tip);
+    this.uplot.over.append(this.ring);
   }
 
   #size() {
@@ -105,6 +106,7 @@ export class Plot {
     const isRight = x < width / 2;
     const left = isRight ? Math.min(x + 12, width - this.tip.offsetWidth) : Math.max(0, x - 12 - this.tip.offsetWidth);
     const top = Math.max(0, Math.min(y - this.tip.offsetHeight - 10, height - this.tip.offsetHeight));
-    this.tip.style.translate = `${left}px ${top}px`;
+    const { offsetLeft, offsetTop } = this.uplot.over;
+    this.tip.style.translate = `${offsetLeft + left}px ${offsetTop + top}px`;
   }
 }

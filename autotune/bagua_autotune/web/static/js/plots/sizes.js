@@ -81,10 +81,10 @@ function rangeOf(points, lines) {
   return padded([...values, ...near]);
 }
 
-function legend({ ways, lines, measure }) {
+function legend({ ways, lines }) {
   const entries = ways.map(({ label, shape, index }) => ({ label, shape, className: `way-${index}` }));
-  if (lines.length) entries.push({ label: "model, 95 %", shape: "band", className: "of-band" });
-  return measure.areSeconds ? entries : entries.map((entry) => entry);
+  if (lines.length) entries.push({ label: "expected, 95 %", shape: "band", className: "of-band" });
+  return entries;
 }
 
 function note({ points, measure, lines }) {
