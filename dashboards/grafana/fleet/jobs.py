@@ -63,8 +63,8 @@ COLUMNS = (
 
 def overview() -> list[Any]:
     counts = value(
-        "Jobs",
-        "By state. A job that ended leaves after a quarter of an hour, a finished one that is "
+        "Jobs by state",
+        "A job that ended leaves after a quarter of an hour, a finished one that is "
         "silent after a day.",
         "none",
         *(over_time(_in_state(state), state) for state in STATES),

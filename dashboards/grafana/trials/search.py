@@ -48,7 +48,7 @@ def panels() -> list[Any]:
 
 def _step_times() -> Any:
     panel = lines(
-        "Time of a step",
+        "Time of a step over time",
         "Of the slowest rank: of late, under the best trial so far, and under the default. A job "
         "that is tuned stays as it was left, until it tells of a lasting drift.",
         "s",
@@ -65,7 +65,7 @@ def _step_times() -> Any:
 def _bucket_sizes() -> Any:
     panel = (
         lines(
-            "Bucket size",
+            "Bucket size over time",
             "What the ranks run, and what was best so far. Trials go over orders of magnitude, so "
             "the axis is logarithmic.",
             "bytes",

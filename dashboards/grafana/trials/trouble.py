@@ -101,7 +101,7 @@ def firing(name: str) -> str:
 
 def _trials_by_state() -> Any:
     panel = lines(
-        "Trials",
+        "Trials so far",
         "Measured ones tell the search something; failed ones do not. Over all rounds.",
         "none",
         over_time(of_job("trials", "state", where='state=~"measured|failed"'), "{{state}}"),

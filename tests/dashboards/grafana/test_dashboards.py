@@ -72,6 +72,8 @@ def test_every_panel_says_what_it_shows(path: Path) -> None:
     document = load(path)
     ids = [panel["id"] for panel in document["panels"]]
     assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in panels(document)]
+    assert len(set(titles)) == len(titles)
     for panel in panels(document):
         title = panel["title"]
         assert title
