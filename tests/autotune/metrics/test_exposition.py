@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import TrialRow
-from tests.autotune.api.driving import JOB, drive
+from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import Ranks, peaked, registration
 
@@ -142,6 +142,21 @@ def test_a_store_that_fails_leaves_what_the_service_counts(
     assert found["process_resident_memory_bytes",] > 0
     monkeypatch.undo()
     assert of(scrape(client), "job_state")
+
+
+def test_a_decision_that_the_store_fails_is_counted(
+    client: FlaskClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("database is locked"))
+
+    client.put(JOB, json=registration())
+    monkeypatch.setattr(store, "advance", fail)
+    steps = [{"step": step, "seconds": [0.2] * 4} for step in range(20)]
+    answer = client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    assert answer.status_code == 200
+    settle(client, answer.get_json())
+    assert of(scrape(client), "store_errors_total")["busy",] == 1
 
 
 def test_requests_and_decisions_are_counted(client: FlaskClient) -> None:
