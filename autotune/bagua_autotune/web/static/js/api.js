@@ -3,7 +3,7 @@
 import { authorization } from "./token.js";
 
 const ROOT = new URL("../../api/v2/", import.meta.url);
-const PATIENCE_MS = 15_000;
+const PATIENCE_MS = 30_000;
 const known = new Map(); // path -> { etag, data }
 
 /** The service refused; `status` says how, the message why. */

@@ -51,9 +51,8 @@ function speedupCell(job) {
     interval ? element("small", { class: "muted" }, interval) : null);
 }
 
-// While tuned the latest steps, which may be a slow trial's; once over what it was left at.
-function stepSeconds({ state, figures: { current_seconds: now, incumbent_seconds: best } }) {
-  return state === "tuning" || state === "confirming" ? now ?? best : best ?? now;
+function stepSeconds({ figures: { current_seconds: now, incumbent_seconds: best } }) {
+  return now ?? best;
 }
 
 function stepText(job) {

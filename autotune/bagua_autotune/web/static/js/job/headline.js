@@ -42,7 +42,7 @@ function stepTime(job) {
   }
   const { factor, unit } = timeUnit(Math.max(before, best));
   const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
-  return { name: "Step time", value, note: `default → best${isOver(job) || now === null ? "" : `; now ${seconds(now)}`}` };
+  return { name: "Step time", value, note: `default → best${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
 }
 
 // What a search costs is not known to three digits.

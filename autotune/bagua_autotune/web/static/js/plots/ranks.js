@@ -48,7 +48,7 @@ export function ranksPlot() {
       ...(knowsComputing ? [{ label: "computing", shape: "bar", className: "of-best" }] : []),
       { label: knowsComputing ? "rest of the step: communication, waiting" : "step", shape: "bar", className: "of-other" },
     ]);
-    setText(byId("ranks-note"), note(job, ranks, knowsComputing, under(steps, trials)));
+    setText(byId("ranks-note"), note(job, ranks, knowsComputing, under(job, steps, trials)));
     table.update(sorted);
   };
 }
@@ -63,10 +63,14 @@ function fact(ranks) {
   return `Step times of ${ranks.length} ranks; the longest is rank ${slowest.rank}'s, ${seconds(slowest.seconds)}.`;
 }
 
-function under({ points }, trials) {
+/** Of what they are: once the job is tuned of what was kept, before of the newest trial's steps. */
+function under({ state, result }, { points }, trials) {
+  const isTuned = result !== null && state !== "tuning" && state !== "confirming";
   const latest = points.at(-1)?.trial;
-  const words = trials.find(({ index }) => index === latest)?.words;
-  return words ? [`Medians of the latest steps, in trial ${latest} (${words}).`] : [];
+  const kept = isTuned ? JSON.stringify(result.configuration) : null;
+  const trial = trials.findLast(({ index, configuration }) =>
+    isTuned ? JSON.stringify(configuration) === kept : index === latest);
+  return trial ? [`Medians of the latest steps at ${trial.words}.`] : [];
 }
 
 function note({ figures, world_size: size }, ranks, knowsComputing, parts) {

@@ -12,11 +12,11 @@ export function padded(values) {
 
 /**
  * As `padded`, but a few steps that took far longer do not press all others together: beyond the
- * top is what is above the 95th percentile by more than that is above the median.
+ * top is what is above the 90th percentile by more than that is above the median.
  */
 export function withoutStragglers(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-  const top = at(0.95) + Math.max(at(0.95) - at(0.5), at(0.5) * 0.02);
+  const top = at(0.9) + Math.max(at(0.9) - at(0.5), at(0.5) * 0.02);
   return padded(sorted.filter((value) => value <= top));
 }
