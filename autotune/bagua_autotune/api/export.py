@@ -16,13 +16,20 @@ def trials_csv(job: JobDetail, trials: Sequence[Trial]) -> str:
     rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
     text = io.StringIO()
     columns = ["index", *job.knobs, *rest]
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for trial in trials:
         row = {**trial.model_dump(mode="json"), **trial.configuration}
-        row["failure"] = clean(trial.failure or "")
-        writer.writerow(row)
+        writer.writerow({column: _cell(row[column]) for column in columns})
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """What others wrote must not be a formula where the file is opened as a spreadsheet."""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def job_json(

@@ -9,6 +9,7 @@ from bagua_autotune.model.text import clean, describe, describe_seconds, describ
 from bagua_autotune.overview.best import best_trial, is_settled
 from bagua_autotune.overview.figures import Figures
 from bagua_autotune.overview.reading import Reading
+from bagua_autotune.tuning.decision import NOTHING_FASTER, incumbent
 
 
 def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, float]) -> str:
@@ -37,7 +38,7 @@ def _result(reading: Reading) -> str:
     tried = _configurations(reading)
     if result.kept == "baseline":
         reason = clean(result.reason) or "nothing was faster beyond doubt"
-        return f"The default stays: {reason}; {tried} measured."
+        return f"The default stays: {reason}; {tried} measured{_closest(reading)}."
     words = describe(result.configuration)
     times = describe_speedup(result.speedup, result.low, result.high)
     if any(trial.purpose == "confirm" and trial.estimate for trial in reading.round):
@@ -48,6 +49,24 @@ def _result(reading: Reading) -> str:
     return (
         f"It was the best of an earlier run, and measured beside the default it still is: {times}."
     )
+
+
+def _closest(reading: Reading) -> str:
+    """What came closest to the default, where that was what decided."""
+    job, trials = reading.job, reading.round
+    best = incumbent([trial for trial in trials if trial.configuration != job.baseline])
+    default = baseline_trial(job, trials)
+    if best is None or default is None or job.result is None or job.result.reason != NOTHING_FASTER:
+        return ""
+    words = f", the best of the others {describe(best.configuration)}"
+    own, other = _step_seconds(reading, default), _step_seconds(reading, best)
+    if own is None or other is None:
+        return words
+    return f"{words}: {describe_seconds(other)} a step, the default {describe_seconds(own)}"
+
+
+def _step_seconds(reading: Reading, trial: Trial) -> float | None:
+    return reading.objective.seconds(trial.estimate.center) if trial.estimate else None
 
 
 def _so_far(reading: Reading, best: Trial, figures: Figures) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,8 @@ class Overviews:
         self._overviews: Cache[Overview] = Cache(OVERVIEWS_KEPT)
         self._curves: Cache[Curve] = Cache(OVERVIEWS_KEPT)
         self._layouts: Cache[JobLayouts] = Cache(OVERVIEWS_KEPT)
+        # Fits are bound by Python's lock: more at once only slow the requests down.
+        self._one_fit = threading.Lock()
 
     def summaries(self, name: str | None = None, limit: int = 100) -> list[Summary]:
         """Newest first; a job that cannot be read is left out."""
@@ -101,7 +104,7 @@ class Overviews:
         job = self._store.job(job_id)
         trials = of_round(self._store.trials(job_id), job.round)
         version = job.created_at, job.round, closed(trials)
-        return self._curves.get(job_id, version, lambda: make_curve(self.tuner, job_id))
+        return self._curves.get(job_id, version, lambda: self._fit(job_id))
 
     def buckets(self, job_id: str) -> JobLayouts:
         """How the tensors are cut by default, and by the best configuration so far."""
@@ -114,6 +117,10 @@ class Overviews:
         return self._layouts.get(
             job_id, version, lambda: make_layouts(self.tuner.layouts(job), configurations)
         )
+
+    def _fit(self, job_id: str) -> Curve:
+        with self._one_fit:
+            return make_curve(self.tuner, job_id)
 
     def _make(self, job_id: str) -> Overview:
         reading = read(self._store, job_id)

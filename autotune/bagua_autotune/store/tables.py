@@ -44,16 +44,13 @@ class JobRow(Base):
         ),
     )
 
+    # The short columns first: SQLite reads a row up to the last column that it needs.
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str]
     protocol: Mapped[str] = mapped_column(String(8))
     phase: Mapped[str] = mapped_column(String(16))
-    # JobSpec without its tensors.
-    spec: Mapped[dict[str, Any]]
-    # Deferred: up to 100,000 of them, needed only when candidates are enumerated.
-    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True)
-    data: Mapped[dict[str, Any]]
-    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # How often anything of the job was written (see rows.locked_row).
+    revision: Mapped[int] = mapped_column(default=0, server_default="0")
     created_at: Mapped[float]
     last_contact_at: Mapped[float]
     ended_at: Mapped[float | None]
@@ -63,9 +60,13 @@ class JobRow(Base):
     fingerprint: Mapped[str] = mapped_column(default="", server_default="", index=True)
     model_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
     network_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
+    # JobSpec without its tensors.
+    spec: Mapped[dict[str, Any]]
+    data: Mapped[dict[str, Any]]
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     inherited: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # How often anything of the job was written (see rows.locked_row).
-    revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    # Deferred: up to 100,000 of them, needed only when candidates are enumerated.
+    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True)
 
 
 class TrialRow(Base):
@@ -97,9 +98,9 @@ class ObservationRow(Base):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"))
     step: Mapped[int]
-    values: Mapped[list[float | None]] = mapped_column(JSON)
     # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
     slowest: Mapped[float | None]
+    values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they told them.
     compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))
 

@@ -113,6 +113,15 @@ def test_downloads_are_what_the_command_line_writes(tmp_path) -> None:
     store.close()
 
 
+def test_what_a_rank_says_is_no_formula_in_a_spreadsheet(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    told = {"kind": "disagreement", "trial": 0, "message": '=HYPERLINK("http://x")\n,"'}
+    client.post(f"{JOB}/events", json=told)
+    (row, *_) = csv.DictReader(io.StringIO(client.get(f"{JOB}/trials.csv").text))
+    assert row["failure"].startswith("'=HYPERLINK")
+    assert "\n" not in row["failure"]
+
+
 @pytest.mark.parametrize(
     ("compute", "word"),
     [
