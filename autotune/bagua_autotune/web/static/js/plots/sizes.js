@@ -103,9 +103,11 @@ function draw(u, { points, lines, best }, colours) {
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   for (const { way, points: along } of lines) drawCurve(ctx, at, along, colours.ways[way.index]);
-  for (const point of points) drawTrial(ctx, at, point, colours);
-  const chosen = points.find(({ trial }) => trial.index === best?.index);
+  const isBest = ({ trial }) => trial.index === best?.index;
+  for (const point of points) if (!isBest(point)) drawTrial(ctx, at, point, colours);
+  const chosen = points.find(isBest);
   if (chosen) {
+    drawTrial(ctx, at, chosen, colours);
     drawMark(ctx, "circle", ...at(chosen, chosen.y), 8 * devicePixelRatio, {
       stroke: colours.ways[chosen.way.index], width: 1.5 * devicePixelRatio,
     });
