@@ -27,6 +27,8 @@ THREADS = 16
 MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
 PARENT_GRACE_SECONDS = 0.5
+# Requests under way may end within it; whoever runs containers kills after 5 or 10 seconds.
+GRACE_SECONDS = 3.0
 NICENESS = 10
 
 
@@ -104,6 +106,9 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
 
 def _end_on_signals() -> None:
     def end(_number: int, _frame: FrameType | None) -> None:
+        limit = threading.Timer(GRACE_SECONDS, os._exit, [0])
+        limit.daemon = True
+        limit.start()
         sys.exit(0)  # waitress finishes what it has begun to answer
 
     signal.signal(signal.SIGTERM, end)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,42 @@ def test_many_jobs_at_once(tmp_path: Path) -> None:
         assert "Traceback" not in service.log()
         assert "Warning" not in service.log()
     assert results == dict.fromkeys(range(6), "winner")
+
+
+def test_sigterm_in_the_middle_of_tunings_ends_it_cleanly(tmp_path: Path) -> None:
+    """Requests come from all sides and Gaussian processes are fitted, as when a pod is moved."""
+    trials: dict[int, int] = {}
+
+    def tune(url: str, number: int) -> None:
+        job, ranks = f"{url}/api/v2/jobs/job{number}", Ranks(number, noise=0.002)
+        state = requests.put(job, json=registration(name=job), timeout=PATIENCE_SECONDS).json()
+        while True:
+            trials[number] = state["trial"]["index"] if state["trial"] else 1000
+            steps = [
+                {"step": step, "seconds": seconds}
+                for step, seconds in ranks.run(state["configuration"], 10)
+            ]
+            batch = {"trial": trials[number], "steps": steps}
+            answer = requests.post(f"{job}/observations", json=batch, timeout=PATIENCE_SECONDS)
+            state = answer.json()
+
+    def tune_until_it_is_gone(url: str, number: int) -> None:
+        with suppress(requests.RequestException, KeyError):
+            tune(url, number)
+
+    with ServeProcess(tmp_path / "a.db") as service:
+        threads = [
+            threading.Thread(target=tune_until_it_is_gone, args=(service.url, number))
+            for number in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while min(trials.get(number, 0) for number in range(4)) < 3:
+            assert time.monotonic() < deadline, f"the fourth trials did not come: {trials}"
+            time.sleep(0.02)
+        # Not aborted, as by a library that is amidst a fit while Python ends.
+        assert service.stop() == 0
+        for thread in threads:
+            thread.join()
+        assert "Traceback" not in service.log()

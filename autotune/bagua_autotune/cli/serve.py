@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any
 
 import click
@@ -51,6 +52,11 @@ def serve(log_level: str, **options: Any) -> None:
         serve(settings)
     except (ServeError, StoreError) as error:
         raise click.ClickException(str(error)) from error
+    # A decision may be under way in a thread, deep in C++ or Rust, which would abort the process
+    # when Python takes itself apart. All that is worth keeping is in the store.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _explain(error: ValidationError) -> str:
