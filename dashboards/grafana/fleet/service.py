@@ -109,8 +109,8 @@ def _proposals() -> Any:
     total = "bagua_autotune_proposal_seconds"
     panel = lines(
         "Time to propose a trial",
-        "Median and 95th percentile over five minutes, as far as anything was proposed, and the mean "
-        "since the start. Meanwhile the ranks train on.",
+        "Median and 95th percentile over five minutes, as far as anything was proposed, and the "
+        "mean since the start. Meanwhile the ranks train on.",
         "s",
         over_time(_quantile(0.5, "proposal_seconds", window="5m"), "median"),
         over_time(_quantile(0.95, "proposal_seconds", window="5m"), "95th percentile"),
