@@ -64,12 +64,10 @@ class StepTime(NamedTuple):
     compute_seconds: float | None
 
 
-class _End(NamedTuple):
-    """The marks of a step; ``waits`` are the begin and the end of each."""
+class _Computed(NamedTuple):
+    """The mark of its end, and those of the begin and the end of each wait in it."""
 
-    step: int
     mark: Any
-    computed: Any
     waits: list[tuple[Any, Any]]
 
 
@@ -84,14 +82,15 @@ class StepTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mark = clock.mark
-        self._ends: deque[_End] = deque()
-        self._computed: Any = None
+        self._ends: deque[tuple[int, Any, _Computed | None]] = deque()
+        self._computed: _Computed | None = None
         self._waits: list[tuple[Any, Any]] = []
         self._communicated_before = False
 
     def computed(self) -> None:
         """The last gradient of this rank is ready: from now on it only communicates."""
-        self._computed = self._mark()
+        self._computed = None if self._communicated_before else _Computed(self._mark(), self._waits)
+        self._waits, self._communicated_before = [], False
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -102,29 +101,32 @@ class StepTimer:
 
     def tick(self, step: int) -> None:
         """Step ``step`` ends now."""
-        computed = None if self._communicated_before else self._computed
-        self._ends.append(_End(step, self._mark(), computed, self._waits))
-        self._computed, self._waits, self._communicated_before = None, [], False
+        self._ends.append((step, self._mark(), self._computed))
+        self._computed = None
 
     def tick_within(self) -> None:
         """The end of one more communication of the step: it falls into the time of the next,
         whose computing is then not known."""
-        self._communicated_before = True
+        self._computed, self._communicated_before = None, True
 
     def drain(self) -> list[StepTime]:
         """The steps whose time is known by now, oldest first. Nobody knows how long the first
         one took."""
         known = []
-        while len(self._ends) > 1 and self._clock.is_known(self._ends[1].mark):
-            begin, end = self._ends.popleft().mark, self._ends[0]
-            seconds = self._clock.seconds(begin, end.mark)
-            known.append(StepTime(end.step, seconds, self._compute_seconds(begin, end, seconds)))
+        while len(self._ends) > 1 and self._clock.is_known(self._ends[1][1]):
+            _, begin, _ = self._ends.popleft()
+            step, end, computed = self._ends[0]
+            seconds = self._clock.seconds(begin, end)
+            compute_seconds = computed and self._compute_seconds(begin, computed, seconds)
+            known.append(StepTime(step, seconds, compute_seconds))
         return known
 
-    def _compute_seconds(self, begin: Any, end: _End, step_seconds: float) -> float | None:
-        marks = (end.computed, *(mark for wait in end.waits for mark in wait))
-        if end.computed is None or not all(map(self._clock.is_known, marks)):
+    def _compute_seconds(
+        self, begin: Any, computed: _Computed, step_seconds: float
+    ) -> float | None:
+        marks = (computed.mark, *(mark for wait in computed.waits for mark in wait))
+        if not all(map(self._clock.is_known, marks)):
             return None
-        waited = sum(self._clock.seconds(*wait) for wait in end.waits)
+        waited = sum(self._clock.seconds(*wait) for wait in computed.waits)
         # Marks in several streams may be passed in another order than they were made in.
-        return min(max(self._clock.seconds(begin, end.computed) - waited, 0.0), step_seconds)
+        return min(max(self._clock.seconds(begin, computed.mark) - waited, 0.0), step_seconds)
