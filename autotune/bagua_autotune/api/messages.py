@@ -175,7 +175,8 @@ class Figures(_Output):
     far. ``search_steps``, ``search_seconds``, ``cost_seconds`` (lost against the baseline) and
     ``payback_steps`` are of the latest round. The others are of the latest steps: communication
     that computing does not hide; what the slowest rank computes longer than the middle one, in
-    parts of a step; the rank that is slowest most often, and in which share of the steps.
+    parts of a step; the rank that is slowest most often, and in which share of the steps;
+    ``slow_rank``, that rank if it is worth a warning (over 10 % of a step, in at least half of them).
     """
 
     baseline_seconds: float | None
@@ -193,6 +194,7 @@ class Figures(_Output):
     rank_spread_ratio: float | None
     slowest_rank: int | None
     slowest_share: float | None
+    slow_rank: int | None
 
 
 class JobSummary(JobState):

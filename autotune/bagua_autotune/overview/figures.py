@@ -34,6 +34,8 @@ class Figures:
             of a step.
         slowest_rank: that was slowest most often in the latest steps.
         slowest_share: of them, in which it was.
+        slow_rank: that rank if it is worth a warning: the spread is over 10 % of a step, and it is
+            the slowest in at least half of these steps.
     """
 
     baseline_seconds: float | None
@@ -51,6 +53,7 @@ class Figures:
     rank_spread_ratio: float | None
     slowest_rank: int | None
     slowest_share: float | None
+    slow_rank: int | None
 
 
 def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
@@ -86,6 +89,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         rank_spread_ratio=spread.ratio if spread else None,
         slowest_rank=spread.slowest_rank if spread else None,
         slowest_share=spread.slowest_share if spread else None,
+        slow_rank=spread.slow_rank if spread else None,
     )
 
 

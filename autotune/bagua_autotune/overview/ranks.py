@@ -11,6 +11,10 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 
 MOST_RANKS = 256
+# A rank is called slow if it holds the others up by so much of a step, and it is the same one in so
+# many of the latest steps: who is slowest at random is nobody's fault.
+SLOW_RATIO = 0.1
+SLOW_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,12 @@ class Spread:
     ratio: float
     slowest_rank: int
     slowest_share: float
+
+    @property
+    def slow_rank(self) -> int | None:
+        """The slowest rank if it is worth a warning: it costs much, and most of the time."""
+        is_slow = self.ratio > SLOW_RATIO and self.slowest_share >= SLOW_SHARE
+        return self.slowest_rank if is_slow else None
 
 
 def step_seconds(observations: Sequence[Observation]) -> float | None:

@@ -44,6 +44,27 @@ def test_who_computes_longest_most_often_is_the_slow_one() -> None:
     assert found.ratio == pytest.approx((0.20 - 0.11) / 0.30)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "slowest", "slow_rank"),
+    [
+        (0.2, [2] * 10, 2),
+        (0.12, [2] * 10, None),  # by less than a tenth of a step
+        (0.2, [2, 0, 2, 1, 2, 3, 2, 0, 2, 1], 2),
+        (0.2, [2, 0, 2, 1, 2, 3, 2, 0, 3, 1], None),  # seldom
+    ],
+)
+def test_a_rank_is_called_slow_if_it_costs_much_and_most_of_the_time(
+    seconds: float, slowest: list[int], slow_rank: int | None
+) -> None:
+    steps = [
+        Observation(n, (0.3,) * 4, tuple(seconds if rank == slow else 0.1 for rank in range(4)))
+        for n, slow in enumerate(slowest)
+    ]
+    found = spread(steps)
+    assert found is not None
+    assert found.slow_rank == slow_rank
+
+
 def test_nothing_is_said_of_ranks_that_do_not_tell_or_are_alone() -> None:
     assert spread([Observation(1, (0.3, 0.3))]) is None
     assert spread([Observation(1, (0.3,), (0.2,))]) is None
