@@ -133,7 +133,7 @@ def open_store(url: str | None) -> Store:
     """An existing database, by default that of serve; ClickException if it cannot be used."""
     try:
         url = url or os.environ.get(ENVIRONMENT["database"]) or default_url()
-        return Store(url, must_exist=True)
+        return Store(url, as_found=True)
     except StoreError as error:
         raise click.ClickException(str(error)) from error
 

@@ -17,7 +17,7 @@ from bagua_autotune.cli.output import say
 from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.model.text import clean, describe
-from bagua_autotune.store import StoreError, UnknownJob
+from bagua_autotune.store import OtherSchema, StoreError, UnknownJob
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130
@@ -129,9 +129,10 @@ def _find(
 
 
 def _is_refusal(error: click.ClickException) -> bool:
-    """Whether the service answered that it will not: with another token, perhaps."""
+    """Whether waiting is in vain: another token, perhaps, or another release."""
     cause = error.__cause__
-    return isinstance(cause, HTTPError) and cause.code < 500
+    is_refused = isinstance(cause, HTTPError) and cause.code < 500
+    return is_refused or isinstance(cause, OtherSchema)
 
 
 def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from bagua_autotune.store.errors import JobConflict, StoreError, UnknownJob, UnknownTrial
+from bagua_autotune.store.errors import (
+    JobConflict,
+    OtherSchema,
+    StoreError,
+    UnknownJob,
+    UnknownTrial,
+)
 from bagua_autotune.store.isolation import read_each
 from bagua_autotune.store.store import Step, Store
 
 __all__ = [
     "JobConflict",
+    "OtherSchema",
     "Step",
     "Store",
     "StoreError",

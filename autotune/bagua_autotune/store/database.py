@@ -29,19 +29,22 @@ def default_url() -> str:
 class Database:
     """Transactions on one database, whose schema is created or brought up as it is opened.
 
+    Whoever opens it as found changes nothing, as a service of an older release may be using it.
+
     Args:
         url: of SQLAlchemy.
-        must_exist: whether to refuse a SQLite file that is not there, not make one.
+        as_found: whether to refuse a database that is not there or has not the schema of this
+            release, not make or change it.
 
     Raises:
-        StoreError: bad URL, missing driver, unreachable or unwritable, newer schema,
-            an older one that cannot be brought up.
+        OtherSchema: newer schema, or an older one that cannot be brought up or must not.
+        StoreError: bad URL, missing driver, unreachable or unwritable.
     """
 
-    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+    def __init__(self, url: str, *, as_found: bool = False) -> None:
         self.url = _parse(url)
         self._views = threading.local()
-        if must_exist and self._is_sqlite and not Path(str(self.url.database)).exists():
+        if as_found and self._is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
             self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)
@@ -51,7 +54,10 @@ class Database:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
         self._reader = self._engine.execution_options(read_only=True)
         try:
-            migrations.prepare(self._engine)
+            if as_found:
+                migrations.check(self._reader)
+            else:
+                migrations.prepare(self._engine)
         except SQLAlchemyError as error:
             reason = error.args[0] if error.args else error
             raise StoreError(f"the database {self} cannot be used: {reason}") from error

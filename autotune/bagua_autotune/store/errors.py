@@ -7,6 +7,10 @@ class StoreError(Exception):
     """The database cannot be used; the message says why and what to do."""
 
 
+class OtherSchema(StoreError):
+    """It has the schema of another release."""
+
+
 class UnknownJob(Exception):
     """No job has this id."""
 

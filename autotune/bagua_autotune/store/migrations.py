@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.store.errors import StoreError
+from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ProfileRow, SchemaRow
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def prepare(engine: Engine) -> None:
     """Leave the database with the schema of this release.
 
     Raises:
-        StoreError: its schema is newer, or too old, or could not be brought up.
+        OtherSchema: its schema is newer, or too old, or could not be brought up.
     """
     with engine.begin() as connection:
         _take_turns(connection)
@@ -46,7 +46,30 @@ def prepare(engine: Engine) -> None:
             Base.metadata.create_all(connection)
             connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
         elif version != SCHEMA_VERSION:
-            _migrate(connection, version, engine.url.render_as_string(hide_password=True))
+            _migrate(connection, version, _name(engine))
+
+
+def check(engine: Engine) -> None:
+    """Nothing, if the database has the schema of this release.
+
+    Raises:
+        OtherSchema: it has another one.
+        StoreError: it has none.
+    """
+    with engine.connect() as connection:
+        version = _version(connection)
+    if version is None:
+        raise StoreError(f"the database {_name(engine)} holds no jobs: no service has used it")
+    if version != SCHEMA_VERSION:
+        _refuse_unknown(version, _name(engine))
+        raise OtherSchema(
+            f"the database {_name(engine)} is of an older release (schema version {version}, this "
+            f"one needs {SCHEMA_VERSION}); start this release's service on it once"
+        )
+
+
+def _name(engine: Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
 
 
 def _take_turns(connection: Connection) -> None:
@@ -62,26 +85,30 @@ def _version(connection: Connection) -> int | None:
 
 
 def _migrate(connection: Connection, version: int, database: str) -> None:
-    missing = [older for older in range(version, SCHEMA_VERSION) if older not in MIGRATIONS]
-    if version > SCHEMA_VERSION or missing:
-        age = "newer" if version > SCHEMA_VERSION else "older"
-        raise StoreError(
-            f"the database {database} has the {age} schema version {version}, this "
-            f"release needs {SCHEMA_VERSION}: use a matching release or another --database"
-        )
+    _refuse_unknown(version, database)
     try:
         for older in range(version, SCHEMA_VERSION):
             MIGRATIONS[older](connection)
         connection.execute(update(SchemaRow).values(version=SCHEMA_VERSION))
     except SQLAlchemyError as error:
         reason = error.args[0] if error.args else error
-        raise StoreError(
+        raise OtherSchema(
             f"the database {database} stays at schema version {version}; it could "
             f"not be brought to {SCHEMA_VERSION}: {reason}"
         ) from error
     logger.info(
         "the database %s goes from schema version %d to %d", database, version, SCHEMA_VERSION
     )
+
+
+def _refuse_unknown(version: int, database: str) -> None:
+    missing = [older for older in range(version, SCHEMA_VERSION) if older not in MIGRATIONS]
+    if version > SCHEMA_VERSION or missing:
+        age = "newer" if version > SCHEMA_VERSION else "older"
+        raise OtherSchema(
+            f"the database {database} has the {age} schema version {version}, this "
+            f"release needs {SCHEMA_VERSION}: use a matching release or another --database"
+        )
 
 
 def _from_2(connection: Connection) -> None:

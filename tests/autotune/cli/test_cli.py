@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.overview.stock_ddp import line as stock_ddp_line
 from bagua_autotune.store import Step, Store
+from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
@@ -191,6 +194,26 @@ def test_a_mistyped_database_is_not_created(tmp_path: Path, command: list[str]) 
     assert result.exit_code == 1
     assert "there is no database" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["jobs"], ["show", "x"], ["export", "x", "--csv"], ["prune", "--older-than", "1"],
+     ["watch", "x"], ["watch", "x", "--wait"]],
+)  # fmt: skip
+def test_the_database_of_an_older_release_is_left_to_it(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "a.db"
+    Store(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE schema_version SET version = {SCHEMA_VERSION - 1}")
+    result = run(*command, "--database", f"sqlite:///{path}")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "is of an older release" in result.stderr
+    assert result.stderr.endswith("start this release's service on it once\n")
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT version FROM schema_version").fetchall() == [
+            (SCHEMA_VERSION - 1,)
+        ]
 
 
 def test_pruning_says_what_it_deleted(tmp_path: Path) -> None:

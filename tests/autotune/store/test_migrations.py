@@ -15,7 +15,7 @@ from sqlalchemy import MetaData, create_engine, inspect
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store import Step, Store, StoreError, digests, families
+from bagua_autotune.store import OtherSchema, Step, Store, StoreError, digests, families
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import make_spec
@@ -181,6 +181,26 @@ def test_what_fails_leaves_it_as_it_was(old_url: str) -> None:
     Store(old_url).close()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_who_only_reads_does_not_bring_it_up(empty_url: str, version: int) -> None:
+    url = make_old(empty_url, version)
+    before = schema(url), contents(url)
+    with pytest.raises(OtherSchema, match=r"is of an older release.*start this release's service"):
+        Store(url, as_found=True)
+    assert (schema(url), contents(url)) == before
+    Store(url).close()
+    reader = Store(url, as_found=True)
+    assert reader.job("done").name
+    reader.close()
+
+
+def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
+    execute(empty_url)  # SQLite makes an empty file
+    with pytest.raises(StoreError, match="no service has used it"):
+        Store(empty_url, as_found=True)
+    assert schema(empty_url) == {}
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 def test_replicas_that_start_at_once_find_one_database(
     request: pytest.FixtureRequest, empty_url: str, is_old: bool
@@ -216,6 +236,7 @@ def test_a_schema_that_this_release_does_not_know_is_left_alone(
 ) -> None:
     execute(old_url, f"UPDATE schema_version SET version = {version}")
     before = schema(old_url), contents(old_url)
-    with pytest.raises(StoreError, match=f"{age} schema version {version}"):
-        Store(old_url)
+    for as_found in (False, True):
+        with pytest.raises(OtherSchema, match=f"{age} schema version {version}"):
+            Store(old_url, as_found=as_found)
     assert (schema(old_url), contents(old_url)) == before
