@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ScalarSelect, func, select
+from sqlalchemy import BindParameter, ScalarSelect, bindparam, func, select
 
 from bagua_autotune.model.job import Event, EventKind, Observation
 from bagua_autotune.model.profile import Profile
@@ -13,6 +14,45 @@ from bagua_autotune.store import records
 from bagua_autotune.store.reports import OBSERVED
 from bagua_autotune.store.store import Store
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
+
+# What is read of every job that changed is put together once.
+JOB_ID: BindParameter[str] = bindparam("job_id")
+STEPS = (
+    select(
+        TrialRow.index,
+        func.min(ObservationRow.step),
+        func.max(ObservationRow.step),
+        func.count(ObservationRow.step),
+    )
+    .join(ObservationRow)
+    .where(TrialRow.job_id == JOB_ID)
+    .group_by(TrialRow.index)
+    .order_by(TrialRow.index)
+)
+LATEST_OBSERVATIONS = (
+    select(ObservationRow.step, *OBSERVED)
+    .where(
+        ObservationRow.trial_id
+        == select(TrialRow.id)
+        .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+        .scalar_subquery()
+    )
+    .order_by(ObservationRow.step.desc())
+    .limit(bindparam("count"))
+)
+SWITCH_SECONDS = (
+    select(EventRow.trial, func.sum(EventRow.seconds))
+    .where(
+        EventRow.job_id == JOB_ID,
+        EventRow.kind == "switched",
+        EventRow.trial.is_not(None),
+        EventRow.seconds.is_not(None),
+    )
+    .group_by(EventRow.trial)
+)
+COUNT_EVENTS = select(func.count()).where(
+    EventRow.job_id == JOB_ID, EventRow.kind == bindparam("kind")
+)
 
 
 @dataclass(frozen=True)
@@ -34,11 +74,8 @@ class StepTime(NamedTuple):
 
 def steps(store: Store, job_id: str) -> dict[int, Steps]:
     """By trial index; without the trials of which no step was observed."""
-    step = ObservationRow.step
-    query = select(TrialRow.index, func.min(step), func.max(step), func.count())
-    query = query.join(ObservationRow).where(TrialRow.job_id == job_id)
     with store.database.reading() as session:
-        rows = session.execute(query.group_by(TrialRow.index).order_by(TrialRow.index))
+        rows = session.connection().execute(STEPS, {"job_id": job_id}).all()
         return {index: Steps(first, last, count) for index, first, last, count in rows}
 
 
@@ -53,10 +90,9 @@ def step_times(store: Store, job_id: str) -> list[StepTime]:
 
 def latest_observations(store: Store, job_id: str, trial: int, count: int) -> list[Observation]:
     """The last steps of a trial, in step order."""
-    query = select(ObservationRow.step, *OBSERVED).order_by(ObservationRow.step.desc())
+    given = {"job_id": job_id, "trial": trial, "count": count}
     with store.database.reading() as session:
-        of = _trial(job_id, trial)
-        rows = session.execute(query.where(ObservationRow.trial_id == of).limit(count)).all()
+        rows = session.connection().execute(LATEST_OBSERVATIONS, given).all()
         return [records.observation_record(*row) for row in reversed(rows)]
 
 
@@ -73,22 +109,16 @@ def latest_profiles(
 
 def switch_seconds(store: Store, job_id: str) -> dict[int, float]:
     """By trial index how long the ranks took to cut their buckets for it, all times together."""
-    query = select(EventRow.trial, func.sum(EventRow.seconds).label("seconds")).where(
-        EventRow.job_id == job_id,
-        EventRow.kind == "switched",
-        EventRow.trial.is_not(None),
-        EventRow.seconds.is_not(None),
-    )
     with store.database.reading() as session:
-        rows = session.execute(query.group_by(EventRow.trial))
-        return {row.trial: row.seconds for row in rows}
+        rows: Sequence[Any] = session.connection().execute(SWITCH_SECONDS, {"job_id": job_id}).all()
+        return dict(map(tuple, rows))
 
 
 def count_events(store: Store, job_id: str, kind: EventKind) -> int:
     """How many of this kind the ranks told of."""
-    query = select(func.count()).where(EventRow.job_id == job_id, EventRow.kind == kind)
     with store.database.reading() as session:
-        return session.scalar(query) or 0
+        given = {"job_id": job_id, "kind": kind}
+        return session.connection().scalar(COUNT_EVENTS, given) or 0
 
 
 def last_event(store: Store, job_id: str, kind: EventKind) -> Event | None:

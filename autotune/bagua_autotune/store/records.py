@@ -1,11 +1,20 @@
-"""Rows to records and back."""
+"""Rows to records and back.
+
+What never changes is parsed once: configurations and specs are read as text, by which they are
+kept.  (Parsing was most of what it cost to look at a job.)
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Row, Text
+from sqlalchemy import cast as sql_cast
 
 from bagua_autotune.model.job import (
     Event,
@@ -17,10 +26,50 @@ from bagua_autotune.model.job import (
     Result,
     Trial,
 )
-from bagua_autotune.model.knobs import SPACE, Configuration
+from bagua_autotune.model.knobs import SPACE, Configuration, Space
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.tables import EventRow, JobRow, TrialRow
+
+SPECS_KEPT = 4096
+CONFIGURATIONS_KEPT = 16_384
+
+
+def _as_text(column: Any) -> ColumnElement[str]:
+    return sql_cast(column, Text).label(column.key)
+
+
+# Of a job all but its tensors; as columns, since objects that are mapped cost several times more.
+JOB_COLUMNS = (
+    JobRow.id,
+    JobRow.name,
+    JobRow.protocol,
+    JobRow.phase,
+    JobRow.revision,
+    JobRow.created_at,
+    JobRow.last_contact_at,
+    JobRow.ended_at,
+    JobRow.finished_at,
+    JobRow.round,
+    JobRow.data,
+    JobRow.result,
+    JobRow.inherited,
+    _as_text(JobRow.spec),
+)
+TRIAL_COLUMNS = (
+    TrialRow.index,
+    TrialRow.purpose,
+    TrialRow.state,
+    _as_text(TrialRow.configuration),
+    TrialRow.cost,
+    TrialRow.standard_error,
+    TrialRow.steps,
+    TrialRow.outliers,
+    TrialRow.failure,
+    TrialRow.started_at,
+    TrialRow.ended_at,
+    TrialRow.round,
+)
 
 
 def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
@@ -35,13 +84,23 @@ def job_spec(row: JobRow) -> JobSpec:
     return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
 
-def job_record(row: JobRow) -> Job:
-    spec = row.spec
-    return Job(
-        id=row.id,
-        name=row.name,
-        protocol=cast(Any, row.protocol),
-        phase=cast(Any, row.phase),
+@dataclass(frozen=True)
+class _Spec:
+    """What a job is registered with, without its tensors; shared by all that read it."""
+
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    space: Space
+    baseline: Configuration
+    fingerprint: str
+    limits: Limits
+    software: dict[str, str]
+
+
+@lru_cache(maxsize=SPECS_KEPT)
+def _spec(text: str) -> _Spec:
+    spec = json.loads(text)
+    return _Spec(
         world_size=spec["world_size"],
         ranks_per_node=tuple(spec["ranks_per_node"]),
         space=SPACE.validate_json(json.dumps(spec["knobs"])),
@@ -49,12 +108,28 @@ def job_record(row: JobRow) -> Job:
         fingerprint=spec["fingerprint"],
         limits=Limits.model_validate(spec["limits"]),
         software=spec["software"],
+    )
+
+
+@lru_cache(maxsize=CONFIGURATIONS_KEPT)
+def _configuration(text: str) -> Configuration:
+    return Configuration(json.loads(text))
+
+
+def job_record(row: Row[Any]) -> Job:
+    """Of JOB_COLUMNS."""
+    return Job(
+        **vars(_spec(row.spec)),
+        id=row.id,
+        name=row.name,
+        protocol=row.protocol,
+        phase=row.phase,
         created_at=row.created_at,
         last_contact_at=row.last_contact_at,
         ended_at=row.ended_at,
         finished_at=row.finished_at,
         result=result_record(row.result) if row.result else None,
-        data=dict(row.data),
+        data=row.data,
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
         revision=row.revision,
@@ -69,22 +144,13 @@ def result_column(result: Result) -> dict[str, Any]:
     return {**asdict(result), "configuration": dict(result.configuration)}
 
 
-def trial_record(row: TrialRow) -> Trial:
-    measured = None
-    if row.cost is not None:
-        error = math.inf if row.standard_error is None else row.standard_error
-        measured = Estimate(row.cost, error, row.steps, row.outliers)
-    return Trial(
-        index=row.index,
-        purpose=cast(Any, row.purpose),
-        configuration=Configuration(row.configuration),
-        state=cast(Any, row.state),
-        estimate=measured,
-        failure=row.failure,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        round=row.round,
-    )
+def trial_record(row: Sequence[Any]) -> Trial:
+    """Of TRIAL_COLUMNS."""
+    index, purpose, state, configuration, cost, error, steps, outliers, *rest = row
+    found = None
+    if cost is not None:
+        found = Estimate(cost, math.inf if error is None else error, steps, outliers)
+    return Trial(index, purpose, _configuration(configuration), state, found, *rest)
 
 
 def write_estimate(row: TrialRow, measured: Estimate) -> None:

@@ -10,7 +10,7 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.rows import job_row, locked_row, start, trial_row
+from bagua_autotune.store.rows import check_job, locked_row, start, trial_row
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 
 MOST_PROFILES = 5
@@ -59,7 +59,7 @@ class Reports:
             .order_by(TrialRow.index, ObservationRow.step)
         )
         with self.database.reading() as session:
-            job_row(session, job_id)
+            check_job(session, job_id)
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
@@ -99,7 +99,7 @@ class Reports:
             .order_by(TrialRow.index, ProfileRow.step)
         )
         with self.database.reading() as session:
-            job_row(session, job_id)
+            check_job(session, job_id)
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
@@ -115,7 +115,7 @@ class Reports:
     def events(self, job_id: str, newest: int | None = None) -> list[Event]:
         """All, or so many of the newest; oldest first."""
         with self.database.reading() as session:
-            job_row(session, job_id)
+            check_job(session, job_id)
             query = select(EventRow).where(EventRow.job_id == job_id)
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
             return [records.event_record(row) for row in reversed(rows)]

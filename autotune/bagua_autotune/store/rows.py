@@ -21,6 +21,12 @@ def job_row(session: Session, job_id: str) -> JobRow:
     return row
 
 
+def check_job(session: Session, job_id: str) -> None:
+    """Raise UnknownJob if there is no such job."""
+    if session.connection().scalar(select(JobRow.id).where(JobRow.id == job_id)) is None:
+        raise UnknownJob(job_id)
+
+
 def locked_row(session: Session, job_id: str) -> JobRow:
     row = session.get(JobRow, job_id, with_for_update=True)
     if row is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, null, select
+from sqlalchemy import bindparam, delete, null, select
 from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.model.buckets import Tensor
@@ -21,14 +22,26 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import JobConflict
+from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
 from bagua_autotune.store.isolation import read_each
 from bagua_autotune.store.reports import Reports
-from bagua_autotune.store.rows import job_row, last_trial_row, locked_row, start, trial_row
+from bagua_autotune.store.rows import (
+    check_job,
+    job_row,
+    last_trial_row,
+    locked_row,
+    start,
+    trial_row,
+)
 from bagua_autotune.store.tables import JobRow, ProfileRow, SchemaRow, TrialRow
 
 # So many jobs in a row that cannot be read do not hide the one before.
 MOST_UNREADABLE = 9
+# Put together once, for what is read again and again.
+NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
+JOB = select(*records.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
+TRIALS = select(*records.TRIAL_COLUMNS).where(TrialRow.job_id == bindparam("job_id"))
+TRIALS = TRIALS.order_by(TrialRow.index)
 
 
 @dataclass(frozen=True)
@@ -128,15 +141,19 @@ class Store(Reports):
 
     def job(self, job_id: str) -> Job:
         with self.database.reading() as session:
-            return records.job_record(job_row(session, job_id))
+            row = session.connection().execute(JOB, {"job_id": job_id}).one_or_none()
+            if row is None:
+                raise UnknownJob(job_id)
+            return records.job_record(row)
 
     def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
         """Newest first."""
-        query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id).limit(limit)
+        query = select(*records.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:
-            return list(read_each(session.scalars(query), records.job_record))
+            rows: Iterable[Any] = session.connection().execute(query)
+            return list(read_each(rows, records.job_record))
 
     def latest_job(
         self,
@@ -155,19 +172,21 @@ class Store(Reports):
         """
         keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
         given = {name: key for name, key in keys.items() if key is not None}
-        query = select(JobRow).filter_by(protocol="v2", **given)
+        query = select(*records.JOB_COLUMNS).where(JobRow.protocol == "v2")
+        query = query.where(*(getattr(JobRow, name) == key for name, key in given.items()))
         if finished:
             query = query.where(JobRow.result.is_not(null()))
         if profiled:
             profiles = select(ProfileRow.id).join(TrialRow).where(TrialRow.job_id == JobRow.id)
             query = query.where(profiles.exists())
-        newest = query.order_by(JobRow.created_at.desc(), JobRow.id).limit(MOST_UNREADABLE + 1)
+        newest = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
         with self.database.reading() as session:
-            return next(read_each(session.scalars(newest), records.job_record), None)
+            rows: Iterable[Any] = session.connection().execute(newest)
+            return next(read_each(rows, records.job_record), None)
 
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
-            job_row(session, job_id)
+            check_job(session, job_id)
             stored = session.scalar(select(JobRow.tensors).where(JobRow.id == job_id))
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
 
@@ -227,15 +246,21 @@ class Store(Reports):
     def trials(self, job_id: str) -> list[Trial]:
         """In the order of their indices."""
         with self.database.reading() as session:
-            job_row(session, job_id)
-            query = select(TrialRow).where(TrialRow.job_id == job_id).order_by(TrialRow.index)
-            return [records.trial_record(row) for row in session.scalars(query)]
+            rows = session.connection().execute(TRIALS, {"job_id": job_id}).all()
+            found = [records.trial_record(row) for row in rows]
+            if not found:
+                check_job(session, job_id)
+            return found
 
     def trial(self, job_id: str, index: int) -> Trial:
         """Raises UnknownTrial if there is none."""
         with self.database.reading() as session:
-            job_row(session, job_id)
-            return records.trial_record(trial_row(session, job_id, index))
+            check_job(session, job_id)
+            query = TRIALS.where(TrialRow.index == index)
+            row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
+            if row is None:
+                raise UnknownTrial(index)
+            return records.trial_record(row)
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """The ranks run this trial now. Nothing happens unless it is proposed."""
