@@ -176,7 +176,7 @@ class Figures(_Output):
     ``payback_steps`` are of the latest round. The others are of the latest steps: communication
     that computing does not hide; what the slowest rank computes longer than the middle one, in
     parts of a step; the rank that is slowest most often, and in which share of the steps;
-    ``slow_rank``, that rank if it is worth a warning (over 10 % of a step, in at least half of them).
+    ``slow_rank``, that rank if it is worth a warning (over 10 % of a step, in half of them or more).
     """
 
     baseline_seconds: float | None
