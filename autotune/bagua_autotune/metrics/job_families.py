@@ -13,6 +13,7 @@ from bagua_autotune.metrics import knobs, reasons
 from bagua_autotune.metrics.contact_families import JOB
 from bagua_autotune.metrics.view import View
 from bagua_autotune.model.job import TrialState
+from bagua_autotune.overview.best import is_settled
 
 # By the values of the labels that a family has besides the job's name.
 Samples = Mapping[tuple[str, ...], float | None]
@@ -67,7 +68,8 @@ def _configuration(view: View) -> Samples:
 
 
 def _result(view: View) -> Samples:
-    return {(reasons.of_result(view.job.result),): 1} if view.job.result else {}
+    result = view.job.result if is_settled(view.job) else None
+    return {(reasons.of_result(result),): 1} if result else {}
 
 
 FAMILIES = (
@@ -84,8 +86,9 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_current_step_seconds",
-        "Median of the latest steps reported, at most 20, of the newest trial.",
-        lambda view: view.figures.current_seconds,
+        "Median of the latest steps reported, at most 20: of the trial that runs, which is told "
+        "from its first steps on; once tuned, of what was kept.",
+        lambda view: view.current_seconds,
     ),
     _value(
         "bagua_autotune_speedup_ratio",
@@ -184,7 +187,7 @@ FAMILIES = (
     ),
     Family(
         "bagua_autotune_job_result",
-        "1 for why the job was left with what it has, once it is tuned.",
+        "1 for why a tuned job was left with what it has, until it is tuned again.",
         ("reason",),
         _result,
     ),

@@ -9,6 +9,7 @@ from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview import Figures
 from bagua_autotune.overview.best import best_trial
+from bagua_autotune.overview.reading import Reading
 from bagua_autotune.overview.reading import read as read_job
 from bagua_autotune.overview.summary import make_summary
 from bagua_autotune.store import Store, digests
@@ -24,6 +25,7 @@ class View:
         incumbent: the best one so far; once tuned, what was kept.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps: observed under trials, in all rounds.
+        current_seconds: as in the figures; unknown while none of the open trial's steps are told.
     """
 
     job: Job
@@ -33,6 +35,7 @@ class View:
     incumbent: Configuration | None
     drifts: int
     search_steps: int
+    current_seconds: float | None
 
     @property
     def search_seconds(self) -> float:
@@ -57,4 +60,12 @@ def read(store: Store, job_id: str) -> View:
         incumbent=best.configuration if best else None,
         drifts=digests.count_events(store, job_id, "drift"),
         search_steps=sum(steps.count for steps in reading.steps.values()),
+        current_seconds=_current_seconds(reading, summary.figures),
     )
+
+
+def _current_seconds(reading: Reading, figures: Figures) -> float | None:
+    """Never of the trial before: who reads metrics pairs them with the trial's number."""
+    last = reading.trials[-1] if reading.trials else None
+    is_told = last is None or not last.is_open or last.index in reading.steps
+    return figures.current_seconds if is_told or reading.job.is_over else None

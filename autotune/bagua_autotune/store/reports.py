@@ -32,7 +32,7 @@ class Reports:
     ) -> int:
         """Store the steps that are new to the trial; returns how many were.
 
-        The trial is running from its first observation on.
+        The trial is running from now on, unless the ranks told of their switch to it before.
         """
         with self.database.writing() as session:
             locked_row(session, job_id).last_contact_at = at

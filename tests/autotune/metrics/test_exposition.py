@@ -90,6 +90,10 @@ def test_a_round_after_a_drift(client: FlaskClient) -> None:
     drive(client, Ranks(noise=0.001), steps=10)
     before = scrape(client)
     client.post(f"{JOB}/events", json={"kind": "drift", "step": 10**6, "seconds": 0.6})
+    again = scrape(client)
+    assert of(before, "job_result")
+    for name in ("job_result", "speedup_ratio", "baseline_step_seconds", "current_step_seconds"):
+        assert not of(again, name), name
     slower = Ranks(noise=0.001, step_seconds=lambda configuration: 3 * peaked(configuration))
     drive(client, slower, steps=10)
     found = scrape(client)
@@ -99,6 +103,26 @@ def test_a_round_after_a_drift(client: FlaskClient) -> None:
         assert of(found, name)["digits",] > of(before, name)["digits",]
     old, new = (of(samples, "baseline_step_seconds")["digits",] for samples in (before, found))
     assert new == pytest.approx(3 * old, rel=0.05)
+
+
+def test_step_times_are_those_of_the_trial_that_is_told(client: FlaskClient) -> None:
+    state = client.put(JOB, json=registration()).get_json()
+    for number, seconds in ((0, 0.4), (1, 0.1)):
+        assert of(scrape(client), "current_trial") == {("digits",): number}
+        client.post(f"{JOB}/events", json={"kind": "switched", "trial": number})
+        found = scrape(client)
+        assert of(found, "trials")["digits", "running"] == 1
+        assert not of(found, "current_step_seconds")
+        step = 0
+        while state["trial"] and state["trial"]["index"] == number:
+            body = {"step": 100 * number + step, "seconds": [seconds] * 4}
+            found = scrape(client)
+            assert of(found, "current_step_seconds") == ({("digits",): seconds} if step else {})
+            state = client.post(
+                f"{JOB}/observations", json={"trial": number, "steps": [body]}
+            ).get_json()
+            state = settle(client, state)
+            step += 1
 
 
 def test_a_job_that_cannot_be_read_is_left_out(
