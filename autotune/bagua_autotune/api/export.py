@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bagua_autotune.api.messages import Event, JobDetail, Observation, Trial
 from bagua_autotune.model.text import clean
 
 
-def trials_csv(job: JobDetail, trials: Sequence[Trial]) -> str:
+def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
     """A header, and one line for each trial; knobs are columns before the trial's round."""
     rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
     text = io.StringIO()
-    columns = ["index", *job.knobs, *rest]
+    columns = ["index", *knobs, *rest]
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for trial in trials:

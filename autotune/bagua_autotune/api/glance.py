@@ -36,7 +36,9 @@ def add_routes(api: Blueprint, overviews: Overviews) -> None:
     @api.get("/jobs/<job_id>/trials.csv")
     def get_trials_csv(job_id: str) -> Response:
         job, trials = views.job_detail(tuner, job_id), views.trial_list(tuner, job_id).trials
-        return download(trials_csv(job, trials), "text/csv; charset=utf-8", job.name, "-trials.csv")
+        return download(
+            trials_csv(job.knobs, trials), "text/csv; charset=utf-8", job.name, "-trials.csv"
+        )
 
     @api.get("/jobs/<job_id>/export.json")
     def get_export_json(job_id: str) -> Response:

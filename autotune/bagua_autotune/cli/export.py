@@ -5,10 +5,17 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.api.export import job_json, trials_csv
-from bagua_autotune.api.messages import JobDetail
-from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
+from bagua_autotune.api.messages import JobOverview
+from bagua_autotune.cli.reader import (
+    Reader,
+    find_job,
+    no_such_job,
+    open_reader,
+    source_options,
+)
 from bagua_autotune.model.text import clean
 from bagua_autotune.simulation.summary import summarise
+from bagua_autotune.store import UnknownJob
 
 
 @click.command()
@@ -26,21 +33,32 @@ def export(job: str, format: str | None, database: str | None, url: str | None) 
         raise click.UsageError("say --csv, --json or --profile")
     reader = open_reader(database, url)
     found = find_job(reader, job)
-    trials = reader.trials(found.id)
-    if format == "json":
-        observations, events = reader.observations(found.id), reader.events(found.id)
-        click.echo(job_json(found, trials, observations, events), nl=False)
-    elif format == "profile":
-        _write_profile(reader, found)
-    else:
-        click.echo(trials_csv(found, trials), nl=False)
-
-
-def _write_profile(reader: Reader, job: JobDetail) -> None:
-    configurations = {trial.index: trial.configuration for trial in reader.trials(job.id)}
-    steps = [(configurations[found.trial], found.profile) for found in reader.profiles(job.id)]
     try:
-        record = summarise(job.name, job.ranks_per_node, job.tensors, steps)
+        text = WRITERS[format](reader, found)
+    except UnknownJob as error:  # deleted since it was found
+        raise no_such_job(job) from error
+    click.echo(text, nl=False)
+
+
+def _csv(reader: Reader, job: JobOverview) -> str:
+    return trials_csv(job.knobs, reader.trials(job.job.id))
+
+
+def _json(reader: Reader, job: JobOverview) -> str:
+    id = job.job.id
+    trials, observations = reader.trials(id), reader.observations(id)
+    return job_json(reader.job(id), trials, observations, reader.events(id))
+
+
+def _profile(reader: Reader, job: JobOverview) -> str:
+    id, name = job.job.id, job.job.name
+    configurations = {trial.index: trial.configuration for trial in reader.trials(id)}
+    steps = [(configurations[found.trial], found.profile) for found in reader.profiles(id)]
+    try:
+        record = summarise(name, job.ranks_per_node, reader.job(id).tensors, steps)
     except ValueError as error:
-        raise click.ClickException(f"job {clean(job.name)}: {error}") from error
-    click.echo(record.model_dump_json(indent=2))
+        raise click.ClickException(f"job {clean(name)}: {error}") from error
+    return record.model_dump_json(indent=2) + "\n"
+
+
+WRITERS = {"csv": _csv, "json": _json, "profile": _profile}

@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from bagua_autotune.cli.output import print_table
-from bagua_autotune.cli.reader import open_store
+from bagua_autotune.cli.reader import open_store, store_errors_told
 from bagua_autotune.store import families
 
 COLUMNS = ("job", "name", "state", "last contact")
@@ -31,8 +31,9 @@ def prune(days: int, database: str | None) -> None:
     A job that is tuned is heard of every few seconds, so none of these is.
     """
     store = open_store(database)
-    pruned = store.prune(time.time() - days * DAY_SECONDS)
-    families.forget_orphans(store)
+    with store_errors_told():
+        pruned = store.prune(time.time() - days * DAY_SECONDS)
+        families.forget_orphans(store)
     rows = [
         (job.id, job.name, job.phase, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")
         for job in pruned

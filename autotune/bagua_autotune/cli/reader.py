@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import click
-from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.api import messages, views
+from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
 from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
@@ -21,9 +19,7 @@ from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.database import default_url
 from bagua_autotune.tuning.tuner import Tuner
 
-Message = TypeVar("Message", bound=BaseModel)
 Command = TypeVar("Command", bound=Callable[..., Any])
-TIMEOUT_SECONDS = 30.0
 
 
 class Reader(Protocol):
@@ -44,6 +40,16 @@ class Reader(Protocol):
     def events(self, job_id: str) -> list[messages.Event]: ...
 
 
+@contextmanager
+def store_errors_told() -> Iterator[None]:
+    """A database that fails is a ClickException; it may be there again later."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        reason = clean(str(getattr(error, "orig", None) or error))
+        raise click.ClickException(f"the database cannot be used: {reason}") from error
+
+
 class DatabaseReader:
     """Reads the database itself; no service need run."""
 
@@ -51,74 +57,33 @@ class DatabaseReader:
         self._tuner = Tuner(open_store(url))
         self._overviews = Overviews(self._tuner)
 
+    @store_errors_told()
     def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
         return views.job_list(self._overviews, name, limit).jobs
 
+    @store_errors_told()
     def overview(self, job_id: str) -> messages.JobOverview:
         return views.job_overview(self._overviews, job_id)
 
+    @store_errors_told()
     def job(self, job_id: str) -> messages.JobDetail:
         return views.job_detail(self._tuner, job_id)
 
+    @store_errors_told()
     def trials(self, job_id: str) -> list[messages.Trial]:
         return views.trial_list(self._tuner, job_id).trials
 
+    @store_errors_told()
     def observations(self, job_id: str) -> list[messages.Observation]:
         return views.observation_list(self._tuner, job_id).observations
 
+    @store_errors_told()
     def profiles(self, job_id: str) -> list[messages.TrialProfile]:
         return views.profile_list(self._tuner, job_id).profiles
 
+    @store_errors_told()
     def events(self, job_id: str) -> list[messages.Event]:
         return views.event_list(self._tuner, job_id).events
-
-
-class ServiceReader:
-    """Asks a running service through ``/api/v2``."""
-
-    def __init__(self, url: str, token: str | None) -> None:
-        self._url = url.rstrip("/") + "/api/v2/jobs"
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
-        query = {"limit": str(limit)} | ({} if name is None else {"name": name})
-        return self._get(messages.JobList, "?" + urllib.parse.urlencode(query)).jobs
-
-    def job(self, job_id: str) -> messages.JobDetail:
-        return self._get(messages.JobDetail, self._path(job_id))
-
-    def overview(self, job_id: str) -> messages.JobOverview:
-        return self._get(messages.JobOverview, self._path(job_id) + "/overview")
-
-    def trials(self, job_id: str) -> list[messages.Trial]:
-        return self._get(messages.TrialList, self._path(job_id) + "/trials").trials
-
-    def observations(self, job_id: str) -> list[messages.Observation]:
-        path = self._path(job_id) + "/observations"
-        return self._get(messages.ObservationList, path).observations
-
-    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
-        return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
-
-    def events(self, job_id: str) -> list[messages.Event]:
-        return self._get(messages.EventList, self._path(job_id) + "/events").events
-
-    def _path(self, job_id: str) -> str:
-        return "/" + urllib.parse.quote(job_id, safe="")
-
-    def _get(self, message: type[Message], path: str) -> Message:
-        try:
-            request = urllib.request.Request(self._url + path, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-                return message.model_validate_json(response.read())
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                raise UnknownJob(path) from error
-            detail = _detail(error)
-            raise click.ClickException(f"{self._url} answered {error.code}: {detail}") from error
-        except (OSError, ValueError, ValidationError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise click.ClickException(f"{self._url} cannot be read: {reason}") from error
 
 
 def source_options(command: Command) -> Command:
@@ -145,21 +110,17 @@ def open_reader(database: str | None, url: str | None) -> Reader:
     return DatabaseReader(database)
 
 
-def find_job(reader: Reader, job: str) -> messages.JobDetail:
+def find_job(reader: Reader, job: str) -> messages.JobOverview:
     """The job of this id, or else the newest of this name; ClickException if there is none."""
-    try:
-        return reader.job(job)
-    except UnknownJob:
-        named = reader.jobs(job)
-    if not named:
-        raise click.ClickException(
-            f"there is no job {job!r}; 'bagua-autotune jobs' lists those there are"
-        )
-    return reader.job(named[0].id)
+    with suppress(UnknownJob):
+        return reader.overview(job)
+    with suppress(UnknownJob):  # deleted since it was listed
+        for named in reader.jobs(job):
+            return reader.overview(named.id)
+    raise no_such_job(job)
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        return clean(str(json.loads(error.read())["detail"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return error.reason
+def no_such_job(job: str) -> click.ClickException:
+    return click.ClickException(
+        f"there is no job {job!r}; 'bagua-autotune jobs' lists those there are"
+    )

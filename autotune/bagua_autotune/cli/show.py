@@ -21,8 +21,7 @@ COLUMNS = (
 @source_options
 def show(job: str, database: str | None, url: str | None) -> None:
     """Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP."""
-    reader = open_reader(database, url)
-    overview = reader.overview(find_job(reader, job).id)
+    overview = find_job(open_reader(database, url), job)
     found = overview.job
     best = next((trial for trial in overview.trials if trial.is_best), None)
     say(f"job {found.name} ({found.id}): {found.state}{_name_round(found)}")

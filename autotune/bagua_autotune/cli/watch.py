@@ -16,8 +16,9 @@ from bagua_autotune.api.messages import JobOverview, JobSummary
 from bagua_autotune.cli.output import say
 from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
+from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.text import clean, describe
-from bagua_autotune.store import OtherSchema, StoreError, UnknownJob
+from bagua_autotune.store import OtherSchema, UnknownJob
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130
@@ -118,7 +119,7 @@ def _find(
     while True:
         try:
             reader = reader or open_reader(database, url)
-            found = find_job(reader, job)
+            found = find_job(reader, job).job
             if not wait or found.ended_at is None or found.id == job:
                 return reader, found.id
         except click.ClickException as error:
@@ -132,7 +133,7 @@ def _is_refusal(error: click.ClickException) -> bool:
     """Whether waiting is in vain: another token, perhaps, or another release."""
     cause = error.__cause__
     is_refused = isinstance(cause, HTTPError) and cause.code < 500
-    return is_refused or isinstance(cause, OtherSchema)
+    return is_refused or isinstance(cause, OtherSchema) or isinstance(error, OtherRelease)
 
 
 def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
@@ -145,10 +146,10 @@ def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
                 return overview.job
         except UnknownJob:
             view.trouble("the job is not known any more; trying again")
+        except OtherRelease:
+            raise
         except click.ClickException as error:
             view.trouble(f"{error.message}; trying again")
-        except StoreError as error:
-            view.trouble(f"{error}; trying again")
         time.sleep(POLL_SECONDS)
 
 

@@ -1,0 +1,122 @@
+"""Jobs of a running service, asked through ``/api/v2``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+from typing import TypeVar
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from bagua_autotune import __version__
+from bagua_autotune.api import messages
+from bagua_autotune.model.text import clean
+from bagua_autotune.store import UnknownJob
+
+Message = TypeVar("Message", bound=BaseModel)
+TIMEOUT_SECONDS = 30.0
+
+
+class OtherRelease(click.ClickException):
+    """The service's answers are not those of this command's release."""
+
+
+class ServiceReader:
+    """A Reader.
+
+    Args:
+        url: of the service.
+        token: that it wants, if any.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
+        query = {"limit": str(limit)} | ({} if name is None else {"name": name})
+        try:
+            return self._get(messages.JobList, "/jobs?" + urllib.parse.urlencode(query)).jobs
+        except UnknownJob as error:
+            raise self._other_release() from error
+
+    def job(self, job_id: str) -> messages.JobDetail:
+        return self._get(messages.JobDetail, self._path(job_id))
+
+    def overview(self, job_id: str) -> messages.JobOverview:
+        path = self._path(job_id)
+        with suppress(UnknownJob):
+            return self._get(messages.JobOverview, path + "/overview")
+        self._ask(path)
+        try:
+            # Known: since a moment ago, or to a service that has no overviews.
+            return self._get(messages.JobOverview, path + "/overview")
+        except UnknownJob as error:
+            raise self._other_release() from error
+
+    def trials(self, job_id: str) -> list[messages.Trial]:
+        return self._get(messages.TrialList, self._path(job_id) + "/trials").trials
+
+    def observations(self, job_id: str) -> list[messages.Observation]:
+        path = self._path(job_id) + "/observations"
+        return self._get(messages.ObservationList, path).observations
+
+    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
+        return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
+
+    def events(self, job_id: str) -> list[messages.Event]:
+        return self._get(messages.EventList, self._path(job_id) + "/events").events
+
+    def _path(self, job_id: str) -> str:
+        return "/jobs/" + urllib.parse.quote(job_id, safe="")
+
+    def _get(self, message: type[Message], path: str) -> Message:
+        answer = self._ask(path)
+        try:
+            return message.model_validate_json(answer)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                text = f"{self._url} cannot be read: its answer is not JSON"
+                raise click.ClickException(text) from error
+            raise self._other_release() from error
+
+    def _ask(self, path: str) -> bytes:
+        try:
+            request = urllib.request.Request(self._url + "/api/v2" + path, headers=self._headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                raise UnknownJob(path) from error
+            detail = _detail(error)
+            raise click.ClickException(f"{self._url} answered {error.code}: {detail}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # Some have no words.
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            raise click.ClickException(f"{self._url} cannot be read: {reason}") from error
+
+    def _other_release(self) -> OtherRelease:
+        try:
+            version = clean(str(json.loads(self._ask("/openapi.json"))["info"]["version"]))
+        except (click.ClickException, UnknownJob, ValueError, KeyError, TypeError):
+            ours = f"this command's release, {__version__}"
+            return OtherRelease(f"what answers at {self._url} is no service of {ours}")
+        versions = f"its version is {version}, this one's {__version__}"
+        if version == __version__:
+            versions = f"both say that they are {version}"
+        return OtherRelease(
+            f"the service at {self._url} is of another release than this command ({versions}); "
+            "use both of one release"
+        )
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return clean(str(json.loads(error.read())["detail"]))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return error.reason
