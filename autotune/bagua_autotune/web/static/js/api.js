@@ -5,6 +5,7 @@ import { authorization } from "./token.js";
 const ROOT = new URL("../../api/v2/", import.meta.url);
 const PATIENCE_MS = 30_000;
 const known = new Map(); // path -> { etag, data }
+let ahead = null; // milliseconds that the service's clock is ahead of the browser's
 
 /** The service refused; `status` says how, the message why. */
 export class Refused extends Error {
@@ -36,13 +37,25 @@ export async function download(path) {
   setTimeout(() => URL.revokeObjectURL(link.href), PATIENCE_MS);
 }
 
+/** How long ago the service did something, by its own clock. */
+export function secondsSince(date) {
+  return Math.max(0, (Date.now() + (ahead ?? 0) - Date.parse(date)) / 1000);
+}
+
 async function request(path, headers = {}) {
   const response = await fetch(new URL(path, ROOT), {
     headers: { ...authorization(), ...headers },
     cache: "no-store", // so that a 304 comes through to here
     signal: AbortSignal.timeout(PATIENCE_MS),
   });
+  ahead ??= clockOf(response);
   if (response.ok || response.status === 304) return response;
   const problem = await response.json().catch(() => ({}));
   throw new Refused(response.status, problem.detail ?? `The service answered ${response.status}.`);
+}
+
+// The header tells whole seconds, on the average half a one too few.
+function clockOf(response) {
+  const told = Date.parse(response.headers.get("Date") ?? "");
+  return Number.isNaN(told) ? null : told + 500 - Date.now();
 }

@@ -60,17 +60,17 @@ export function duration(value) {
   return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${lesser}` : ""}`;
 }
 
-export function ago(date) {
-  if (!date) return UNKNOWN;
-  const passed = Math.max(0, (Date.now() - Date.parse(date)) / 1000);
+/** Of so many seconds: 5 min ago. */
+export function ago(passed) {
+  if (!isKnown(passed)) return UNKNOWN;
   if (passed < 1) return "now";
   const [unit, length] = UNITS.find(([, seconds]) => passed >= seconds);
   return `${Math.floor(passed / length)} ${unit} ago`;
 }
 
-/** 1.34×, of a speed-up. */
+/** 1.34x, of a speed-up, as the sentences of the service have it. */
 export function times(value) {
-  return isKnown(value) ? `${value.toFixed(2)}×` : UNKNOWN;
+  return isKnown(value) ? `${value.toFixed(2)}x` : UNKNOWN;
 }
 
 export function timesInterval(low, high) {

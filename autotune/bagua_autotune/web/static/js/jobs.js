@@ -1,19 +1,22 @@
 // The list of jobs.
 
-import { getJson } from "./api.js";
+import { getJson, secondsSince } from "./api.js";
 import { badge, stateWords } from "./badge.js";
 import { byId, element, setText } from "./dom.js";
 import { ago, count, seconds, times, timesInterval, timeUnit, fixed, grouped } from "./format.js";
 import { keepLive } from "./live.js";
 import { SortedTable } from "./table.js";
 
+const NEWEST_JOBS = 100;
 const MOST_JOBS = 1000;
 const TUNED_MS = 2000;
 const QUIET_MS = 5000;
+const MANY_MS = 10_000;
 const HOW_TO_START = (service) =>
   `export BAGUA_AUTOTUNE=1\nexport BAGUA_AUTOTUNE_URL=${service}\ntorchrun --nproc_per_node=8 train.py`;
 
 let jobs = [];
+let limit = NEWEST_JOBS;
 
 const table = new SortedTable(byId("jobs"), {
   caption: "Jobs, each with its speed-up",
@@ -30,7 +33,7 @@ const table = new SortedTable(byId("jobs"), {
     { key: "trials", title: "Trials", kind: "number trials", first: "descending",
       text: (job) => grouped(job.progress.trials_measured), value: (job) => job.progress.trials_measured },
     { key: "contact", title: "Last contact", kind: "number contact", first: "descending",
-      text: (job) => ago(job.last_contact_at), value: (job) => Date.parse(job.last_contact_at) },
+      text: (job) => ago(secondsSince(job.last_contact_at)), value: (job) => Date.parse(job.last_contact_at) },
   ],
 });
 
@@ -52,7 +55,7 @@ function speedupCell(job) {
 }
 
 function stepSeconds({ figures: { current_seconds: now, incumbent_seconds: best } }) {
-  return now ?? best;
+  return best ?? now;
 }
 
 function stepText(job) {
@@ -74,7 +77,9 @@ function show() {
   byId("filters").hidden = jobs.length === 0;
   byId("empty").hidden = jobs.length !== 0;
   byId("none-left").hidden = jobs.length === 0 || left.length !== 0;
-  const all = jobs.length === MOST_JOBS ? `the newest ${grouped(MOST_JOBS)} jobs` : count(jobs.length, "job");
+  const areAll = jobs.length < limit;
+  byId("older").hidden = areAll || limit === MOST_JOBS;
+  const all = areAll ? count(jobs.length, "job") : `the newest ${grouped(limit)} jobs`;
   setText(byId("count"), left.length === jobs.length ? all : `${grouped(left.length)} of ${all}`);
 }
 
@@ -82,9 +87,16 @@ byId("filter").addEventListener("input", show);
 byId("state").addEventListener("change", show);
 setText(byId("start"), HOW_TO_START(new URL("./", location.href).href.replace(/\/$/, "")));
 
-keepLive(async () => {
-  jobs = (await getJson(`jobs?limit=${MOST_JOBS}`)).jobs;
+const ask = keepLive(async () => {
+  jobs = (await getJson(`jobs?limit=${limit}`)).jobs;
   show();
+  if (jobs.length > NEWEST_JOBS) return MANY_MS;
   const isAwaited = jobs.length === 0 || jobs.some(({ state }) => state === "tuning" || state === "confirming");
   return isAwaited ? TUNED_MS : QUIET_MS;
+});
+
+byId("older").addEventListener("click", () => {
+  limit = MOST_JOBS;
+  byId("older").hidden = true;
+  ask();
 });

@@ -6,18 +6,25 @@ import { duration } from "./format.js";
 import { askForToken, offerToForget } from "./token.js";
 
 const SLOWEST_RETRY_MS = 10_000;
+const MISSING_RETRY_MS = 60_000;
 
-/** Calls `update`, which returns after how many milliseconds to call it again, for ever. */
+/**
+ * Calls `update`, which returns after how many milliseconds to call it again, for ever.
+ * Returns what asks at once.
+ */
 export function keepLive(update) {
   let timer = null;
   let isRunning = false;
+  let isAwaited = false; // asked for again meanwhile
   let failures = 0;
   let lastAnswer = null;
 
   async function poll() {
     clearTimeout(timer);
+    if (isRunning) isAwaited = true;
     if (isRunning || document.hidden) return;
     isRunning = true;
+    isAwaited = false;
     let wait = null;
     try {
       wait = await update();
@@ -29,11 +36,11 @@ export function keepLive(update) {
     }
     isRunning = false;
     if (document.hidden) pause();
-    else if (wait !== null) timer = setTimeout(poll, wait);
+    else if (wait !== null) timer = setTimeout(poll, isAwaited ? 0 : wait);
   }
 
   function succeed() {
-    byId("content").hidden = false;
+    present("content");
     byId("trouble").hidden = true;
     connection("live", "Live");
     offerToForget();
@@ -45,6 +52,12 @@ export function keepLive(update) {
       connection("paused", "Token needed");
       askForToken(poll);
       return null;
+    }
+    if (error instanceof Refused && error.status === 404 && byId("missing")) {
+      byId("trouble").hidden = true;
+      present("missing");
+      connection("paused", "Nothing to show");
+      return MISSING_RETRY_MS;
     }
     failures += 1;
     const isRefusal = error instanceof Refused && error.status < 500;
@@ -67,6 +80,12 @@ export function keepLive(update) {
 
   document.addEventListener("visibilitychange", () => (document.hidden ? pause() : poll()));
   poll();
+  return poll;
+}
+
+/** Show either what there is, or that there is nothing. */
+function present(what) {
+  for (const id of ["content", "missing"]) if (byId(id)) byId(id).hidden = id !== what;
 }
 
 function connection(state, words) {

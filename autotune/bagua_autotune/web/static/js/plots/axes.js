@@ -46,7 +46,7 @@ export function valueAxis(colours, areSeconds, label) {
     size: (_plot, values) => 16 + 6.5 * Math.max(3, ...(values ?? []).map((text) => text.length)),
     space: 36,
     values: (_plot, splits) => {
-      if (!areSeconds()) return splits.map((value) => `${tick(value, splits)}×`);
+      if (!areSeconds()) return splits.map((value) => `${tick(value, splits)}x`);
       const { factor, unit } = timeUnit(Math.max(...splits.map(Math.abs)));
       return splits.map((value) => (value === 0 ? "0" : `${tick(value * factor, splits.map((v) => v * factor))} ${unit}`));
     },
