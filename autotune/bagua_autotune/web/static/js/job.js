@@ -1,11 +1,12 @@
 // One job's page: fetches, and hands each part what it shows.
 
 import { download, getJson } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { showBuckets } from "./job/buckets.js";
 import { showDetails } from "./job/details.js";
 import { showEvents } from "./job/events.js";
 import { showHeadline } from "./job/headline.js";
+import { Part } from "./job/part.js";
 import { showStockDdp } from "./job/stock_ddp.js";
 import { trialsTable } from "./job/trials.js";
 import { showWarnings } from "./job/warnings.js";
@@ -26,47 +27,45 @@ const showBest = bestPlot();
 const showRanks = ranksPlot();
 const showTrials = trialsTable();
 
+const bestOf = ({ trials }) => trials.find((trial) => trial.is_best);
+
 let shown = null;
-const onChange = { curve: null, buckets: null };
+// What takes long to work out comes when it comes, and until then what was there stays.
+const curve = new Part(path("curve"), { curves: [], expected_gain: null }, "sizes-trouble", showCurve);
+const buckets = new Part(path("buckets"), null, "buckets-trouble", showLayout);
 
 keepLive(async () => {
   const overview = await getJson(path("overview"));
   byId("content").hidden = false; // plots need to know their size
   showHeadline(overview);
   showWarnings(overview);
-  if (overview !== shown) {
-    const [{ curves }, buckets] = await Promise.all([
-      changed("curve", `${overview.job.round} ${overview.best.length} ${bestOf(overview)?.index}`),
-      changed("buckets", JSON.stringify(bestOf(overview)?.configuration ?? null)),
-    ]);
-    show(overview, curves, buckets);
-    shown = overview;
-  }
+  if (overview !== shown) show(overview);
+  curve.follow(`${overview.job.round} ${overview.best.length} ${bestOf(overview)?.index}`);
+  buckets.follow(JSON.stringify(bestOf(overview)?.configuration ?? null));
   return WAIT_MS[overview.job.state];
 });
 
-const bestOf = ({ trials }) => trials.find((trial) => trial.is_best);
-
-/** The curve and the buckets follow from these; without a change they are not asked for again. */
-async function changed(what, reason) {
-  const before = onChange[what];
-  if (before?.reason === reason) return before.data;
-  const data = await getJson(path(what));
-  onChange[what] = { reason, data };
-  return data;
-}
-
-function show(overview, curves, buckets) {
-  byId("why").textContent = overview.why;
+function show(overview) {
+  shown = overview;
+  setText(byId("why"), overview.why);
   showSteps(overview);
-  showSizes(overview, curves, buckets.bytes);
+  showCurve();
   showBest(overview);
-  showBuckets(buckets);
   showRanks(overview);
   showTrials(overview);
   showStockDdp(overview.stock_ddp);
-  showDetails(overview, buckets);
+  showDetails(overview, buckets.data);
   showEvents(overview.events);
+}
+
+function showCurve() {
+  showSizes(shown, curve.data, buckets.data?.bytes ?? null);
+}
+
+function showLayout() {
+  showBuckets(buckets.data);
+  showCurve();
+  showDetails(shown, buckets.data);
 }
 
 for (const [button, file] of [["download-csv", "trials.csv"], ["download-json", "export.json"]]) {

@@ -1,16 +1,16 @@
 // What the job is: topology, model, what may be tuned, software.
 
 import { byId, element } from "../dom.js";
-import { bytes, count, duration, grouped, moment } from "../format.js";
+import { bytes, count, duration, grouped, moment, UNKNOWN } from "../format.js";
 
 export function showDetails({ job, ranks_per_node: nodes, software, fingerprint, limits, knobs, default_configuration: standard }, buckets) {
   const rows = [
     ["Id", job.id],
     ["Ranks", topology(job.world_size, nodes)],
-    ["Gradients", `${count(buckets.tensors, "tensor")}, ${bytes(buckets.bytes)}`],
+    ["Gradients", buckets ? `${count(buckets.tensors, "tensor")}, ${bytes(buckets.bytes)}` : UNKNOWN],
     ...Object.entries(knobs).map(([name, knob]) => [name, `${domain(name, knob)}; default ${value(name, standard[name])}`]),
     ["Limits", `${count(limits.max_samples, "trial")}, ${duration(limits.trial_seconds)} each, ${count(limits.max_rounds, "round")}; ${grouped(limits.remaining_steps)} steps expected`],
-    ...Object.entries(software),
+    ...(Object.keys(software).length ? [["Software", Object.entries(software).map((named) => named.join(" ")).join(", ")]] : []),
     ["Protocol", job.protocol === "v1" ? "v1 (Bagua 0.9)" : job.protocol],
     ["Registered", moment(job.created_at)],
     ["Last contact", moment(job.last_contact_at)],

@@ -1,7 +1,7 @@
 // The ranks' step and computing times: who is slow, and what communication adds.
 
 import { byId, setText } from "../dom.js";
-import { percent, seconds } from "../format.js";
+import { grouped, percent, seconds } from "../format.js";
 import { SortedTable } from "../table.js";
 import { countAxis, valueAxis } from "./axes.js";
 import { showLegend } from "./marks.js";
@@ -10,13 +10,15 @@ import { Plot } from "./plot.js";
 const WIDEST_BAR_PX = 48;
 
 export function ranksPlot() {
+  let shown = null;
+  const rankAt = (place) => (shown.isSelection ? shown.ranks[place]?.rank ?? "" : grouped(place));
   const bars = () => uPlot.paths.bars({ size: [0.7, WIDEST_BAR_PX] });
   const plot = new Plot(byId("ranks-plot"), (colours) => ({
     scales: {
       x: { time: false, range: (_u, low, high) => [low - 0.6, high + 0.6] },
       y: { range: (_u, _low, high) => [0, high * 1.08] },
     },
-    axes: [countAxis(colours, "rank"), valueAxis(colours, () => true)],
+    axes: [{ ...countAxis(colours, "rank"), values: (_u, splits) => splits.map(rankAt) }, valueAxis(colours, () => true)],
     series: [
       {},
       { fill: colours.other, width: 0, paths: bars(), points: { show: false } },
@@ -37,30 +39,39 @@ export function ranksPlot() {
   return ({ job, ranks, steps, trials }) => {
     byId("ranks-panel").hidden = ranks.length === 0;
     if (ranks.length === 0) return;
-    const sorted = [...ranks].sort((a, b) => a.rank - b.rank);
+    shown = inOrder(ranks, job.world_size);
     plot.show(
-      [sorted.map(({ rank }) => rank), sorted.map((rank) => rank.seconds), sorted.map((rank) => rank.compute_seconds)],
-      sorted.map(readable),
-      fact(sorted),
+      [shown.places, shown.ranks.map((rank) => rank.seconds), shown.ranks.map((rank) => rank.compute_seconds)],
+      shown.ranks.map((rank, index) => readable(rank, shown.places[index])),
+      fact(shown.ranks, job.world_size),
     );
-    const knowsComputing = sorted.some((rank) => rank.compute_seconds !== null);
+    const knowsComputing = ranks.some((rank) => rank.compute_seconds !== null);
     showLegend(byId("ranks-legend"), [
       ...(knowsComputing ? [{ label: "computing", shape: "bar", className: "of-best" }] : []),
       { label: knowsComputing ? "rest of the step: communication, waiting" : "step", shape: "bar", className: "of-other" },
     ]);
     setText(byId("ranks-note"), note(job, ranks, knowsComputing, under(job, steps, trials)));
-    table.update(sorted);
+    table.update(ranks);
   };
 }
 
-function readable(rank) {
-  const computing = rank.compute_seconds === null ? "" : `\ncomputing ${seconds(rank.compute_seconds)}`;
-  return { x: rank.rank, y: rank.seconds, text: `rank ${rank.rank}: ${seconds(rank.seconds)}${computing}` };
+/** By rank; those chosen from many side by side, by what they compute: gaps would say nothing. */
+function inOrder(ranks, size) {
+  const isSelection = ranks.length < size;
+  const computing = (rank) => rank.compute_seconds ?? rank.seconds;
+  const ordered = [...ranks].sort((a, b) => (isSelection ? computing(a) - computing(b) : 0) || a.rank - b.rank);
+  return { isSelection, ranks: ordered, places: ordered.map(({ rank }, index) => (isSelection ? index : rank)) };
 }
 
-function fact(ranks) {
+function readable(rank, place) {
+  const computing = rank.compute_seconds === null ? "" : `\ncomputing ${seconds(rank.compute_seconds)}`;
+  return { x: place, y: rank.seconds, text: `rank ${rank.rank}: ${seconds(rank.seconds)}${computing}` };
+}
+
+function fact(ranks, size) {
   const slowest = ranks.reduce((a, b) => (b.seconds > a.seconds ? b : a));
-  return `Step times of ${ranks.length} ranks; the longest is rank ${slowest.rank}'s, ${seconds(slowest.seconds)}.`;
+  const which = ranks.length < size ? `${ranks.length} of ${size}` : ranks.length;
+  return `Step times of ${which} ranks; the longest is rank ${slowest.rank}'s, ${seconds(slowest.seconds)}.`;
 }
 
 /** Of what they are: once the job is tuned of what was kept, before of the newest trial's steps. */
@@ -74,7 +85,7 @@ function under({ state, result }, { points }, trials) {
 }
 
 function note({ figures, world_size: size }, ranks, knowsComputing, parts) {
-  if (ranks.length < size) parts.push(`The slowest and the fastest of ${size} ranks.`);
+  if (ranks.length < size) parts.push(`The fastest and the slowest of ${size} ranks, ordered by computing time.`);
   if (figures.exposed_seconds !== null) {
     const step = figures.current_seconds;
     const share = step ? `, ${percent(figures.exposed_seconds / step)} of the step` : "";

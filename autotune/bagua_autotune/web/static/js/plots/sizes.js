@@ -1,6 +1,7 @@
 // Trials as points over the bucket size, with the model's curve and its band.
 
 import { byId, setText } from "../dom.js";
+import { percent } from "../format.js";
 import { bytesAxis, valueAxis } from "./axes.js";
 import { drawMark, showLegend } from "./marks.js";
 import { measured, measureOf } from "./measure.js";
@@ -20,14 +21,14 @@ export function sizesPlot() {
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => draw(u, shown, colours)] },
   }));
-  return (overview, curves, totalBytes) => {
+  return (overview, { curves, expected_gain: gain }, totalBytes) => {
     const trials = measured(overview).filter((trial) => sizeOf(trial, totalBytes) !== null);
     byId("sizes-panel").hidden = trials.length === 0;
     if (trials.length === 0) return;
     shown = prepare(overview, trials, curves, totalBytes);
     plot.show([shown.points.map(({ x }) => x), shown.points.map(({ y }) => y)], shown.points, shown.label);
     showLegend(byId("sizes-legend"), legend(shown));
-    setText(byId("sizes-note"), note(shown));
+    setText(byId("sizes-note"), [...notes(shown), ...expectation(overview.job, gain)].join(" "));
   };
 }
 
@@ -87,12 +88,19 @@ function legend({ ways, lines }) {
   return entries;
 }
 
-function note({ points, measure, lines }) {
+function notes({ points, measure, lines }) {
   const parts = [];
   if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Bars: 95 % interval of the step time.");
   if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow: a list of buckets of its own, at their average size.");
   if (lines.length) parts.push("Curves: what the search expects with the best trial's other settings.");
-  return parts.join(" ");
+  return parts;
+}
+
+/** What is left to gain; once tuned it is what made the search stop, or nearly. */
+function expectation({ state }, gain) {
+  if (gain === null) return [];
+  if (state === "tuning") return [`The search expects its next trial to gain ${percent(gain)} of the step time at most.`];
+  return [`One more trial was expected to gain ${percent(gain)} of the step time at most.`];
 }
 
 function draw(u, { points, lines, best }, colours) {

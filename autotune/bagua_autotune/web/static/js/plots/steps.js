@@ -15,10 +15,12 @@ const KINDS = [
 const LEVEL = { label: "measured", shape: "line", className: "of-other" };
 const SWITCH = { label: "switch", shape: "rule", className: "of-switch" };
 
+const MARGIN = 0.01;
+
 export function stepsPlot() {
   let shown = null;
   const plot = new Plot(byId("steps-plot"), (colours) => ({
-    scales: { x: { time: false, range: (_u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: () => shown.range } },
+    scales: { x: { time: false, range: around }, y: { range: () => shown.range } },
     axes: [countAxis(colours, "step"), valueAxis(colours, () => true)],
     series: [{}, { show: true, paths: () => null, points: { show: false } }],
     hooks: { drawClear: [(u) => drawSwitches(u, shown, colours)], draw: [(u) => drawSteps(u, shown, colours)] },
@@ -32,6 +34,12 @@ export function stepsPlot() {
     showLegend(byId("steps-legend"), legend(shown));
     setText(byId("steps-note"), note(shown, stride));
   };
+}
+
+/** A little more than all steps, so that neither the first nor its switch lies on the axis. */
+function around(_plot, low, high) {
+  const margin = low === high ? 1 : (high - low) * MARGIN;
+  return [low - margin, high + margin];
 }
 
 function prepare({ steps, switches, trials }) {
