@@ -45,5 +45,11 @@
   for (const node of document.querySelectorAll("button, input, select, a, [role=img], [tabindex]")) {
     if (isSeen(node) && !(node.getAttribute("aria-label") || node.labels?.length || node.getAttribute("aria-labelledby") || node.textContent.trim())) found.push(`no name: ${name(node)}`);
   }
+  // Parts that a screen reader lists have names that tell them apart.
+  const landmarks = [...document.querySelectorAll("main, section[aria-labelledby], [role=region]")].filter(isSeen);
+  const names = landmarks.map((node) => document.getElementById(node.getAttribute("aria-labelledby"))?.textContent ?? "");
+  names.forEach((text, index) => {
+    if (names.indexOf(text) !== index) found.push(`two landmarks are named ${text}`);
+  });
   return found;
 }

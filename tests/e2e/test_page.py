@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
@@ -24,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]
 HOSTILE = "<img src=x onerror=alert(1)>"
-TIMES = "\u00d7"
+TIMES = re.compile(r"\d\.\d\dx")
 TOKEN = "sésame, open"
 QUICK_LIMITS = {
     "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
@@ -145,7 +154,7 @@ def test_the_page_follows_a_tuning_without_being_loaded_again(page: Page, url: s
     job.finish()
     expect(page.locator("#badge")).to_have_text("Finished")
     result = job.get("overview")["job"]["result"]
-    expect(figure(page, "Speed-up")).to_have_text(f"{result['speedup']:.2f}{TIMES}")
+    expect(figure(page, "Speed-up")).to_have_text(f"{result['speedup']:.2f}x")
     expect(page.locator("#figures")).to_contain_text(f"{result['low']:.2f} to {result['high']:.2f}")
     expect(page.locator("#headline")).to_have_text(job.get("overview")["job"]["headline"])
     assert page.locator("#headline").inner_text() != before
@@ -173,8 +182,30 @@ def test_the_plots_show_the_numbers_of_the_api(page: Page, tuned: DrivenJob) -> 
         [as_milliseconds(rank["seconds"]), as_milliseconds(rank["compute_seconds"])]
         for rank in overview["ranks"]
     ]
+    gain = round(tuned.get("curve")["expected_gain"] * 100, 1)
+    expect(page.locator("#sizes-note")).to_contain_text(f"gain {gain:g} %")
     for plot in page.locator(".canvas").all():
         assert " ms" in (plot.get_attribute("aria-label") or "")
+
+
+def test_what_the_search_cannot_say_now_keeps_nothing_else(
+    page: Page, tuned: DrivenJob, seen: Seen
+) -> None:
+    del tuned
+    page.route("**/curve", lambda route: route.abort())
+    page.clock.install()
+    page.goto("/jobs/tuned")
+    expect(page.locator("#sizes-trouble")).to_contain_text("asked again")
+    expect(page.locator("#trouble")).to_be_hidden()
+    for shown in ("#steps-plot canvas", "#sizes-plot canvas", "#best-plot canvas", ".bucket-bar"):
+        expect(page.locator(shown).first).to_be_visible()
+    expect(page.locator("#sizes-legend")).not_to_contain_text("expected")
+    page.unroute("**/curve")
+    page.clock.run_for(15_000)
+    expect(page.locator("#sizes-legend")).to_contain_text("expected")
+    expect(page.locator("#sizes-trouble")).to_be_empty()
+    assert all("ERR_FAILED" in complaint for complaint in seen.complaints)
+    seen.complaints.clear()
 
 
 def test_buckets_are_to_scale(page: Page, tuned: DrivenJob) -> None:
@@ -207,6 +238,10 @@ def test_the_table_is_sorted_by_click_and_by_key(page: Page, tuned: DrivenJob) -
     page.keyboard.press("Enter")
     expect(head).to_have_attribute("aria-sort", "descending")
     expect(rows).to_have_text([str(trial["index"]) for trial in reversed(fastest_first)])
+    page.locator("#trials th", has_text="Configuration").get_by_role("button").click()
+    sizes = {str(trial["index"]): trial["configuration"]["bucket_bytes"] for trial in trials}
+    shown = [sizes[index] for index in rows.all_inner_texts()]
+    assert shown == sorted(shown)
 
 
 def test_downloads_are_the_api_s(page: Page, tuned: DrivenJob) -> None:
@@ -255,13 +290,17 @@ def test_the_list_is_sorted_and_filtered(page: Page, url: str, tuned: DrivenJob)
     page.locator("#jobs th", has_text="Job").get_by_role("button").click()
     shown = names.all_inner_texts()
     assert shown == sorted(shown, key=str.lower)
-    page.get_by_label("Filter by name").fill("RESNET")
+    page.get_by_label("Filter the jobs shown by name").fill("RESNET")
     expect(names).to_have_text(["resnet50"])
     overview = tuned.get("overview")
     speedup = overview["job"]["figures"]["speedup"]
-    expect(page.locator("#jobs .speedup b")).to_have_text(f"{speedup:.2f}{TIMES}")
-    page.get_by_label("Filter by state").select_option("tuning")
-    expect(page.get_by_text("No job has that name and state.")).to_be_visible()
+    expect(page.locator("#jobs .speedup b")).to_have_text(f"{speedup:.2f}x")
+    before, best = (overview["job"]["figures"][f"{n}_seconds"] for n in ("baseline", "incumbent"))
+    expect(page.locator("#jobs td.step")).to_have_text(
+        f"{as_milliseconds(before)} \u2192 {as_milliseconds(best)} ms"
+    )
+    page.get_by_label("Filter the jobs shown by state").select_option("tuning")
+    expect(page.get_by_text("None of the jobs shown has that name and state.")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -273,6 +312,11 @@ def test_a_narrow_screen_shows_all_of_it_legibly(page: Page, tuned: DrivenJob, s
         expect(page.locator("#content")).to_be_visible()
         expect(page.locator("#jobs tbody tr, #trials tbody tr").first).to_be_visible()
         assert page.evaluate(AUDIT) == []
+    heads = [
+        page.locator(f"#trials th.{kind} button").bounding_box() for kind in ("step", "speedup")
+    ]
+    right = [round(box["x"] + box["width"]) for box in heads if box]
+    assert right[0] == right[1]
 
 
 def test_a_job_without_step_times_says_why(page: Page, url: str) -> None:
@@ -283,8 +327,10 @@ def test_a_job_without_step_times_says_why(page: Page, url: str) -> None:
     expect(page.locator("#figures")).to_contain_text("report a speed, not seconds")
     texts = read_points(page, "#best-plot")
     assert len(texts) > 1
-    assert all(TIMES in text and "ms" not in text for text in texts)
+    assert all(TIMES.search(text) and "ms" not in text for text in texts)
     expect(page.locator("#steps-panel")).to_be_hidden()
+    names = [name.lower() for name in page.locator("#details dt").all_inner_texts()]
+    assert len(names) == len(set(names))
 
 
 def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, url: str, seen: Seen) -> None:
@@ -309,6 +355,90 @@ def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, url: str, seen: Se
     expect(page.locator("#connection")).to_have_text("Live")
 
 
+def test_a_job_that_ends_before_a_result_claims_none(page: Page, url: str) -> None:
+    job = DrivenJob(url, "early", fingerprint="early", limits={"max_samples": 5})
+    job.run_trials(2)
+    reason = " ".join(["the ranks did not agree"] * 30)
+    failed = {"kind": "disagreement", "trial": job.state["trial"]["index"], "message": reason}
+    for event in (failed, {"kind": "ended"}):
+        job.session.post(f"{job.path}/events", json=event).raise_for_status()
+    page.goto("/jobs/early")
+    expect(page.locator("#badge")).to_have_text("Ended")
+    expect(page.locator("#figures")).to_contain_text("so far, not confirmed")
+    expect(figure(page, "Paid back after")).to_have_text("\u2013")
+    expect(page.locator("#figures")).not_to_contain_text("kept")
+    for place in ("#warnings", "#trials"):
+        # Two lines of it, and all when it is asked for.
+        text = page.locator(f"{place} .at-length summary span")
+        expect(text).to_have_text(reason)
+        folded = text.evaluate("node => node.clientHeight")
+        text.click()
+        assert text.evaluate("node => node.clientHeight") > folded
+
+
+def test_silence_is_by_the_clock_of_the_service_and_announced_once(page: Page, url: str) -> None:
+    DrivenJob(url, "silent", fingerprint="silent")
+    page.clock.install(time=time.time() + 10_000)
+    page.goto("/jobs/silent")
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(page.locator("#warnings")).to_be_empty()
+    page.clock.fast_forward(70_000)
+    expect(page.locator("#warnings")).to_contain_text("not been heard of for 1 min 10 s")
+    announced = page.locator("#announced").inner_text()
+    assert "1 min 10 s" in announced
+    page.clock.fast_forward(20_000)
+    expect(page.locator("#warnings")).to_contain_text("1 min 30 s")
+    assert page.locator("#announced").inner_text() == announced
+
+
+def test_of_many_jobs_the_newest_are_shown_first(page: Page, tuned: DrivenJob, seen: Seen) -> None:
+    job = tuned.get("overview")["job"]
+
+    def answer(route: Route) -> None:
+        limit = int(route.request.url.rpartition("=")[2])
+        jobs = [{**job, "id": f"job-{n}", "name": f"job-{n}"} for n in range(min(limit, 130))]
+        route.fulfill(json={"jobs": jobs})
+
+    page.route("**/jobs?limit=*", answer)
+    page.clock.install()
+    page.goto("/")
+    expect(page.locator("#jobs tbody tr")).to_have_count(100)
+    expect(page.locator("#count")).to_have_text("the newest 100 jobs")
+    page.get_by_role("button", name="Show older jobs").click()
+    expect(page.locator("#jobs tbody tr")).to_have_count(130)
+    expect(page.locator("#count")).to_have_text("130 jobs")
+    expect(page.get_by_role("button", name="Show older jobs")).to_be_hidden()
+    before = len(seen.requests)
+    page.clock.run_for(9000)
+    assert len(seen.requests) == before
+
+
+def test_ranks_chosen_from_many_stand_side_by_side(page: Page, tuned: DrivenJob) -> None:
+    overview = tuned.get("overview")
+    ranks = [
+        {"rank": rank, "seconds": 0.2, "compute_seconds": 0.1 + 0.001 * (7 * rank // 32 % 16)}
+        for rank in range(0, 512, 32)
+    ]
+    job = {**overview["job"], "world_size": 512}
+    job["figures"] = {**job["figures"], "slow_rank": 32, "slowest_rank": 32}
+    job["figures"] |= {"rank_spread_ratio": 0.2, "slowest_share": 0.75}
+    changed = {**overview, "job": job, "ranks": ranks}
+    page.route("**/overview", lambda route: route.fulfill(json=changed))
+    page.goto("/jobs/tuned")
+    expect(page.locator("#warnings")).to_contain_text("Rank 32 is slow")
+    expect(page.locator("#ranks-note")).to_contain_text("ordered by computing time")
+    read = [milliseconds(text)[1] for text in read_points(page, "#ranks-plot")]
+    assert read == [as_milliseconds(0.1 + 0.001 * n) for n in range(16)]
+    ring = page.locator("#ranks-plot .ring").bounding_box()
+    over = page.locator("#ranks-plot .u-over").bounding_box()
+    assert ring
+    assert over
+    # The last of 16 is where the last of 16 bars is, not where rank 480 of 512 would be.
+    assert ring["x"] + ring["width"] / 2 - over["x"] == pytest.approx(
+        over["width"] * 15.6 / 16.2, abs=2
+    )
+
+
 def test_a_service_that_does_not_answer_is_named_and_waited_for(
     page: Page, tuned: DrivenJob, seen: Seen
 ) -> None:
@@ -327,11 +457,15 @@ def test_a_service_that_does_not_answer_is_named_and_waited_for(
     seen.complaints.clear()
 
 
-def test_an_unknown_job_is_named(page: Page, seen: Seen) -> None:
+def test_an_unknown_job_is_named_and_asked_for_once_a_minute(page: Page, seen: Seen) -> None:
+    page.clock.install()
     page.goto("/jobs/nobody")
-    expect(page.locator("#trouble")).to_contain_text("There is no job 'nobody'")
-    assert all("404" in complaint for complaint in seen.complaints)
-    seen.complaints.clear()
+    expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text("No such job")
+    page.clock.run_for(59_000)
+    assert seen.polls() == len(seen.complaints) == 1
+    assert "404" in seen.complaints.pop()
+    page.get_by_role("link", name="All jobs").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
 
 
 def test_a_token_is_asked_for_and_kept_to_itself(browser: Browser, guarded_url: str) -> None:

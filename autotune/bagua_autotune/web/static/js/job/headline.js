@@ -22,12 +22,16 @@ export function showHeadline({ job }) {
 
 const isOver = ({ state }) => state === "finished" || state === "ended";
 
-function speedup({ figures, protocol, state }) {
+// Before a result nothing is kept, nor was what it shows confirmed; what ends too early has none.
+const isSettled = (job) => isOver(job) && job.result !== null;
+
+function speedup(job) {
+  const { figures, protocol } = job;
   const interval = timesInterval(figures.speedup_low, figures.speedup_high);
   let note = "no second configuration measured yet";
-  if (interval) note = `${interval}, 95 % interval`;
+  if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
   else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds" : "over the default";
-  else if (isOver({ state })) note = "nothing was compared";
+  else if (isOver(job)) note = "nothing was compared";
   return { name: "Speed-up", value: times(figures.speedup), note };
 }
 
@@ -60,7 +64,8 @@ function payback(job) {
   const { payback_steps: steps, incumbent_seconds: best } = job.figures;
   if (job.protocol === "v1") return null;
   const name = isOver(job) ? "Paid back after" : "Would be paid back after";
-  if (steps === null) return { name, value: UNKNOWN, note: isOver(job) ? "the default was kept" : "nothing faster found yet" };
+  if (isOver(job) && !isSettled(job)) return { name, value: UNKNOWN, note: "it ended before there was a result" };
+  if (steps === null) return { name, value: UNKNOWN, note: isSettled(job) ? "the default was kept" : "nothing faster found yet" };
   return { name, value: count(steps, "step"), note: best === null ? "at the new speed" : `${duration(steps * best)} at the new speed` };
 }
 
@@ -68,6 +73,6 @@ function tried(job) {
   const { trials_measured: measured, seconds_left: left } = job.progress;
   const { search_steps: steps, search_seconds: spent } = job.figures;
   const inSteps = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
-  const note = isOver(job) || left === null ? inSteps : `${inSteps}; at most ${duration(left)} left`;
+  const note = isOver(job) || left === null || left < 1 ? inSteps : `${inSteps}; at most ${duration(left)} left`;
   return { name: "Tried", value: count(measured, "trial"), note };
 }

@@ -3,10 +3,11 @@
 import { byId, element } from "../dom.js";
 import { duration, grouped, seconds, secondsInterval, times } from "../format.js";
 import { SortedTable } from "../table.js";
+import { atLength } from "./at_length.js";
 
 const COLUMNS = [
   { key: "index", title: "Trial", kind: "index", text: ({ index }) => String(index), value: ({ index }) => index },
-  { key: "words", title: "Configuration", kind: "words", text: wordsText, value: ({ words }) => words, node: wordsCell },
+  { key: "words", title: "Configuration", kind: "words", text: wordsText, value: bySize, node: wordsCell },
   { key: "seconds", title: "Step time", more: ", 95 % interval", kind: "number step", text: secondsText, value: (trial) => trial.seconds, node: secondsCell },
   { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending", text: ({ speedup }) => times(speedup), value: ({ speedup }) => speedup },
   { key: "steps", title: "Steps", kind: "number spare", first: "descending", text: ({ steps }) => grouped(steps), value: ({ steps }) => steps },
@@ -14,6 +15,11 @@ const COLUMNS = [
   { key: "took", title: "Took", kind: "number spare", first: "descending", text: (trial) => duration(tookSeconds(trial)), value: tookSeconds },
   { key: "state", title: "State", kind: "spare", text: ({ state }) => state },
 ];
+
+// By size, whatever the unit that it is written in, then by the words.
+function bySize({ configuration, words }) {
+  return `${configuration.buckets?.length ? 0 : configuration.bucket_bytes ?? 0} ${words}`;
+}
 
 export function trialsTable() {
   const round = { key: "round", title: "Round", kind: "number spare", text: (trial) => String(trial.round + 1), value: (trial) => trial.round };
@@ -52,7 +58,7 @@ function wordsCell(trial) {
     element("span", { class: "configuration" }, trial.words),
     ...tags(trial).map((tag) => element("span", { class: `tag ${tag}` }, tag)),
     trial.state === "measured" ? null : element("span", { class: `tag state ${trial.state}` }, trial.state),
-    trial.failure ? element("p", { class: "bad-text" }, trial.failure) : null,
+    trial.failure ? element("div", { class: "bad-text" }, atLength(trial.failure)) : null,
   );
 }
 

@@ -1,37 +1,58 @@
 // Is anything wrong: what a reader should look at, in one sentence each.
 
-import { byId, element } from "../dom.js";
+import { secondsSince } from "../api.js";
+import { byId, element, setText } from "../dom.js";
 import { duration, percent } from "../format.js";
+import { atLength } from "./at_length.js";
 
 const SILENT_SECONDS = 60;
-const SLOW_RATIO = 0.1;
-const OFTEN = 0.7;
+const KINDS = { silence, slowRank, failures };
 
-export function showWarnings({ job, trials }) {
-  const found = [silence(job), slowRank(job), failures(trials)].filter((text) => text !== null);
-  const words = found.join("\n");
-  if (byId("warnings").dataset.shown === words) return;
-  byId("warnings").dataset.shown = words;
-  byId("warnings").replaceChildren(...found.map((text) => element("p", { class: "notice" }, text)));
+const shown = new Map(); // kind -> its notice
+
+export function showWarnings(overview) {
+  const appeared = [];
+  for (const [kind, find] of Object.entries(KINDS)) {
+    const found = find(overview);
+    const before = shown.get(kind);
+    if (found === null) {
+      before?.remove();
+      shown.delete(kind);
+    } else if (before?.dataset.said !== said(found)) {
+      const notice = element("div", { class: "notice", "data-said": said(found) }, found.text, found.more ?? null);
+      if (before) before.replaceWith(notice);
+      else {
+        byId("warnings").append(notice);
+        appeared.push(found.text);
+      }
+      shown.set(kind, notice);
+    }
+  }
+  // A screen reader is told of what is new, not of each change of a number.
+  if (appeared.length || shown.size === 0) setText(byId("announced"), appeared.join(" "));
 }
 
-function silence({ state, last_contact_at: last }) {
-  const silent = (Date.now() - Date.parse(last)) / 1000;
+const said = ({ text, more }) => `${text}${more?.textContent ?? ""}`;
+
+function silence({ job: { state, last_contact_at: last } }) {
+  const silent = secondsSince(last);
   if (silent < SILENT_SECONDS || state === "finished" || state === "ended") return null;
-  return `The job has not been heard of for ${duration(Math.floor(silent / 10) * 10)}, in the middle of its tuning.`;
+  return { text: `The job has not been heard of for ${duration(Math.floor(silent / 10) * 10)}, in the middle of its tuning.` };
 }
 
-function slowRank({ figures, world_size: size }) {
-  const { rank_spread_ratio: spread, slowest_rank: rank, slowest_share: share } = figures;
-  if (size < 2 || spread === null || rank === null || spread < SLOW_RATIO || share < OFTEN) return null;
-  return `Rank ${rank} is slow: it computes ${percent(spread)} of a step longer than the median rank, ` +
-    `and is the slowest in ${percent(share)} of the steps.`;
+function slowRank({ job: { figures } }) {
+  const { slow_rank: rank, rank_spread_ratio: spread, slowest_share: share } = figures;
+  if (rank === null) return null;
+  return {
+    text: `Rank ${rank} is slow: it computes ${percent(spread)} of a step longer than the median rank, ` +
+      `and is the slowest in ${percent(share)} of the steps.`,
+  };
 }
 
-function failures(trials) {
+function failures({ trials }) {
   const failed = trials.filter(({ state }) => state === "failed");
   if (failed.length === 0) return null;
   const last = failed.at(-1);
   const many = failed.length === 1 ? "One trial failed" : `${failed.length} trials failed`;
-  return `${many}; trial ${last.index}: ${last.failure ?? "no reason was given"}`;
+  return { text: `${many}; trial ${last.index}: `, more: atLength(last.failure ?? "no reason was given") };
 }
