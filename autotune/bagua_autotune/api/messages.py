@@ -104,6 +104,9 @@ class OpenTrial(_Output):
 
 
 class Progress(_Output):
+    """``incumbent``: the best configuration so far, from all its trials of the round; ``speedup``:
+    of it over the default."""
+
     trials_measured: int
     max_trials: int
     elapsed_seconds: float
@@ -171,12 +174,15 @@ class JobDetail(JobState):
 class Figures(_Output):
     """Null where not (yet) known; ``seconds`` are per step, of the slowest rank.
 
-    ``speedup`` is over the baseline, of the result once there is one, else of the best trial so
-    far. ``search_steps``, ``search_seconds``, ``cost_seconds`` (lost against the baseline) and
-    ``payback_steps`` are of the latest round. The others are of the latest steps: communication
+    All are of one round: the result's own, or the latest while the job is being tuned. Default and
+    best configuration count with all their trials of it. ``speedup`` is over the baseline, of the
+    result once there is one, with its 95 % interval; before, of the best configuration so far, which
+    is not confirmed, with the widest interval that its own and the default's allow (null without a
+    spread to take it from). ``search_steps``, ``search_seconds``, ``cost_seconds`` (lost against the
+    baseline) and ``payback_steps`` are of the search. The others are of the latest steps: communication
     that computing does not hide; what the slowest rank computes longer than the middle one, in
     parts of a step; the rank that is slowest most often, and in which share of the steps;
-    ``slow_rank``, that rank if it is worth a warning (over 10 % of a step, in half of them or more).
+    ``slow_rank``, that rank if it deserves a warning (over 10 % of a step, in half of them).
     """
 
     baseline_seconds: float | None
@@ -218,7 +224,10 @@ class JobList(_Output):
 
 
 class Trial(_Output):
-    """``seconds`` per step with its 95 % interval; null where there is none (yet)."""
+    """``seconds`` per step with its 95 % interval; null where there is none (yet).
+
+    ``speedup``: of this trial alone, over all trials of the default in its round.
+    """
 
     index: int
     round: int
@@ -237,7 +246,10 @@ class Trial(_Output):
 
 
 class ShownTrial(Trial):
-    """``is_best``: what was kept, or else the incumbent. ``words``: its configuration."""
+    """``is_best``: the first trial of what was kept, or else of the best configuration so far.
+
+    ``words``: its configuration.
+    """
 
     words: str
     is_best: bool
@@ -299,6 +311,8 @@ class Switch(_Output):
 
 
 class BestSoFar(_Output):
+    """The step time of what was the best configuration after this trial, from all its trials."""
+
     trial: int
     seconds: float
 
@@ -314,7 +328,8 @@ class RankTime(_Output):
 class JobOverview(_Output):
     """All that is shown of a job while it runs.
 
-    ``best``: the lowest step time after each measured trial of the round. ``ranks``: of more than
+    ``best``: after each measured trial of the round; it rises where the best configuration turns out
+    to be slower when it is measured again. ``ranks``: of more than
     256 those that compute longest and shortest. ``why``: why this configuration. ``stock_ddp``:
     Python for PyTorch's own DistributedDataParallel. ``events``: the newest.
     """

@@ -94,6 +94,40 @@ def estimate(costs: Sequence[float]) -> Estimate:
     return Estimate(center, error, len(kept), len(costs) - len(kept))
 
 
+def pooled(blocks: Sequence[Estimate]) -> Estimate:
+    """What several measurements of one thing say together: their mean, weighted by precision.
+
+    The weights are the usual ones, one over the squared standard error, but no error counts as less
+    than the typical one: what blocks differ by beyond their spread is not in it, and one of few
+    costs is small by chance. A block of an unknown error counts like one cost of the others. Where
+    the centres lie further apart than the errors say, the error of the mean grows with them (the
+    scale factor of the Particle Data Group, "Review of Particle Physics", introduction, section
+    5.2.2); it is infinite where nothing is known of it.
+
+    Raises:
+        ValueError: no block.
+    """
+    if not blocks:
+        raise ValueError("no blocks to pool")
+    if len(blocks) == 1:
+        return blocks[0]
+    inside = _error_inside(blocks)
+    errors = _known_errors(blocks)
+    weights = [(inside / max(inside, error)) ** 2 if inside > 0 else 1.0 for error in errors]
+    total = sum(weights)
+    # Differences from one of them: costs of any size keep their digits.
+    offsets = [block.center - blocks[0].center for block in blocks]
+    mean = sum(w * offset for w, offset in zip(weights, offsets, strict=True)) / total
+    squares = sum(w * (offset - mean) ** 2 for w, offset in zip(weights, offsets, strict=True))
+    between = math.sqrt(squares / ((len(blocks) - 1) * total))
+    return Estimate(
+        blocks[0].center + mean,
+        max(inside / math.sqrt(total), between),
+        sum(block.count for block in blocks),
+        sum(block.outliers for block in blocks),
+    )
+
+
 def difference(blocks: Sequence[Estimate], is_first: Sequence[bool]) -> Interval:
     """How far the costs of one side's blocks lie above those of the other's.
 
@@ -149,6 +183,17 @@ def _error_inside(blocks: Sequence[Estimate]) -> float:
     """
     known = [block.standard_error for block in blocks if math.isfinite(block.standard_error)]
     return median(known) if known else 0.0
+
+
+def _known_errors(blocks: Sequence[Estimate]) -> list[float]:
+    """Standard errors; where one is not known, that of a single cost of the least sure other."""
+    known = [b.standard_error * math.sqrt(b.count) for b in blocks if _has_error(b)]
+    of_one = max(known, default=0.0)
+    return [b.standard_error if _has_error(b) else of_one for b in blocks]
+
+
+def _has_error(block: Estimate) -> bool:
+    return math.isfinite(block.standard_error)
 
 
 def _precision(block: Estimate, inside: float) -> float:

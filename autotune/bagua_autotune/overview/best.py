@@ -1,4 +1,7 @@
-"""The best trial of a job, and how much faster than the baseline it is."""
+"""The best configuration of a job, and how much faster than the baseline it is.
+
+Of one round only: what other rounds measured was another machine, so to say.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections.abc import Sequence
 from math import isfinite
 
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.model.statistics import Interval
-from bagua_autotune.tuning.decision import baseline_estimate, incumbent
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import best, standing
 
 
 def is_settled(job: Job) -> bool:
@@ -17,41 +21,57 @@ def is_settled(job: Job) -> bool:
     return job.result is not None and job.phase not in ("tuning", "confirming")
 
 
-def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
-    """The first measured one of the final choice, or else of the incumbent, in its last round.
+def shown_round(job: Job) -> int:
+    """The round that is spoken of: the result's own where that is the last word, else the latest.
+
+    They differ where the training ended while the job was tuned again.
+    """
+    return job.round - 1 if is_settled(job) and job.phase == "ended" else job.round
+
+
+def best_configuration(job: Job, trials: Sequence[Trial]) -> Configuration | None:
+    """What was kept, or else the best so far; None before something is measured.
 
     Args:
         trials: of all rounds.
     """
     if job.result and is_settled(job):
-        wanted = job.result.configuration
-    else:
-        best = incumbent(of_round(trials, job.round))
-        if best is None:
-            return None
-        wanted = best.configuration
-    found = [trial for trial in trials if trial.estimate and trial.configuration == wanted]
-    return min(found, key=lambda trial: (-trial.round, trial.index), default=None)
+        return job.result.configuration
+    found = best(job, of_round(trials, job.round))
+    return found.configuration if found else None
+
+
+def best_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
+    """What all its trials of the round that is shown say of its cost."""
+    wanted = best_configuration(job, trials)
+    return standing(of_round(trials, shown_round(job)), wanted) if wanted is not None else None
+
+
+def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
+    """The first measured one of the best configuration, in the round that is shown."""
+    wanted = best_configuration(job, trials)
+    current = of_round(trials, shown_round(job))
+    return next((t for t in current if t.estimate and t.configuration == wanted), None)
 
 
 def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval | None:
-    """Of the result once there is one, else of the incumbent.
+    """Of the result once there is one, else of the best so far.
 
-    The latter's bounds are the widest that its own interval and the baseline's allow; infinite
-    where one of them was measured by a single value.
+    The latter's bounds are the widest that its own interval and the baseline's allow, both from all
+    their trials; infinite where one of them was measured by a single value. It is not confirmed:
+    that of many configurations which seems the best is partly the luckiest.
 
     Args:
         trials: of all rounds.
     """
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    best = best_trial(job, trials)
-    baseline = baseline_estimate(job, of_round(trials, job.round))
-    if best is None or best.estimate is None or baseline is None:
+    found = best_estimate(job, trials)
+    baseline = standing(of_round(trials, job.round), job.baseline)
+    if found is None or baseline is None:
         return None
-    if best.configuration == job.baseline:
+    if best_configuration(job, trials) == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    found = best.estimate
     gains = (baseline.center - found.center, baseline.low - found.high, baseline.high - found.low)
     return Interval(
         *(objective.speedup(gain, baseline.center) if isfinite(gain) else gain for gain in gains)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds, describe_speedup
 from bagua_autotune.overview.best import best_trial, is_settled
 from bagua_autotune.overview.figures import Figures
 from bagua_autotune.overview.reading import Reading
-from bagua_autotune.tuning.decision import NOTHING_FASTER, incumbent
+from bagua_autotune.tuning.decision import NOTHING_FASTER
+from bagua_autotune.tuning.standing import best as best_of
+from bagua_autotune.tuning.standing import standing
 
 
 def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, float]) -> str:
@@ -22,7 +25,8 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
     job = reading.job
     best = best_trial(job, reading.trials)
     if job.result and is_settled(job):
-        sentences = [_result(reading)]
+        again = "Ended while it was tuned again; before that: " if job.phase == "ended" else ""
+        sentences = [again + _result(reading)]
     elif best is None:
         sentences = ["Nothing is measured yet: the default comes first."]
     else:
@@ -41,7 +45,7 @@ def _result(reading: Reading) -> str:
         return f"The default stays: {reason}; {tried} measured{_closest(reading)}."
     words = describe(result.configuration)
     times = describe_speedup(result.speedup, result.low, result.high)
-    if any(trial.purpose == "confirm" and trial.estimate for trial in reading.round):
+    if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown):
         return (
             f"Of {tried}, {words} was the fastest; measured again in turns with the default it "
             f"was {times} as fast."
@@ -53,20 +57,21 @@ def _result(reading: Reading) -> str:
 
 def _closest(reading: Reading) -> str:
     """What came closest to the default, where that was what decided."""
-    job, trials = reading.job, reading.round
-    best = incumbent([trial for trial in trials if trial.configuration != job.baseline])
-    default = baseline_trial(job, trials)
-    if best is None or default is None or job.result is None or job.result.reason != NOTHING_FASTER:
+    job, trials = reading.job, reading.shown
+    others = best_of(job, [trial for trial in trials if trial.configuration != job.baseline])
+    default = standing(trials, job.baseline)
+    is_decided = job.result is not None and job.result.reason == NOTHING_FASTER
+    if others is None or default is None or not is_decided:
         return ""
-    words = f", the best of the others {describe(best.configuration)}"
-    own, other = _step_seconds(reading, default), _step_seconds(reading, best)
+    words = f", the best of the others {describe(others.configuration)}"
+    own, other = _seconds(reading, default), _seconds(reading, others.estimate)
     if own is None or other is None:
         return words
     return f"{words}: {describe_seconds(other)} a step, the default {describe_seconds(own)}"
 
 
-def _step_seconds(reading: Reading, trial: Trial) -> float | None:
-    return reading.objective.seconds(trial.estimate.center) if trial.estimate else None
+def _seconds(reading: Reading, found: Estimate) -> float | None:
+    return reading.objective.seconds(found.center)
 
 
 def _so_far(reading: Reading, best: Trial, figures: Figures) -> str:
@@ -79,17 +84,19 @@ def _so_far(reading: Reading, best: Trial, figures: Figures) -> str:
             f"the default {describe_seconds(figures.baseline_seconds)}"
         )
     words = describe(best.configuration)
-    return f"Of {_configurations(reading)}, {words} is the fastest so far{times}."
+    return (
+        f"Of {_configurations(reading)}, {words} is the fastest so far, not confirmed yet{times}."
+    )
 
 
 def _configurations(reading: Reading) -> str:
-    count = len({trial.configuration for trial in reading.round if trial.estimate})
+    count = len({trial.configuration for trial in reading.shown if trial.estimate})
     return f"{count} configuration" + ("" if count == 1 else "s")
 
 
 def _hidden(reading: Reading, best: Trial, exposed_seconds: Mapping[int, float]) -> str:
     """How much of a step is spent waiting for communication."""
-    baseline = baseline_trial(reading.job, reading.round)
+    baseline = baseline_trial(reading.job, reading.shown)
     own = exposed_seconds.get(best.index)
     default = exposed_seconds.get(baseline.index) if baseline else None
     if own is None:

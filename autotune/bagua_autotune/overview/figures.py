@@ -9,23 +9,29 @@ from dataclasses import dataclass
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.overview import ranks
-from bagua_autotune.overview.best import best_trial, is_settled, speedup
+from bagua_autotune.overview.best import best_estimate, is_settled, speedup
 from bagua_autotune.overview.reading import Reading
 from bagua_autotune.tuning.bill import Bill, bill
-from bagua_autotune.tuning.decision import baseline_estimate
 from bagua_autotune.tuning.rounds import began_at
+from bagua_autotune.tuning.standing import standing
 
 
 @dataclass(frozen=True)
 class Figures:
     """None where not (yet) known. Seconds are per step, of the slowest rank.
 
+    All are of one round: the result's own, or the latest while the job is being tuned.
+
     Attributes:
-        baseline_seconds: of the default, as it was first measured in this round.
-        incumbent_seconds: of the best trial; once tuned, of what was kept.
+        baseline_seconds: of the default, from all its trials.
+        incumbent_seconds: of the best configuration so far, from all its trials; once tuned, of
+            what was kept.
         current_seconds: median of the latest steps that were reported of what runs now.
-        speedup: over the baseline; of the result once tuned, else of the incumbent.
-        speedup_low, speedup_high: its 95 % interval.
+        speedup: over the baseline; of the result once tuned, else of the best so far, which is not
+            confirmed yet.
+        speedup_low, speedup_high: the result's 95 % interval; before, the widest that those of the
+            best and of the baseline allow, which does not count that the best of many is partly
+            the luckiest. None without a spread to take it from.
         search_steps, search_seconds: trained under trials in this round.
         cost_seconds, cost_steps: that the search of this round lost against the baseline.
         payback_steps: after how many steps that is earned; before the end, if it ended now.
@@ -63,8 +69,8 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         profiles: of its newest profiled trial, where the ranks do not tell what they compute.
     """
     job, objective = reading.job, reading.objective
-    baseline = baseline_estimate(job, reading.round)
-    best = best_trial(job, reading.trials)
+    baseline = standing(reading.shown, job.baseline)
+    best = best_estimate(job, reading.trials)
     faster = speedup(job, reading.trials, objective)
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
@@ -73,9 +79,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     is_known = has_seconds and baseline is not None
     return Figures(
         baseline_seconds=objective.seconds(baseline.center) if baseline else None,
-        incumbent_seconds=(
-            objective.seconds(best.estimate.center) if best and best.estimate else None
-        ),
+        incumbent_seconds=objective.seconds(best.center) if best else None,
         current_seconds=reading.drifted_seconds or ranks.step_seconds(latest),
         speedup=_finite(faster.center if faster else None),
         speedup_low=_finite(faster.low if faster else None),
@@ -95,8 +99,8 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
 
 def _bill(reading: Reading) -> Bill:
     """Of the round, with the steps of a trial that still runs."""
-    job, trials = reading.job, reading.round
-    baseline = baseline_estimate(job, trials)
+    job, trials = reading.job, reading.shown
+    baseline = standing(trials, job.baseline)
     found = bill(
         trials,
         {index: steps.first for index, steps in reading.steps.items()},

@@ -38,7 +38,7 @@ def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
     if progress.incumbent == job.baseline:
         return ["nothing faster than the default so far"]
     times = describe_speedup(figures.speedup, figures.speedup_low, figures.speedup_high)
-    return [f"{times} so far"]
+    return [f"{times} so far, not confirmed"]
 
 
 def _pace(trials: int, progress: Progress) -> list[str]:

@@ -40,7 +40,7 @@ NEWEST_EVENTS = 200
 
 @dataclass(frozen=True)
 class ShownTrial(TrialStatus):
-    """``words``: its configuration; ``is_best``: the one that was kept, or else the incumbent."""
+    """``words``: its configuration; ``is_best``: the first one of the best (see best_trial)."""
 
     words: str
     is_best: bool
@@ -152,7 +152,7 @@ class Overviews:
     def _exposed(self, reading: Reading) -> Mapping[int, float]:
         """Communication that computing does not hide, of the best trial and the baseline's."""
         job = reading.job
-        wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.round)]
+        wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.shown)]
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
             steps = digests.latest_observations(self._store, job.id, trial.index, LATEST_STEPS)

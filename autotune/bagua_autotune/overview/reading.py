@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.overview.best import is_settled
+from bagua_autotune.overview.best import is_settled, shown_round
 from bagua_autotune.store import Store, digests
 from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
@@ -44,6 +44,11 @@ class Reading:
     def round(self) -> list[Trial]:
         """The trials of the latest round."""
         return of_round(self.trials, self.job.round)
+
+    @property
+    def shown(self) -> list[Trial]:
+        """The trials of the round that figures and explanations speak of; see shown_round."""
+        return of_round(self.trials, shown_round(self.job))
 
 
 def read(store: Store, job_id: str) -> Reading:

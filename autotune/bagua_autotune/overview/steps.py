@@ -11,6 +11,7 @@ from bagua_autotune.model.text import describe
 from bagua_autotune.overview.reading import Reading
 from bagua_autotune.store.digests import StepTime
 from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import course
 
 MOST_POINTS = 1000
 
@@ -43,7 +44,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Best:
-    """The lowest step time measured up to a trial of the round."""
+    """The step time of what was the best configuration up to a trial of the round."""
 
     trial: int
     seconds: float
@@ -82,14 +83,20 @@ def switches(reading: Reading) -> list[Switch]:
 
 
 def best_so_far(reading: Reading) -> list[Best]:
-    """After each measured trial of the round; empty where costs are no times."""
-    found: list[Best] = []
-    for trial in reading.round:
-        seconds = reading.objective.seconds(trial.estimate.center) if trial.estimate else None
-        if seconds is not None:
-            lowest = min(seconds, found[-1].seconds) if found else seconds
-            found.append(Best(trial.index, lowest))
-    return found
+    """After each measured trial of the round that is shown; empty where costs are no times.
+
+    Each configuration counts with all its trials until then, not with the luckiest. So this rises
+    where the best one turns out to be slower when it is measured again (or fails), and it ends with
+    the incumbent's step time of the figures, or else that of what was not confirmed.
+    """
+    objective = reading.objective
+    return [
+        Best(trial.index, seconds)
+        for trial, leader in course(reading.job, reading.shown)
+        if trial.estimate
+        and leader
+        and (seconds := objective.seconds(leader.estimate.center)) is not None
+    ]
 
 
 def _parts(members: Sequence[StepTime], stride: int) -> list[Sequence[StepTime]]:

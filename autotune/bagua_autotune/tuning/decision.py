@@ -181,8 +181,11 @@ def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
     return measured_in(trials, job.baseline)
 
 
-def incumbent(trials: Sequence[Trial]) -> Trial | None:
-    """The measured trial of the lowest cost."""
+def lowest(trials: Sequence[Trial]) -> Trial | None:
+    """The measured trial of the lowest cost, lucky or not: what an open one is compared with.
+
+    What is shown as the best is something else: see standing.
+    """
     measured = [(t.estimate.center, t.index, t) for t in trials if t.estimate]
     return min(measured)[2] if measured else None
 

@@ -20,7 +20,7 @@ from bagua_autotune.tuning.decision import (
     Propose,
     baseline_estimate,
     decide,
-    incumbent,
+    lowest,
     told_searcher,
 )
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -28,6 +28,7 @@ from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import make_result
 from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import standing
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ FALLBACK_SEARCHER = "random"
 def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
     """What the open trial is compared with."""
     if trial.purpose == "search":
-        best = incumbent(trials)
-        return best.estimate if best else None
+        fastest = lowest(trials)
+        return fastest.estimate if fastest else None
     if trial.configuration != job.baseline:
         return baseline_estimate(job, trials)
     confirming = (t for t in reversed(trials) if t.purpose == "confirm" and t.estimate)
@@ -119,7 +120,7 @@ class NextStep:
 
     def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
         objective = OBJECTIVES[job.protocol]
-        baseline = baseline_estimate(job, trials)
+        baseline = standing(trials, job.baseline)
         cost = bill(
             trials,
             {index: steps.first for index, steps in digests.steps(self._store, job.id).items()},

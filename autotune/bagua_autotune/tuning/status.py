@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.tuning.confirmation import MOST_PAIRS
-from bagua_autotune.tuning.decision import baseline_estimate, incumbent
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import began_at, of_round
+from bagua_autotune.tuning.standing import best, standing
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Progress:
     """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
 
     Of a job that is tuned both times are as they were when it was last heard of: one whose ranks
-    are gone gets no older.
+    are gone gets no older. ``incumbent`` is the best configuration of the round so far and
+    ``speedup`` what it is over the baseline, both from all their trials.
     """
 
     trials_measured: int
@@ -59,7 +61,10 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """A trial in the units of its objective; ``seconds`` are per step, with 95 % bounds."""
+    """A trial in the units of its objective; ``seconds`` are per step, with 95 % bounds.
+
+    ``speedup``: of this trial over all trials of the baseline in its round.
+    """
 
     index: int
     round: int
@@ -100,20 +105,14 @@ def job_status(
 
 
 def trial_statuses(job: Job, trials: Sequence[Trial], objective: Objective) -> list[TrialStatus]:
-    return [_trial_status(job, of_round(trials, trial.round), trial, objective) for trial in trials]
+    baselines = {
+        number: standing(of_round(trials, number), job.baseline)
+        for number in {trial.round for trial in trials}
+    }
+    return [_trial_status(trial, baselines[trial.round], objective) for trial in trials]
 
 
-def speedup(job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective) -> float | None:
-    """The trial's speed-up over the first measurement of the baseline."""
-    baseline = baseline_estimate(job, trials)
-    if baseline is None or trial.estimate is None:
-        return None
-    return objective.speedup(baseline.center - trial.estimate.center, baseline.center)
-
-
-def _trial_status(
-    job: Job, trials: Sequence[Trial], trial: Trial, objective: Objective
-) -> TrialStatus:
+def _trial_status(trial: Trial, baseline: Estimate | None, objective: Objective) -> TrialStatus:
     found = trial.estimate
     is_bounded = found is not None and found.count > 1
     return TrialStatus(
@@ -127,16 +126,25 @@ def _trial_status(
         seconds=objective.seconds(found.center) if found else None,
         low=objective.seconds(found.low) if found and is_bounded else None,
         high=objective.seconds(found.high) if found and is_bounded else None,
-        speedup=speedup(job, trials, trial, objective),
+        speedup=_speedup(found, baseline, objective),
         started_at=trial.started_at,
         ended_at=trial.ended_at,
         failure=trial.failure,
     )
 
 
+def _speedup(
+    found: Estimate | None, baseline: Estimate | None, objective: Objective
+) -> float | None:
+    """Over the baseline."""
+    if found is None or baseline is None:
+        return None
+    return objective.speedup(baseline.center - found.center, baseline.center)
+
+
 def _progress(job: Job, trials: Sequence[Trial], objective: Objective) -> Progress:
     measured = sum(trial.state == "measured" for trial in trials)
-    best = incumbent(trials)
+    leader = best(job, trials)
     max_trials = job.limits.max_samples + 2 * MOST_PAIRS
     end = job.finished_at or job.ended_at or job.last_contact_at
     elapsed_seconds = max(0.0, end - began_at(job, trials))
@@ -150,8 +158,10 @@ def _progress(job: Job, trials: Sequence[Trial], objective: Objective) -> Progre
         max_trials=max_trials,
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
-        speedup=speedup(job, trials, best, objective) if best else None,
-        incumbent=best.configuration if best else None,
+        speedup=_speedup(
+            leader.estimate if leader else None, standing(trials, job.baseline), objective
+        ),
+        incumbent=leader.configuration if leader else None,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.statistics import Estimate, Interval, difference, estimate
+from bagua_autotune.model.statistics import Estimate, Interval, difference, estimate, pooled
 
 COSTS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -54,6 +54,47 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
     rng = random.Random(count)
     found = [estimate([rng.gauss(0, 1) for _ in range(count)]) for _ in range(2000)]
     assert 0.93 <= fmean(one.low <= 0 <= one.high for one in found) <= 0.98
+
+
+@given(st.lists(st.tuples(st.floats(-1e100, 1e100), st.floats(0, 1e100)), min_size=1, max_size=9))
+def test_what_is_pooled_lies_between(blocks: list[tuple[float, float]]) -> None:
+    found = pooled([Estimate(center, error, 5) for center, error in blocks])
+    centers = [center for center, _ in blocks]
+    slack = 1e-9 * max(abs(center) for center in centers)
+    assert min(centers) - slack <= found.center <= max(centers) + slack
+    assert 0 <= found.standard_error < math.inf
+    assert found.count == 5 * len(blocks)
+
+
+def test_precise_measurements_count_for_more_but_luckily_narrow_ones_do_not() -> None:
+    sure, unsure = Estimate(1.0, 0.01, 9), Estimate(2.0, 0.1, 9)
+    assert pooled([sure, sure, unsure]).center == pytest.approx(1.0, abs=0.01)
+    lucky = Estimate(2.0, 0.0, 3)
+    assert pooled([sure, sure, lucky]).center == pytest.approx(4 / 3)
+    assert pooled([sure]) == sure
+    with pytest.raises(ValueError, match="no blocks"):
+        pooled([])
+
+
+def test_measurements_of_an_unknown_error_are_pooled() -> None:
+    single = Estimate(2.0, math.inf, 1)
+    assert pooled([single]) == single
+    # Like one cost of the others: a ninth of their weight.
+    assert pooled([Estimate(1.0, 0.01, 9), single]).center == pytest.approx(1.1)
+    two = pooled([single, Estimate(4.0, math.inf, 1)])
+    assert (two.center, two.standard_error, two.count) == (3.0, pytest.approx(1.0), 2)
+    assert two.half_width > 10
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_the_interval_of_pooled_blocks_holds_the_truth_often_enough(blocks: int) -> None:
+    rng = random.Random(blocks)
+    held = 0
+    for _ in range(500):
+        parts = [estimate([rng.gauss(0, 1) for _ in range(8)]) for _ in range(blocks)]
+        found = pooled(parts)
+        held += found.low <= 0 <= found.high
+    assert held / 500 >= 0.93
 
 
 def turns(*centers: float, error: float = 0.001) -> Interval:

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import event, update
 
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.overview import Overviews
-from bagua_autotune.store import Store, UnknownJob
+from bagua_autotune.overview import JobSum, Overviews, Summaries
+from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
+from bagua_autotune.store import Store, UnknownJob, contacts
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.overview.jobs import SPEC, run
@@ -23,6 +24,18 @@ class Clock:
     def __call__(self) -> float:
         self.now += 1.0
         return self.now
+
+
+class SlowSummaries(Summaries):
+    """Each one made takes 60 % of a list's budget."""
+
+    def __init__(self, store: Store, now: list[float]) -> None:
+        super().__init__(store)
+        self._now = now
+
+    def _make(self, job_id: str) -> JobSum:
+        self._now[0] += 0.6 * LIST_BUDGET_SECONDS
+        return super()._make(job_id)
 
 
 @pytest.fixture
@@ -61,7 +74,8 @@ def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overv
     assert figures.payback_steps == result.payback_steps
     (best,) = [trial for trial in found.trials if trial.is_best]
     assert best.configuration == result.configuration
-    assert figures.incumbent_seconds == best.seconds
+    assert figures.incumbent_seconds == pytest.approx(best.seconds, rel=0.01)
+    assert found.best[-1].seconds == figures.incumbent_seconds
     # The last trial may have been the default: what runs now is what was kept.
     assert figures.current_seconds == pytest.approx(best.seconds, rel=0.03)
     assert figures.exposed_seconds == pytest.approx(0.2 * (best.seconds or 0), rel=0.05)
@@ -151,6 +165,47 @@ def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
     assert overviews.summaries() == first
     assert len([s for s in statements if s.startswith("SELECT")]) == 1
     assert not any("tensors" in statement for statement in statements)
+
+
+def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
+    now = [0.0]
+    overviews = Overviews(tuner, SlowSummaries(tuner.store, now), lambda: now[0])
+    jobs = [f"job{number}" for number in range(6)]
+    for job_id in jobs:
+        tuner.register(job_id, SPEC)
+    assert len(overviews.summaries()) == 6  # of new ones nothing else could be told
+    for job_id in jobs:
+        tuner.observe(job_id, 0, [Observation(0, (0.2,) * 4)])
+    tuner.take_event("job5", Event("ended"))
+    counts = []
+    for _ in range(4):
+        found = {summary.id: summary for summary in overviews.summaries()}
+        for job_id, summary in found.items():
+            job = tuner.store.job(job_id)
+            # Who compares revisions must see that the figures are not the newest.
+            is_new = summary.figures.search_steps == 1
+            assert is_new == (summary.revision == job.revision)
+            assert summary.last_contact_at == job.last_contact_at
+            assert (summary.state, summary.ended_at) == (job.phase, job.ended_at)
+        counts.append(sum(summary.figures.search_steps for summary in found.values()))
+    assert counts == [3, 5, 6, 6]
+
+
+def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
+    summaries = Summaries(tuner.store)
+    run(tuner, Ranks(noise=0.005), trials=2)
+    contact = contacts.of_job(tuner.store, "job")
+    seen = summaries.of(contact)
+    assert Overviews(tuner, summaries).summary("job").figures is seen.summary.figures
+    assert summaries.of(contact) is seen
+
+
+def test_an_overview_is_of_one_moment(tuner: Tuner, overviews: Overviews) -> None:
+    run(tuner, Ranks(noise=0.005), trials=2)
+    begun: list[object] = []
+    event.listen(tuner.store.database._engine, "begin", begun.append)
+    overviews.overview("job")
+    assert len(begun) == 2  # which revision it is; all that is shown of it
 
 
 def test_a_job_that_cannot_be_read_does_not_hide_the_others(

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.overview.figures import make_figures
 from bagua_autotune.overview.steps import MOST_POINTS, Point, best_so_far, switches, thin_out
 from bagua_autotune.store.digests import StepTime
+from bagua_autotune.tuning.status import job_status
 from tests.autotune.overview.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
 
 SECONDS = st.floats(1e-3, 10.0)
@@ -41,13 +46,51 @@ def test_many_steps_become_a_thousand_points() -> None:
 
 
 @given(st.lists(st.none() | SECONDS, max_size=30))
-def test_the_best_so_far_never_gets_worse(measured: list[float | None]) -> None:
-    trials = [trial(index, SLOWER, seconds) for index, seconds in enumerate(measured)]
+def test_the_best_so_far_never_gets_worse_where_nothing_is_measured_twice(
+    measured: list[float | None],
+) -> None:
+    sizes = (Configuration(FASTER, bucket_bytes=size) for size in range(1, 99))
+    trials = [trial(n, size, seconds) for n, (size, seconds) in enumerate(zip(sizes, measured))]  # noqa: B905
     found = best_so_far(reading(job(), trials))
     assert [best.trial for best in found] == [t.index for t in trials if t.estimate]
     assert all(a.seconds >= b.seconds for a, b in pairwise(found))
     if found:
         assert abs(found[-1].seconds - min(s for s in measured if s)) < 1e-9
+
+
+def test_the_luckiest_of_two_measurements_is_not_the_best_so_far() -> None:
+    """Chart, figures and progress name one value, and the same."""
+    trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.26), trial(2, SLOWER, 0.31)]
+    trials.append(trial(3, FASTER, 0.24))
+    found = reading(job(), trials)
+    pooled = pytest.approx((0.26 * 0.24) ** 0.5)
+    assert [best.seconds for best in best_so_far(found)] == [
+        pytest.approx(0.3), pytest.approx(0.26), pytest.approx(0.26), pooled
+    ]  # fmt: skip
+    figures = make_figures(found, [])
+    assert figures.incumbent_seconds == pooled
+    progress = job_status(found.job, trials, found.objective, deciding=False).progress
+    assert progress.speedup == figures.speedup == pytest.approx(0.3 / (0.26 * 0.24) ** 0.5)
+    # Two measurements that far apart say that neither is sure to a few thousandths.
+    assert figures.speedup_low is not None
+    assert figures.speedup_low < 0.3 / 0.26
+
+
+def test_a_repeat_that_is_slower_raises_the_best_so_far() -> None:
+    trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FASTER, 0.26)]
+    found = [best.seconds for best in best_so_far(reading(job(), trials))]
+    assert found[1] < found[2] < 0.26
+    slower = [*trials, trial(3, FASTER, 0.9), trial(4, FASTER, 0.9)]
+    assert best_so_far(reading(job(), slower))[-1].seconds == pytest.approx(0.3)
+
+
+def test_what_the_ranks_failed_with_is_not_the_best() -> None:
+    failed = replace(trial(2, FASTER), state="failed", failure="no")
+    trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), failed]
+    found = reading(job(), trials)
+    assert make_figures(found, []).incumbent_seconds == pytest.approx(0.3)
+    progress = job_status(found.job, trials, found.objective, deciding=False).progress
+    assert progress.incumbent == DEFAULT
 
 
 def test_switches_and_ends_of_tunings_stand_in_step_order() -> None:

@@ -47,7 +47,8 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job(),
             TRIED,
-            "Tuning: 1.20x (1.18 to 1.22) so far, trial 3 of at most 68, at most 22 min left",
+            "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 68, "
+            "at most 22 min left",
         ),
         (
             job(),
@@ -58,7 +59,8 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job("confirming"),
             CONFIRMED,
-            "Confirming: 1.20x (1.18 to 1.22) so far, trial 3 of at most 68, at most 93 s left",
+            "Confirming: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 68, "
+            "at most 93 s left",
         ),
         (
             job("finished", RESULT),
@@ -75,7 +77,7 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job("ended"),
             TRIED,
-            "Ended before the tuning did, 1.20x (1.18 to 1.22) so far",
+            "Ended before the tuning did, 1.20x (1.18 to 1.22) so far, not confirmed",
         ),
         (
             job("tuning", RESULT, round=1),
@@ -98,7 +100,7 @@ def test_the_headline_says_whether_it_is_done_and_how_much_faster(
 
 def test_a_trial_of_a_single_value_has_no_interval() -> None:
     trials = [trial(0, DEFAULT, 0.3, count=1), trial(1, FASTER, 0.25, count=1)]
-    assert headline(job(), trials).startswith("Tuning: 1.20x so far, ")
+    assert headline(job(), trials).startswith("Tuning: 1.20x so far, not confirmed, ")
 
 
 def test_the_ranks_reason_cannot_command_a_terminal() -> None:
@@ -115,9 +117,9 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             None,
             TRIED,
             {0: 0.12, 1: 0.04},
-            "Of 2 configurations, bucket 1 MiB, hierarchical is the fastest so far: 250 ms a "
-            "step, the default 300 ms. Communication that computing does not hide takes 40 ms of "
-            "a step, under the default 120 ms.",
+            "Of 2 configurations, bucket 1 MiB, hierarchical is the fastest so far, not confirmed "
+            "yet: 250 ms a step, the default 300 ms. Communication that computing does not hide "
+            "takes 40 ms of a step, under the default 120 ms.",
         ),
         (
             None,
@@ -141,6 +143,12 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             "1.56x (1.51 to 1.60).",
         ),
         (
+            replace(KEPT, reason="too few steps remain to earn a search"),
+            [],
+            {},
+            "The default stays: too few steps remain to earn a search; 0 configurations measured.",
+        ),
+        (
             KEPT,
             TRIED[:2],
             {},
@@ -153,6 +161,24 @@ def test_why_names_what_was_compared(
     result: Result | None, trials: list[Trial], exposed: dict[int, float], sentence: str
 ) -> None:
     assert why(job("finished" if result else "tuning", result), trials, exposed) == sentence
+
+
+def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
+    """Round 1 was tuned again, on a machine of half the speed, when the training ended."""
+    second = [trial(3, FASTER, 0.5, round=1), trial(4, DEFAULT, 0.6, round=1)]
+    ended = job("ended", RESULT, round=1)
+    assert why(ended, [*CONFIRMED, *second]) == (
+        "Ended while it was tuned again; before that: Of 2 configurations, bucket 1 MiB, "
+        "hierarchical was the fastest; measured again in turns with the default it was 1.56x "
+        "(1.51 to 1.60) as fast."
+    )
+    found = make_figures(reading(ended, [*CONFIRMED, *second]), [])
+    before = make_figures(reading(job("finished", RESULT), CONFIRMED), [])
+    for figure in ("baseline_seconds", "incumbent_seconds", "search_steps", "cost_seconds"):
+        assert getattr(found, figure) == getattr(before, figure)
+    again = make_figures(reading(job("tuning", RESULT, round=1), [*CONFIRMED, *second]), [])
+    assert again.baseline_seconds == pytest.approx(0.6)
+    assert again.speedup == pytest.approx(1.2)
 
 
 def test_the_snippet_is_python_and_says_what_is_missing() -> None:

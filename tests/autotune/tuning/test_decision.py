@@ -14,7 +14,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.bill import Bill
-from bagua_autotune.tuning.decision import Keep, Propose, decide, incumbent
+from bagua_autotune.tuning.decision import Keep, Propose, decide, lowest
 from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.report import make_result
 from tests.autotune.support import MIB, make_spec
@@ -178,11 +178,11 @@ def test_a_failed_baseline_is_tried_again_but_not_for_ever() -> None:
     assert final.configuration == BASELINE
 
 
-def test_the_incumbent_is_the_best_measured() -> None:
-    best = incumbent(history(*SEARCHED, ("search", SLOW, None)))
+def test_an_open_trial_is_compared_with_the_lowest_measured() -> None:
+    best = lowest(history(*SEARCHED, ("search", SLOW, None)))
     assert best is not None
     assert best.configuration == FAST
-    assert incumbent([]) is None
+    assert lowest([]) is None
 
 
 def test_the_summary_of_a_winner() -> None:
