@@ -241,6 +241,7 @@ class Reporter:
                 announce(logger, "autotune: %s", state.summary)
         elif not self._is_tuning:
             announce(logger, "autotune: the job is tuned again")
+            self._logged_tenths = 0
         self._order(state.trial, state.configuration, watch=True)
         self._commanded = state.trial
 

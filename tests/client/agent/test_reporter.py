@@ -170,6 +170,25 @@ def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: 
         assert len(service.requests) == said + 1
 
 
+def test_the_trials_of_another_round_are_counted_anew(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL] * 21, [LARGE] * 11], steps=1) as service:
+        reporter = start(service)
+        for trial in range(21):
+            assert command_of(reporter)["trial"] == trial
+            tell(reporter, trial, trial + 1, [0.1])
+        assert command_of(reporter)["trial"] is None
+        tell(reporter, None, 22, [0.1] * WATCHED + [0.3] * WATCHED)
+        for trial in range(21, 32):
+            assert command_of(reporter)["trial"] == trial
+            tell(reporter, trial, trial + 1000, [0.3])
+        assert command_of(reporter)["trial"] is None
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    progress = [line.removeprefix("autotune: ") for line in said if " of at most " in line]
+    assert progress == [f"trial {count} of at most 60" for count in (10, 20, 10)]
+
+
 def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Start) -> None:
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
