@@ -9,7 +9,7 @@ from flask import Flask
 from bagua_autotune.api import auth, health, page, problems, v1, v2
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.overview import Overviews
+from bagua_autotune.overview import Overviews, Summaries
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import DaemonThreads
@@ -23,7 +23,8 @@ def create_app(settings: Settings, store: Store) -> Flask:
     """The WSGI application on an open store."""
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
-    metrics = Metrics(store)
+    summaries = Summaries(store)
+    metrics = Metrics(store, summaries)
     listeners: list[TunerListener] = [metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
@@ -34,7 +35,7 @@ def create_app(settings: Settings, store: Store) -> Flask:
         auth.require_token(app, settings.token)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
-    app.register_blueprint(v2.blueprint(Overviews(tuner)))
+    app.register_blueprint(v2.blueprint(Overviews(tuner, summaries)))
     bagua = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
     app.register_blueprint(v1.blueprint(bagua))
     return app

@@ -9,11 +9,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from bagua_autotune.model.job import JobPhase
 from bagua_autotune.store.contacts import Contact
 
+PHASES: tuple[str, ...] = get_args(JobPhase)
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target
 
 
-def families(contact: Contact | None) -> list[Metric]:
-    """Always the same ones in the same order; of no job they have no samples."""
+def families(name: str | None) -> list[Metric]:
+    """Always the same ones in the same order, in need of values; of no job no samples."""
     states = GaugeMetricFamily(
         "bagua_autotune_job_state", "1 for the state that the job is in.", labels=[JOB, "state"]
     )
@@ -27,9 +28,15 @@ def families(contact: Contact | None) -> list[Metric]:
         "When the job was registered, in seconds since the epoch.",
         labels=[JOB],
     )
-    if contact:
-        for phase in get_args(JobPhase):
-            states.add_metric([contact.name, phase], contact.phase == phase)
-        last.add_metric([contact.name], contact.last_contact_at)
-        started.add_metric([contact.name], contact.created_at)
+    if name is not None:
+        for phase in PHASES:
+            states.add_metric([name, phase], 0)
+        last.add_metric([name], 0)
+        started.add_metric([name], 0)
     return [states, last, started]
+
+
+def values(contact: Contact) -> list[float]:
+    """Of all samples of the job, in their order."""
+    states = [float(contact.phase == phase) for phase in PHASES]
+    return [*states, contact.last_contact_at, contact.created_at]

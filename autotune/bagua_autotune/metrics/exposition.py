@@ -16,6 +16,7 @@ from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.service import ServiceMetrics
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
+from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import TunerListener
 
@@ -28,10 +29,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics(TunerListener):
     """Listens to the tuner and answers scrapes."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, summaries: Summaries) -> None:
         self.service = ServiceMetrics()
         self._steps = StepHistograms()
-        self._jobs = Jobs(store, self._steps)
+        self._jobs = Jobs(store, summaries, self._steps)
 
     def exposition(self) -> bytes:
         """Prometheus's text format; without the jobs while the store cannot be read."""

@@ -11,9 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from bagua_autotune.metrics import knobs, reasons
 from bagua_autotune.metrics.contact_families import JOB
-from bagua_autotune.metrics.view import View
 from bagua_autotune.model.job import TrialState
-from bagua_autotune.overview.best import is_settled
+from bagua_autotune.overview import JobSum
 
 # By the values of the labels that a family has besides the job's name.
 Samples = Mapping[tuple[str, ...], float | None]
@@ -26,84 +25,86 @@ class Family:
     name: str
     documentation: str
     labels: tuple[str, ...]
-    samples: Callable[[View], Samples]
+    samples: Callable[[JobSum], Samples]
 
-    def of(self, view: View | None) -> Metric:
+    def of(self, job: JobSum | None) -> Metric:
         """The job's samples; of no job none."""
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         family = kind(self.name, self.documentation, labels=[JOB, *self.labels])
-        for labels, value in (self.samples(view) if view else {}).items():
+        for labels, value in (self.samples(job) if job else {}).items():
             if value is not None:
-                family.add_metric([view.job.name, *labels] if view else [], float(value))
+                family.add_metric([job.summary.name, *labels] if job else [], float(value))
         return family
 
 
-def families(view: View | None) -> list[Metric]:
+def families(job: JobSum | None) -> list[Metric]:
     """Always the same ones in the same order."""
-    return [family.of(view) for family in FAMILIES]
+    return [family.of(job) for family in FAMILIES]
 
 
-def _value(name: str, documentation: str, value: Callable[[View], float | None]) -> Family:
+def _value(name: str, documentation: str, value: Callable[[JobSum], float | None]) -> Family:
     """A family without further labels."""
-    return Family(name, documentation, (), lambda view: {(): value(view)})
+    return Family(name, documentation, (), lambda job: {(): value(job)})
 
 
-def _trials(view: View) -> Samples:
-    counts = Counter(trial.state for trial in view.trials)
-    return {(state,): counts[state] for state in get_args(TrialState)}
+def _trials(job: JobSum) -> Samples:
+    return {(state,): job.totals.trials.get(state, 0) for state in get_args(TrialState)}
 
 
-def _failures(view: View) -> Samples:
-    counts = Counter(reasons.of_failure(trial.failure) for trial in view.trials if trial.failure)
+def _failures(job: JobSum) -> Samples:
+    counts = Counter(map(reasons.of_failure, job.totals.failures))
     return {(reason,): counts[reason] for reason in reasons.FAILURES}
 
 
-def _current_trial(view: View) -> float | None:
-    last = view.trials[-1] if view.trials else None
-    return last.index if last and last.is_open and not view.job.is_over else None
+def _current_trial(job: JobSum) -> float | None:
+    return job.summary.trial.index if job.summary.trial else None
 
 
-def _configuration(view: View) -> Samples:
-    return {(knob, knobs.words(knob, value)): 1 for knob, value in view.configuration.items()}
+def _configuration(job: JobSum) -> Samples:
+    return {
+        (knob, knobs.words(knob, value)): 1 for knob, value in job.summary.configuration.items()
+    }
 
 
-def _result(view: View) -> Samples:
-    result = view.job.result if is_settled(view.job) else None
+def _result(job: JobSum) -> Samples:
+    is_settled = job.summary.state not in ("tuning", "confirming")
+    result = job.summary.result if is_settled else None
     return {(reasons.of_result(result),): 1} if result else {}
 
 
 FAMILIES = (
-    _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda view: view.job.world_size),
+    _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda job: job.summary.world_size),
     _value(
         "bagua_autotune_baseline_step_seconds",
         "Step time under the job's own default configuration, in the latest round.",
-        lambda view: view.figures.baseline_seconds,
+        lambda job: job.summary.figures.baseline_seconds,
     ),
     _value(
         "bagua_autotune_incumbent_step_seconds",
         "Step time under the best trial of the latest round.",
-        lambda view: view.figures.incumbent_seconds,
+        lambda job: job.summary.figures.incumbent_seconds,
     ),
     _value(
         "bagua_autotune_current_step_seconds",
         "Median of the latest steps reported, at most 20: of the trial that runs, which is told "
         "from its first steps on; once tuned, of what was kept.",
-        lambda view: view.current_seconds,
+        # Who reads metrics pairs them with the number of the trial that runs.
+        lambda job: job.summary.figures.current_seconds if job.totals.is_current else None,
     ),
     _value(
         "bagua_autotune_speedup_ratio",
         "Step time of the baseline over that of the final choice, or else the best trial.",
-        lambda view: view.figures.speedup,
+        lambda job: job.summary.figures.speedup,
     ),
     _value(
         "bagua_autotune_speedup_lower_ratio",
         "Lower end of the speed-up's 95 % interval.",
-        lambda view: view.figures.speedup_low,
+        lambda job: job.summary.figures.speedup_low,
     ),
     _value(
         "bagua_autotune_speedup_upper_ratio",
         "Upper end of the speed-up's 95 % interval.",
-        lambda view: view.figures.speedup_high,
+        lambda job: job.summary.figures.speedup_high,
     ),
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
     Family(
@@ -127,63 +128,63 @@ FAMILIES = (
         "bagua_autotune_knob_value",
         "What the job runs now, of the knobs that are numbers.",
         ("knob",),
-        lambda view: knobs.numbers(view.configuration),
+        lambda job: knobs.numbers(job.summary.configuration),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",
         "What the best trial of the latest round ran, of the knobs that are numbers.",
         ("knob",),
-        lambda view: knobs.numbers(view.incumbent),
+        lambda job: knobs.numbers(job.totals.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",
         "Steps reported under trials, of all rounds.",
-        lambda view: view.search_steps,
+        lambda job: job.totals.search_steps,
     ),
     _value(
         "bagua_autotune_search_seconds_total",
         "Wall time under trials, of all rounds.",
-        lambda view: view.search_seconds,
+        lambda job: job.totals.search_seconds,
     ),
     _value(
         "bagua_autotune_search_cost_seconds",
         "Time that the latest round has lost against the baseline.",
-        lambda view: view.figures.cost_seconds,
+        lambda job: job.summary.figures.cost_seconds,
     ),
     _value(
         "bagua_autotune_payback_steps",
         "After how many steps at the final choice the latest round's cost is earned.",
-        lambda view: view.figures.payback_steps,
+        lambda job: job.summary.figures.payback_steps,
     ),
     _value(
         "bagua_autotune_exposed_communication_seconds",
         "Communication per step that computing does not hide, median of the latest steps.",
-        lambda view: view.figures.exposed_seconds,
+        lambda job: job.summary.figures.exposed_seconds,
     ),
     _value(
         "bagua_autotune_rank_spread_ratio",
         "By what part of a step the slowest rank computes longer than the middle one.",
-        lambda view: view.figures.rank_spread_ratio,
+        lambda job: job.summary.figures.rank_spread_ratio,
     ),
     _value(
         "bagua_autotune_slowest_rank",
         "The rank that was slowest in most of the latest steps.",
-        lambda view: view.figures.slowest_rank,
+        lambda job: job.summary.figures.slowest_rank,
     ),
     _value(
         "bagua_autotune_slowest_rank_share_ratio",
         "In which part of the latest steps that rank was the slowest.",
-        lambda view: view.figures.slowest_share,
+        lambda job: job.summary.figures.slowest_share,
     ),
     _value(
         "bagua_autotune_drifts_total",
         "Lasting changes of the step times that the ranks told of.",
-        lambda view: view.drifts,
+        lambda job: job.totals.drifts,
     ),
     _value(
         "bagua_autotune_rounds_total",
         "Tunings that were begun, the first one included.",
-        lambda view: view.job.round + 1,
+        lambda job: job.summary.round + 1,
     ),
     Family(
         "bagua_autotune_job_result",

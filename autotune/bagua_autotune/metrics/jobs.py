@@ -1,7 +1,7 @@
 """The jobs' part of ``/metrics``: each job's text is made once per revision, and kept.
 
-A scrape reads one short row of each job that was heard of lately; what did not change since the
-last scrape is not read again.
+A scrape reads one short row of each job that was heard of lately; what did not change since it was
+last summed up, for a scrape or for a list, is not read again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bagua_autotune.metrics import contact_families, job_families, text, view
-from bagua_autotune.metrics.steps import StepHistograms
+from bagua_autotune.metrics import contact_families, job_families, steps, text
+from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store, contacts, read_each
 from bagua_autotune.store.contacts import Contact
 
@@ -22,27 +22,28 @@ from bagua_autotune.store.contacts import Contact
 ENDED_SECONDS = 900.0
 SILENT_SECONDS = 3600.0
 TUNED_SECONDS = 24 * 3600.0
+# A job that is tuned is heard of every few seconds; so long after its last word it may be gone.
+HEARD_SECONDS = 300.0
 # A scrape makes texts for so long; what is left is shown as it was, and comes first next time.
 # Jobs that have no text yet are given more: after a start all of them have none.
 CHANGED_BUDGET_SECONDS = 0.1
 NEW_BUDGET_SECONDS = 2.0
-
-Version = tuple[float, int, int]  # of the job in the store, and of the steps counted here
 
 
 @dataclass(frozen=True)
 class _Made:
     """A job's samples by family, and of what they were made; none if it cannot be read."""
 
-    version: Version
+    version: tuple[float, int]
     pieces: Sequence[bytes]
     at: float
 
 
 class _State(NamedTuple):
-    """The samples of what is told of a job without reading it, by family."""
+    """What is told of a job without reading it, by family."""
 
     contact: Contact
+    template: text.Template
     pieces: Sequence[bytes]
 
 
@@ -57,11 +58,13 @@ class Jobs:
     def __init__(
         self,
         store: Store,
-        steps: StepHistograms,
+        summaries: Summaries,
+        steps: steps.StepHistograms,
         clock: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._summaries = summaries
         self._steps = steps
         self._clock = clock
         self._stopwatch = stopwatch
@@ -70,7 +73,7 @@ class Jobs:
         self._one_scrape = threading.Lock()
 
     def exposition(self) -> bytes:
-        """The families of all jobs that are shown; of several with one name the newest.
+        """The families of all jobs that are shown, of several with one name one (``preferred``).
 
         Raises:
             SQLAlchemyError: the store failed.
@@ -84,31 +87,40 @@ class Jobs:
             self._refresh(shown)
             states, made = self._states, list(self._made.items())
         broken = {job_id for job_id, found in made if not found.pieces}
-        told = [state.pieces for job_id, state in states.items() if job_id not in broken]
+        whole = {job_id: state for job_id, state in states.items() if job_id not in broken}
+        told = [state.pieces for state in whole.values()]
         pieces = [found.pieces for _, found in made if found.pieces]
-        return text.join(STATE_HEADERS, told) + text.join(HEADERS, pieces)
+        # These never wait for the rest: they are counted here, and cost next to nothing.
+        counted_steps = [[samples] for samples in self._steps.samples(whole)]
+        return (
+            text.join(STATE_HEADERS, told)
+            + text.join(HEADERS, pieces)
+            + text.join(steps.HEADER, counted_steps)
+        )
 
     def _shown(self) -> list[Contact]:
         now = self._clock()
-        newest: dict[str, Contact] = {}
+        found: dict[str, Contact] = {}
         for contact in contacts.since(self._store, now - TUNED_SECONDS):
             if is_shown(contact, now):
-                newest.setdefault(contact.name, contact)
-        return list(newest.values())
+                other = found.get(contact.name)
+                found[contact.name] = preferred(contact, other, now) if other else contact
+        return list(found.values())
 
     def _state(self, contact: Contact) -> _State:
         known = self._states.get(contact.id)
         if known and known.contact == contact:
             return known
-        return _State(contact, text.pieces(contact_families.families(contact)))
+        template = known.template if known and known.contact.name == contact.name else None
+        template = template or text.Template(contact_families.families(contact.name))
+        return _State(contact, template, template.fill(contact_families.values(contact)))
 
     def _refresh(self, shown: Sequence[Contact]) -> None:
         """Make the texts of what changed: those never made first, then the oldest."""
         changed = [
             contact
             for contact in shown
-            if contact.id not in self._made
-            or self._made[contact.id].version != self._version(contact)
+            if contact.id not in self._made or self._made[contact.id].version != contact.version
         ]
         changed.sort(key=lambda c: self._made[c.id].at if c.id in self._made else -1.0)
         started = self._stopwatch()
@@ -117,16 +129,22 @@ class Jobs:
             is_new = contact.id not in self._made
             if spent_seconds > (NEW_BUDGET_SECONDS if is_new else CHANGED_BUDGET_SECONDS):
                 break
-            version = self._version(contact)
             pieces = next(read_each([contact], self._read), [])
-            self._made[contact.id] = _Made(version, pieces, self._stopwatch())
+            self._made[contact.id] = _Made(contact.version, pieces, self._stopwatch())
 
     def _read(self, contact: Contact) -> Sequence[bytes]:
-        families = job_families.families(view.read(self._store, contact.id))
-        return text.pieces([*families, self._steps.family(contact.id)])
+        return text.pieces(job_families.families(self._summaries.of(contact)))
 
-    def _version(self, contact: Contact) -> Version:
-        return *contact.version, self._steps.count(contact.id)
+
+def preferred(one: Contact, other: Contact, now: float) -> Contact:
+    """Of two jobs with one name that which has not ended, or is being tuned, or is newer."""
+
+    def rank(contact: Contact) -> tuple[bool, bool, float]:
+        is_heard_of = contact.last_contact_at >= now - HEARD_SECONDS
+        is_tuned = contact.phase in ("tuning", "confirming") and is_heard_of
+        return contact.ended_at is None, is_tuned, contact.created_at
+
+    return max(other, one, key=rank)
 
 
 def is_shown(contact: Contact, now: float) -> bool:
@@ -139,4 +157,4 @@ def is_shown(contact: Contact, now: float) -> bool:
 
 # The same of every job, and there without any.
 STATE_HEADERS = text.headers(contact_families.families(None))
-HEADERS = text.headers([*job_families.families(None), StepHistograms().family("")])
+HEADERS = text.headers(job_families.families(None))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
+from bagua_autotune.metrics import text
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.tuning.objective import OBJECTIVES
 
@@ -21,10 +23,20 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MOST_JOBS = 5000
 
 
-@dataclass
 class _Steps:
-    histogram: Histogram
-    count: int = 0
+    def __init__(self, job_name: str) -> None:
+        self.template = text.Template([_family(job_name)])
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+    def samples(self) -> bytes:
+        up_to = list(accumulate(self.counts))
+        (piece,) = self.template.fill([*up_to, up_to[-1], self.seconds])
+        return piece
 
 
 class StepHistograms:
@@ -42,25 +54,18 @@ class StepHistograms:
         if not seconds:
             return
         with self._guard:
-            steps = self._jobs.setdefault(job.id, _Steps(_empty(job.name)))
+            if job.id not in self._jobs:
+                self._jobs[job.id] = _Steps(job.name)
             for value in seconds:
-                steps.histogram.labels(job.name).observe(value)
-            steps.count += len(seconds)
+                self._jobs[job.id].add(value)
             self._jobs.move_to_end(job.id)
             if len(self._jobs) > MOST_JOBS:
                 self._jobs.popitem(last=False)
 
-    def count(self, job_id: str) -> int:
-        """How many steps of the job were counted."""
+    def samples(self, job_ids: Iterable[str]) -> list[bytes]:
+        """The jobs' histograms as text, as they are now."""
         with self._guard:
-            return self._jobs[job_id].count if job_id in self._jobs else 0
-
-    def family(self, job_id: str) -> Metric:
-        """The job's histogram; without samples if no step of it was counted."""
-        with self._guard:
-            if job_id not in self._jobs:
-                return Metric(NAME, HELP, "histogram")
-            return next(iter(self._jobs[job_id].histogram.collect()))
+            return [self._jobs[job_id].samples() for job_id in job_ids if job_id in self._jobs]
 
     def job_ids(self) -> set[str]:
         with self._guard:
@@ -72,7 +77,11 @@ class StepHistograms:
                 self._jobs.pop(job_id, None)
 
 
-def _empty(job_name: str) -> Histogram:
-    histogram = Histogram(NAME, HELP, ["job_name"], buckets=BUCKETS, registry=None)
-    histogram.labels(job_name)
-    return histogram
+def _family(job_name: str) -> Metric:
+    """Of a job without steps."""
+    empty = Histogram(NAME, HELP, ["job_name"], buckets=BUCKETS, registry=None)
+    empty.labels(job_name)
+    return next(iter(empty.collect()))
+
+
+HEADER = text.headers([_family("")])

@@ -2,7 +2,7 @@
 
 The format wants all samples of a family together, under one header.  Written by the library anew
 at each scrape, the 45,000 samples of 1,000 jobs take it 165 ms on two slow cores; kept pieces
-only have to be joined.
+only have to be joined, and where only values change they are written into a kept template.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 
 class _Families(Collector):
@@ -41,6 +42,33 @@ def pieces(families: Iterable[Metric]) -> list[bytes]:
         elif line and not line.startswith(b"# "):
             found[-1].append(line + b"\n")
     return [b"".join(lines) for lines in found]
+
+
+class Template:
+    """The samples of families whose labels never change: only their values are written anew.
+
+    Args:
+        families: with any values, and all in the order in which they will be given.
+    """
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._starts = [
+            [line.rpartition(b" ")[0] for line in piece.split(b"\n")[:-1]]
+            for piece in pieces(families)
+        ]
+
+    def fill(self, values: Iterable[float]) -> list[bytes]:
+        """The samples of each family, as ``pieces`` would make them."""
+        each = iter(values)
+        return [
+            b"".join(b"%b %b\n" % (start, _number(next(each))) for start in starts)
+            for starts in self._starts
+        ]
+
+
+def _number(value: float) -> bytes:
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text.encode()
 
 
 def join(headers: Sequence[bytes], jobs: Sequence[Sequence[bytes]]) -> bytes:

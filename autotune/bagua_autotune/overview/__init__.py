@@ -6,6 +6,16 @@ from bagua_autotune.overview.curve import Curve
 from bagua_autotune.overview.figures import Figures
 from bagua_autotune.overview.layouts import JobLayouts
 from bagua_autotune.overview.overviews import Overview, Overviews
+from bagua_autotune.overview.summaries import JobSum, Summaries
 from bagua_autotune.overview.summary import Summary
 
-__all__ = ["Curve", "Figures", "JobLayouts", "Overview", "Overviews", "Summary"]
+__all__ = [
+    "Curve",
+    "Figures",
+    "JobLayouts",
+    "JobSum",
+    "Overview",
+    "Overviews",
+    "Summaries",
+    "Summary",
+]

@@ -33,6 +33,13 @@ class Cache(Generic[Answer]):
                 slot.answer = version, make()
             return slot.answer[1]
 
+    def known(self, job_id: str) -> Answer | None:
+        """The latest answer of the job, whatever it is to; does not wait."""
+        with self._guard:
+            slot = self._kept.get(job_id)
+            answer = slot.answer if slot else None
+        return answer[1] if answer else None
+
 
 class _Slot(Generic[Answer]):
     def __init__(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Event, Job
@@ -25,6 +26,7 @@ from bagua_autotune.overview.steps import (
     thin_out,
 )
 from bagua_autotune.overview.stock_ddp import snippet
+from bagua_autotune.overview.summaries import Summaries
 from bagua_autotune.overview.summary import LATEST_PROFILES, Summary, make_summary
 from bagua_autotune.store import contacts, digests, read_each
 from bagua_autotune.store.contacts import Contact
@@ -32,9 +34,11 @@ from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.status import TrialStatus, trial_statuses
 from bagua_autotune.tuning.tuner import Tuner
 
-# A summary is a few kilobytes; the others are a hundred, and only looked at one by one.
-SUMMARIES_KEPT = 5000
+# A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32
+# A list of jobs sums up for so long what changed; what is left is shown as it was, and comes first
+# next time.
+LIST_BUDGET_SECONDS = 0.1
 NEWEST_EVENTS = 200
 
 
@@ -63,12 +67,23 @@ class Overview:
 
 
 class Overviews:
-    """Methods of one job raise UnknownJob if there is no such job. Thread-safe."""
+    """Methods of one job raise UnknownJob if there is no such job. Thread-safe.
 
-    def __init__(self, tuner: Tuner) -> None:
+    Args:
+        summaries: of the tuner's store, where others look at them too.
+        stopwatch: seconds, for the budget.
+    """
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        summaries: Summaries | None = None,
+        stopwatch: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.tuner = tuner
         self._store = tuner.store
-        self._summaries: Cache[Summary] = Cache(SUMMARIES_KEPT)
+        self._stopwatch = stopwatch
+        self._summaries = summaries or Summaries(self._store)
         self._overviews: Cache[Overview] = Cache(OVERVIEWS_KEPT)
         self._curves: Cache[Curve] = Cache(OVERVIEWS_KEPT)
         self._layouts: Cache[JobLayouts] = Cache(OVERVIEWS_KEPT)
@@ -76,22 +91,39 @@ class Overviews:
         self._one_fit = threading.Lock()
 
     def summaries(self, name: str | None = None, limit: int = 100) -> list[Summary]:
-        """Newest first; a job that cannot be read is left out."""
+        """Newest first; a job that cannot be read is left out.
+
+        Where many changed, some have the figures, and the ``revision``, of a while ago; never
+        another state, and never an older last contact.
+        """
         newest = contacts.newest(self._store, name, limit)
-        return list(read_each(newest, self.summary_of))
+        until = self._stopwatch() + LIST_BUDGET_SECONDS
+        longest_ago = sorted(newest, key=self._known_at)
+        each = read_each(longest_ago, lambda contact: self._listed(contact, until))
+        found = {summary.id: summary for summary in each}
+        return [found[contact.id] for contact in newest if contact.id in found]
 
     def summary(self, job_id: str) -> Summary:
-        return self.summary_of(contacts.of_job(self._store, job_id))
+        return self._summary_of(contacts.of_job(self._store, job_id))
 
-    def summary_of(self, contact: Contact) -> Summary:
-        """Of a job whose revision is known."""
+    def _summary_of(self, contact: Contact) -> Summary:
         deciding = self.tuner.is_deciding(contact.id)
-        found = self._summaries.get(
-            contact.id,
-            contact.version,
-            lambda: make_summary(self._store, read(self._store, contact.id)),
-        )
-        return replace(found, deciding=deciding)
+        return replace(self._summaries.of(contact).summary, deciding=deciding)
+
+    def _listed(self, contact: Contact, until: float) -> Summary:
+        known = self._summaries.known(contact)
+        if known is None or self._stopwatch() < until:
+            return self._summary_of(contact)
+        found = known.summary
+        # Its headline tells the state too, so that cannot be mended.
+        if (found.state, found.ended_at) != (contact.phase, contact.ended_at):
+            return self._summary_of(contact)
+        deciding = self.tuner.is_deciding(contact.id)
+        return replace(found, deciding=deciding, last_contact_at=contact.last_contact_at)
+
+    def _known_at(self, contact: Contact) -> float:
+        known = self._summaries.known(contact)
+        return known.summary.last_contact_at if known else 0.0
 
     def overview(self, job_id: str) -> Overview:
         contact = contacts.of_job(self._store, job_id)
@@ -123,9 +155,12 @@ class Overviews:
             return make_curve(self.tuner, job_id)
 
     def _make(self, job_id: str) -> Overview:
-        reading = read(self._store, job_id)
+        with self._store.database.reading():
+            return self._put_together(read(self._store, job_id))
+
+    def _put_together(self, reading: Reading) -> Overview:
         summary = make_summary(self._store, reading)
-        job = reading.job
+        job, job_id = reading.job, reading.job.id
         best = best_trial(job, reading.trials)
         has_seconds = reading.objective.seconds(0.0) is not None
         times = digests.step_times(self._store, job_id) if has_seconds else []

@@ -25,6 +25,7 @@ class Reading:
         switch_seconds: by trial index.
         latest: the last steps of the newest observed trial, at most LATEST_STEPS; once the job
             is tuned, of what was kept, as the last trial may have been of something else.
+        drifts: lasting changes of the step times that the ranks told of.
         drifted_seconds: what a step took when the ranks last told of a lasting change, since
             the job is tuned.
     """
@@ -34,6 +35,7 @@ class Reading:
     steps: Mapping[int, Steps]
     switch_seconds: Mapping[int, float]
     latest: Sequence[Observation]
+    drifts: int = 0
     drifted_seconds: float | None = None
 
     @property
@@ -54,10 +56,8 @@ class Reading:
 def read(store: Store, job_id: str) -> Reading:
     """Raises UnknownJob if there is no such job."""
     with store.database.reading():
-        # The trials first, for databases that show each query what is new: what happens meanwhile
-        # is then an open trial of a job that moved on, and never a job that waits for nothing.
-        trials = store.trials(job_id)
-        job, steps = store.job(job_id), digests.steps(store, job_id)
+        job, trials = store.job(job_id), store.trials(job_id)
+        steps, drifts = digests.steps(store, job_id), digests.count_events(store, job_id, "drift")
         running = _running(job, trials, steps)
         return Reading(
             job=job,
@@ -69,7 +69,8 @@ def read(store: Store, job_id: str) -> Reading:
                 if running is not None
                 else []
             ),
-            drifted_seconds=_drifted_seconds(store, job),
+            drifts=drifts,
+            drifted_seconds=_drifted_seconds(store, job) if drifts else None,
         )
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bagua_autotune.metrics.jobs import (
     CHANGED_BUDGET_SECONDS,
     ENDED_SECONDS,
+    HEARD_SECONDS,
     NEW_BUDGET_SECONDS,
     SILENT_SECONDS,
     TUNED_SECONDS,
@@ -19,6 +20,7 @@ from bagua_autotune.metrics.jobs import (
 from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Step, Store
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.metrics.scraping import of, parsed
@@ -46,7 +48,7 @@ class Scene:
         self.store = store
         self.steps = StepHistograms()
         self.tuner = Tuner(store, "random", [], self.clock)
-        self.jobs = Jobs(store, self.steps, self.clock, self.stopwatch)
+        self.jobs = Jobs(store, Summaries(store), self.steps, self.clock, self.stopwatch)
 
     def add(self, job_id: str, **changes: object) -> None:
         self.tuner.register(job_id, make_spec(**{"name": job_id, **changes}))
@@ -150,17 +152,40 @@ def test_a_scrape_has_a_budget_and_the_rest_comes_next(scene: Scene) -> None:
     slow_reads(NEW_BUDGET_SECONDS / 2)
     told = [len(scene.told()) for _ in range(3)]
     assert told == [3, 5, 5]
-    # What is not read in time keeps its old text, but its state and last word are today's.
+    # What is not read in time keeps its old text, but its state, its last word and its steps are
+    # today's.
     scene.clock.now += 1
     for number in range(5):
         scene.tuner.observe(f"job{number}", 0, [Observation(1, (0.1,) * 4)])
+        scene.steps.observe(scene.store.job(f"job{number}"), [Observation(1, (0.1,) * 4)])
     slow_reads(CHANGED_BUDGET_SECONDS * 0.7)
     counts = []
     for _ in range(4):
         found = parsed(scene.scrape())
+        assert sum(of(found, "step_seconds_count").values()) == 5
         assert set(of(found, "job_last_contact_timestamp_seconds").values()) == {1e9 + 1}
         counts.append(sum(of(found, "search_steps_total").values()))
     assert counts == [2, 4, 5, 5]
+
+
+def test_of_several_jobs_of_one_name_one_that_runs_is_shown(scene: Scene) -> None:
+    def shown() -> float:
+        (ranks,) = of(parsed(scene.scrape()), "job_ranks").values()
+        return ranks
+
+    for place, job_id in enumerate(("oldest", "middle", "newest")):
+        scene.clock.now += 1
+        scene.add(job_id, name="digits", world_size=place + 1, ranks_per_node=(place + 1,))
+    assert shown() == 3
+    scene.store.advance("newest", Step(at=1e9, closes=0, failure="x", result=RESULT))
+    assert shown() == 2  # is being tuned
+    scene.clock.now += HEARD_SECONDS + 1
+    assert shown() == 3  # the others may be gone
+    scene.tuner.take_event("newest", Event("ended"))
+    assert shown() == 2
+    for job_id in ("middle", "oldest"):
+        scene.tuner.take_event(job_id, Event("ended"))
+    assert shown() == 3
 
 
 def test_hostile_names_are_labels_and_nothing_else(scene: Scene) -> None:

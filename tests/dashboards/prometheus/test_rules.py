@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from bagua_autotune.metrics import Metrics
+from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
 
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"
@@ -72,7 +73,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 def test_rules_speak_of_metrics_that_exist() -> None:
     store = Store("sqlite://")
-    text = Metrics(store).exposition().decode()
+    text = Metrics(store, Summaries(store)).exposition().decode()
     store.close()
     told = set(re.findall(r"^# HELP (\S+)", text, re.MULTILINE))
     records = {rule["record"] for rule in rules() if "record" in rule}

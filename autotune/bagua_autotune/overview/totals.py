@@ -1,0 +1,55 @@
+"""What all tunings of a job come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bagua_autotune.model.job import TrialState
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.overview.best import best_configuration
+from bagua_autotune.overview.reading import Reading
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of all rounds, and whether the latest steps are of what runs now.
+
+    Attributes:
+        trials: how many are in each state.
+        failures: why trials failed, as rank 0 said it.
+        incumbent: the best one of the latest round; once tuned, what was kept.
+        drifts: lasting changes of the step times that the ranks told of.
+        search_steps: observed under trials.
+        search_seconds: wall time under trials; of the one that runs, up to the job's last word.
+        is_current: not so between a trial's begin and its first steps: the latest steps are then
+            of the trial before.
+    """
+
+    trials: Mapping[TrialState, int]
+    failures: tuple[str, ...]
+    incumbent: Configuration | None
+    drifts: int
+    search_steps: int
+    search_seconds: float
+    is_current: bool
+
+
+def make_totals(reading: Reading) -> Totals:
+    """Add up what was read."""
+    job, trials = reading.job, reading.trials
+    last = trials[-1] if trials else None
+    return Totals(
+        trials=Counter(trial.state for trial in trials),
+        failures=tuple(trial.failure for trial in trials if trial.failure),
+        incumbent=best_configuration(job, trials),
+        drifts=reading.drifts,
+        search_steps=sum(steps.count for steps in reading.steps.values()),
+        search_seconds=sum(
+            max(0.0, (trial.ended_at or job.last_contact_at) - trial.started_at)
+            for trial in trials
+            if trial.started_at is not None
+        ),
+        is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
+    )
