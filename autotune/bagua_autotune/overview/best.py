@@ -66,11 +66,12 @@ def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval
     """
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    found = best_estimate(job, trials)
-    baseline = standing(of_round(trials, job.round), job.baseline)
-    if found is None or baseline is None:
+    current = of_round(trials, job.round)
+    leader, baseline = best(job, current), standing(current, job.baseline)
+    if leader is None or baseline is None:
         return None
-    if best_configuration(job, trials) == job.baseline:
+    found = leader.estimate
+    if leader.configuration == job.baseline:
         return Interval(1.0, 1.0, 1.0)
     gains = (baseline.center - found.center, baseline.low - found.high, baseline.high - found.low)
     return Interval(

@@ -43,4 +43,5 @@ class Summaries:
     def _make(self, job_id: str) -> JobSum:
         with self._store.database.reading():
             reading = read(self._store, job_id)
-            return JobSum(make_summary(self._store, reading), make_totals(reading))
+            summary = make_summary(self._store, reading)
+            return JobSum(summary, make_totals(reading, summary))

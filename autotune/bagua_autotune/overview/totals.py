@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import TrialState
+from bagua_autotune.model.job import Job, TrialState
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.best import best_configuration
+from bagua_autotune.overview.best import is_settled
 from bagua_autotune.overview.reading import Reading
+from bagua_autotune.overview.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Totals:
     is_current: bool
 
 
-def make_totals(reading: Reading) -> Totals:
+def make_totals(reading: Reading, summary: Summary) -> Totals:
     """Add up what was read."""
     job, trials = reading.job, reading.trials
     last = trials[-1] if trials else None
     return Totals(
         trials=Counter(trial.state for trial in trials),
         failures=tuple(trial.failure for trial in trials if trial.failure),
-        incumbent=best_configuration(job, trials),
+        incumbent=_incumbent(job, summary),
         drifts=reading.drifts,
         search_steps=sum(steps.count for steps in reading.steps.values()),
         search_seconds=sum(
@@ -53,3 +54,9 @@ def make_totals(reading: Reading) -> Totals:
         ),
         is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
     )
+
+
+def _incumbent(job: Job, summary: Summary) -> Configuration | None:
+    if job.result and is_settled(job):
+        return job.result.configuration
+    return summary.progress.incumbent

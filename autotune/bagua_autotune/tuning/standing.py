@@ -39,8 +39,13 @@ def best(job: Job, trials: Sequence[Trial]) -> Standing | None:
     Args:
         trials: of one round.
     """
-    leaders = [leader for _, leader in course(job, trials)]
-    return leaders[-1] if leaders else None
+    failed = {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
+    measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    for trial in trials:
+        if trial.estimate and trial.configuration not in failed:
+            measured[trial.configuration].append(trial.estimate)
+    standings = (Standing(tried, pooled(found)) for tried, found in measured.items())
+    return min(standings, key=_cost, default=None)
 
 
 def course(job: Job, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Standing | None]]:
