@@ -19,10 +19,10 @@ LABEL_WIDTH = 9
 WIDEST_GRAPH = 80
 WIDEST_BAR = 24
 NARROWEST_BAR = 8
-SILENT_SECONDS = 60.0
+SILENT_STEPS = 20
 """A job that is being tuned says something every few steps."""
-SMALLEST_SPREAD = 0.01
-"""Of a step; below it no rank is slow."""
+SHORTEST_SILENCE_SECONDS = 5.0
+UNKNOWN_STEP_SECONDS = 3.0
 UNFINISHED = ("tuning", "confirming")
 
 Row = tuple[str, RenderableType]
@@ -38,7 +38,7 @@ class OverviewPanel:
 
     def __init__(self, overview: JobOverview, trouble: str = "") -> None:
         self._overview = overview
-        self._trouble = trouble or _silence(overview.job)
+        self._trouble = trouble or silence(overview.job)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(options.max_width - LABEL_WIDTH, 1)
@@ -142,14 +142,17 @@ def _losses(figures: Figures) -> Iterator[Row]:
     if figures.exposed_seconds is not None:
         exposed = describe_seconds(figures.exposed_seconds)
         yield "exposed", f"{exposed} of communication in a step, which computing does not hide"
-    spread = figures.rank_spread_ratio
-    if figures.slowest_share and spread and spread >= SMALLEST_SPREAD:
-        often = f"rank {figures.slowest_rank} in {figures.slowest_share:.0%} of the latest steps"
+    share, spread = figures.slowest_share, figures.rank_spread_ratio
+    if figures.slow_rank is not None and share is not None and spread is not None:
+        often = f"rank {figures.slow_rank} in {share:.0%} of the latest steps"
         yield "slowest", f"{often}, by {spread:.0%} of a step"
 
 
-def _silence(job: JobSummary) -> str:
+def silence(job: JobSummary) -> str:
+    """That the job says nothing in the middle of its tuning; empty: all is well."""
     silent = (datetime.now(timezone.utc) - job.last_contact_at).total_seconds()
-    if job.state not in UNFINISHED or silent < SILENT_SECONDS:
+    step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
+    patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
+    if job.state not in UNFINISHED or job.deciding or silent < patience:
         return ""
-    return f"the job was last heard of {describe_seconds(silent)} ago"
+    return f"the job was last heard of {describe_seconds(round(silent))} ago"

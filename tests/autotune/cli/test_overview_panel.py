@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -27,7 +28,11 @@ def overviews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Jo
     found = {}
     for moment, trial in (("beginning", 0), ("midway", 3), ("tuned", 1000)):
         job.run(until_trial=trial)
-        found[moment] = reader.overview(JOB)
+        overview = reader.overview(JOB)
+        # However long the tests take, it is no silence.
+        heard = overview.job.last_contact_at + timedelta(hours=1)
+        told = overview.job.model_copy(update={"last_contact_at": heard})
+        found[moment] = overview.model_copy(update={"job": told})
     yield found
     job.close()
 
@@ -115,11 +120,26 @@ def test_a_terminal_without_blocks_gets_the_extremes_only(
 def test_a_job_that_says_nothing_any_more_is_shown_as_that(
     overviews: dict[str, JobOverview],
 ) -> None:
-    def silent(moment: str) -> JobOverview:
-        past = datetime.now(timezone.utc) - timedelta(minutes=5)
-        job = overviews[moment].job.model_copy(update={"last_contact_at": past})
-        return overviews[moment].model_copy(update={"job": job})
+    def silent(moment: str, seconds: float = 300, **changes: Any) -> dict[str, str]:
+        past = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        changes = {"last_contact_at": past, **changes}
+        job = overviews[moment].job.model_copy(update=changes)
+        return rows(draw(overviews[moment].model_copy(update={"job": job}), 80))
 
-    assert rows(draw(silent("midway"), 80))["trouble"] == "the job was last heard of 5 min ago"
-    # A tuned job has nothing to say.
-    assert "trouble" not in rows(draw(silent("tuned"), 80))
+    assert silent("midway")["trouble"] == "the job was last heard of 5 min ago"
+    # Of steps of 0.2 s 30 are missing; before the first step nobody knows how long one takes.
+    assert silent("midway", 6)["trouble"] == "the job was last heard of 6 s ago"
+    assert "trouble" not in silent("beginning", 6)
+    assert "trouble" in silent("beginning")
+    slow = overviews["midway"].job.figures.model_copy(update={"current_seconds": 20.0})
+    assert "trouble" not in silent("midway", figures=slow)
+    # It waits for the service, and a tuned job has nothing to say.
+    assert "trouble" not in silent("midway", deciding=True)
+    assert "trouble" not in silent("tuned")
+
+
+def test_a_rank_is_called_slow_where_the_figures_do(overviews: dict[str, JobOverview]) -> None:
+    overview = overviews["midway"]
+    even = overview.job.figures.model_copy(update={"rank_spread_ratio": 0.05, "slow_rank": None})
+    job = overview.job.model_copy(update={"figures": even})
+    assert "slowest" not in rows(draw(overview.model_copy(update={"job": job}), 80))
