@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bagua_autotune.api.messages import JobOverview, JobSummary
 from bagua_autotune.cli.output import say
-from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel
+from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.text import clean, describe
@@ -82,10 +82,11 @@ class LiveView:
 
 
 class LineView:
-    """A pipe: a line for each new trial, best configuration or state."""
+    """A pipe: a line for each new trial, best configuration or state, and for each silence."""
 
     def __init__(self) -> None:
         self._last: object = None
+        self._is_silent = False
 
     def __enter__(self) -> LineView:
         return self
@@ -97,10 +98,13 @@ class LineView:
         job = overview.job
         best = next((trial.index for trial in overview.trials if trial.is_best), None)
         # Between two trials none is open.
-        if job.trial is None and job.state in UNFINISHED:
-            return
-        now = f"now {describe(job.configuration)}"
-        self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
+        if job.trial is not None or job.state not in UNFINISHED:
+            now = f"now {describe(job.configuration)}"
+            self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
+        silent = silence(job)
+        if silent and not self._is_silent:
+            say(f"{job.name}: {silent}; watching on")
+        self._is_silent = bool(silent)
 
     def trouble(self, text: str) -> None:
         self._say(text, text)

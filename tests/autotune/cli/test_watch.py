@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bagua_autotune.cli import main
+from bagua_autotune.store import Store
 from tests.autotune.cli.driven_job import DrivenJob
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
@@ -72,6 +74,26 @@ def test_in_a_pipe_each_change_is_a_line_without_control_codes(tmp_path: Path) -
     assert ", trial 3 of at most 6" in second
     assert rest[-1] == f"job {NAME} ended before its tuning did"
     assert "\x1b" not in first + second + "".join(rest)
+
+
+def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = DrivenJob(tmp_path / "a.db")
+    job.run(until_trial=2)
+    store = Store(f"sqlite:///{tmp_path / 'a.db'}")
+    store.touch("job", time.time() - 8)
+    looks = iter([lambda: None, lambda: None, job.end])
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
+    result = CliRunner().invoke(main, ["watch", "job", "--database", str(store.database)])
+    store.close()
+    job.close()
+    assert result.exit_code == 0
+    state, silence, *rest = result.stdout.splitlines()
+    assert state.startswith("digits: Tuning: ")
+    assert re.fullmatch(r"digits: the job was last heard of \d+ s ago; watching on", silence)
+    assert rest[-1] == "job digits ended before its tuning did"
+    assert not any("last heard of" in line for line in rest)
 
 
 @pytest.fixture
