@@ -75,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/demo.db"
         service, url = start_service(database)
-        print(f"the service listens on {url}; 2 nodes x 2 ranks begin to train", flush=True)
+        print(f"2 nodes x 2 ranks begin to train; watch it at {url}", flush=True)
         tuned = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": "digits"}
         training = launch.start(TRAINING, environment={**os.environ, **LIMITS, **tuned})
         try:
