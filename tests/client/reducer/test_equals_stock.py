@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bagua_client import Configuration
 from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
-from tests.client.comparison import difference, pair
+from tests.client.comparison import Summands, difference, pair
 from tests.client.setting import Setting
 from tests.ranks import RankPool
 
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 50
 STEPS_UNTIL_CHANGE = 5
 BATCH = 4
+LEARNING_RATE = 0.02
+MOMENTUM = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,12 @@ def train_both(case: Case, rank_seeds: tuple[int, ...]) -> str | None:
     stock, ours = pair(Net(case), gradient_as_bucket_view=case.as_view)
     torch.manual_seed(rank_seeds[torch.distributed.get_rank()])
     wrapped = (stock, ours)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5) for model in wrapped]
+    summands = Summands(stock)
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        for model in wrapped
+    ]
+    rate = LEARNING_RATE / (1 - MOMENTUM)
     found = None
     for step in range(STEPS):
         if step % STEPS_UNTIL_CHANGE == 0:
@@ -117,6 +124,7 @@ def train_both(case: Case, rank_seeds: tuple[int, ...]) -> str | None:
             assert ours.reconfigure(configuration)
             assert ours.configuration == configuration
         if step % case.zero_every_steps == 0:
+            summands.clear()
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=case.set_to_none)
         for micro_batch in range(case.micro_batches):
@@ -128,7 +136,9 @@ def train_both(case: Case, rank_seeds: tuple[int, ...]) -> str | None:
         for optimizer in optimizers:
             optimizer.step()
         # All ranks go on to the end: one that left would leave the others waiting.
-        found = found or difference(stock, ours, f"step {step}, {ours.configuration}")
+        where = f"step {step}, {ours.configuration}"
+        largest = summands.largest()
+        found = found or difference(stock, ours, where, largest, rate)
         if case.dtypes:
             # The coarsest dtype's rounding would reach the weights of the finer ones.
             _restart_from(stock, ours, optimizers)
