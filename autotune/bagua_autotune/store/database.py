@@ -19,6 +19,11 @@ from bagua_autotune.store.errors import StoreError
 
 SQLITE_BUSY_SECONDS = 30.0
 
+# SQLite's transactions have one view from their first statement on; PostgreSQL's have if asked.
+READ_ONLY: dict[str, dict[str, Any]] = {
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+}
+
 
 def default_url() -> str:
     """A SQLite file in the user's data directory."""
@@ -52,7 +57,8 @@ class Database:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
-        self._reader = self._engine.execution_options(read_only=True)
+        options = READ_ONLY.get(self.url.get_backend_name(), {})
+        self._reader = self._engine.execution_options(read_only=True, **options)
         try:
             if as_found:
                 migrations.check(self._reader)

@@ -135,6 +135,7 @@ def _from_3(connection: Connection) -> None:
     """Revisions, and what the ranks compute."""
     for statement in (
         "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
+        *TENSORS_LAST[connection.dialect.name],
         "CREATE INDEX jobs_by_creation ON jobs "
         "(created_at, id, name, phase, revision, last_contact_at, ended_at)",
         "ALTER TABLE observations ADD COLUMN slowest FLOAT",
@@ -147,6 +148,17 @@ def _from_3(connection: Connection) -> None:
     connection.execute(text(fill))
 
 
+# SQLite reads a row up to the last column that it needs, and new columns come last: behind the
+# megabytes of tensors, unless those are moved. It adds no column without a default.
+TENSORS_LAST = {
+    "sqlite": (
+        "ALTER TABLE jobs ADD COLUMN moved JSON DEFAULT '[]' NOT NULL",
+        "UPDATE jobs SET moved = tensors",
+        "ALTER TABLE jobs DROP COLUMN tensors",
+        "ALTER TABLE jobs RENAME COLUMN moved TO tensors",
+    ),
+    "postgresql": ("ALTER TABLE jobs ALTER COLUMN tensors SET DEFAULT '[]'",),
+}
 # The largest of an observation's values.
 SLOWEST_VALUES = {
     "sqlite": 'SELECT max(value) FROM json_each("values")',

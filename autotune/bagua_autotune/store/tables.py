@@ -44,7 +44,7 @@ class JobRow(Base):
         ),
     )
 
-    # The short columns first: SQLite reads a row up to the last column that it needs.
+    # The long column last: SQLite reads a row up to the last column that it needs.
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str]
     protocol: Mapped[str] = mapped_column(String(8))
@@ -66,7 +66,7 @@ class JobRow(Base):
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     inherited: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Deferred: up to 100,000 of them, needed only when candidates are enumerated.
-    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True)
+    tensors: Mapped[list[Any]] = mapped_column(JSON, deferred=True, server_default="[]")
 
 
 class TrialRow(Base):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,10 @@ def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, jo
 def test_reading_makes_no_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'typo.db'}"
     with pytest.raises(StoreError, match=r"no database .*typo\.db"):
-        Store(url, must_exist=True)
+        Store(url, as_found=True)
     assert list(tmp_path.iterdir()) == []
     Store(url).close()
-    Store(url, must_exist=True).close()
+    Store(url, as_found=True).close()
 
 
 def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
@@ -386,3 +387,13 @@ def test_something_that_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"notes\.txt"):
         Store(f"sqlite:///{path}")
     assert path.read_text().startswith("not a database")
+
+
+def test_a_view_stays_as_it_was_when_it_was_opened(store: Store, job: str) -> None:
+    if not store.database.url.database:
+        pytest.skip("a database in memory has one connection: writers wait for readers")
+    with store.database.reading(), ThreadPoolExecutor(1) as writer:
+        before = store.job(job)
+        writer.submit(store.touch, job, 99.0).result()
+        assert store.job(job) == before
+    assert store.job(job).last_contact_at == 99.0
