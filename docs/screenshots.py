@@ -46,6 +46,7 @@ class Sketch:
     bandwidth: str = "10Gbit"
     steps: int = 4000
     ended: bool = False
+    until_tuned: bool = False
     tensors: int | None = None
 
     def simulator(self) -> Simulator:
@@ -79,8 +80,9 @@ JOBS = (
     Sketch("vgg16-ablation", model="vgg16", nodes=2, bandwidth="25Gbit", steps=60, ended=True),
     Sketch(LONG_NAME, model="bert-large", nodes=16, ranks_per_node=8, steps=160),
     Sketch("gpt2-small-finetune", model="gpt2-small", steps=14),
+    Sketch("resnet50-on-512", nodes=64, ranks_per_node=8, bandwidth="100Gbit", steps=40),
     Sketch("three-tensors", steps=60, tensors=3),
-    Sketch("bert-base-pretraining", "bert-base", 4, 8, bandwidth="40Gbit", steps=116),
+    Sketch("bert-base-pretraining", "bert-base", 4, 8, bandwidth="40Gbit", until_tuned=True),
 )
 PICTURES = (
     Picture("page-light", "jobs/bert-base-pretraining", until="#buckets-panel"),
@@ -94,6 +96,8 @@ PICTURES = (
     Picture("finished", "jobs/resnet50-imagenet", is_extra=True),
     Picture("ended-dark", "jobs/vgg16-ablation", scheme="dark", is_extra=True),
     Picture("many-ranks", "jobs/gpt2-medium-owt", is_extra=True),
+    Picture("some-of-many-ranks", "jobs/resnet50-on-512", is_extra=True),
+    Picture("no-such-job", "jobs/nobody", is_extra=True),
     Picture("just-started", "jobs/gpt2-small-finetune", is_extra=True),
     Picture("three-tensors", "jobs/three-tensors", is_extra=True),
     Picture("long-name", "jobs/long-name", is_extra=True),
@@ -135,7 +139,7 @@ def take(browser: Browser, url: str, picture: Picture, file: Path) -> None:
     )
     page = context.new_page()
     page.goto(f"{url}/{picture.path}")
-    page.locator("#content").wait_for()
+    page.locator("main").filter(visible=True).wait_for()
     page.wait_for_timeout(500)
     box = page.locator(picture.until).bounding_box()
     assert box
@@ -164,7 +168,7 @@ def _run(store: Store, sketch: Sketch, began: float) -> float:
     for _ in range(sketch.steps):
         job.run(1)
         now += job.true_seconds(job.configuration)
-        if job.is_finished and sketch.ended:
+        if job.is_finished and (sketch.ended or sketch.until_tuned):
             break
     if sketch.ended:
         tuner.take_event(job_id, Event("ended", None, job.step))

@@ -80,6 +80,7 @@ export function timesInterval(low, high) {
 export function percent(ratio) {
   if (!isKnown(ratio)) return UNKNOWN;
   const value = ratio * 100;
+  if (value > 0 && value < 0.05) return "less than 0.1 %";
   return `${Math.abs(value) < 9.95 ? Number(value.toFixed(1)) : Math.round(value)} %`;
 }
 

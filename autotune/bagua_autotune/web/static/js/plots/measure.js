@@ -25,10 +25,9 @@ const SPEEDUP = {
 
 export const measureOf = (job) => (job.protocol === "v1" ? SPEEDUP : STEP_TIME);
 
-/** Trials of the round in progress that have a value. */
+/** Trials with a value: of the best one's round, which is not the latest if that was broken off. */
 export function measured(overview) {
   const { value } = measureOf(overview.job);
-  return overview.trials.filter(
-    (trial) => trial.round === overview.job.round && value(trial) !== null,
-  );
+  const round = overview.trials.find((trial) => trial.is_best)?.round ?? overview.job.round;
+  return overview.trials.filter((trial) => trial.round === round && value(trial) !== null);
 }

@@ -8,11 +8,13 @@ import { showLegend } from "./marks.js";
 import { Plot } from "./plot.js";
 
 const WIDEST_BAR_PX = 48;
+const MANY = 100; // with gaps between them they would flicker
 
 export function ranksPlot() {
   let shown = null;
   const rankAt = (place) => (shown.isSelection ? shown.ranks[place]?.rank ?? "" : grouped(place));
-  const bars = () => uPlot.paths.bars({ size: [0.7, WIDEST_BAR_PX] });
+  const [apart, dense] = [0.7, 1].map((share) => uPlot.paths.bars({ size: [share, WIDEST_BAR_PX] }));
+  const bars = (...series) => (shown.ranks.length > MANY ? dense : apart)(...series);
   const plot = new Plot(byId("ranks-plot"), (colours) => ({
     scales: {
       x: { time: false, range: (_u, low, high) => [low - 0.6, high + 0.6] },
@@ -21,8 +23,8 @@ export function ranksPlot() {
     axes: [{ ...countAxis(colours, "rank"), values: (_u, splits) => splits.map(rankAt) }, valueAxis(colours, () => true)],
     series: [
       {},
-      { fill: colours.other, width: 0, paths: bars(), points: { show: false } },
-      { fill: colours.accent, width: 0, paths: bars(), points: { show: false } },
+      { fill: colours.other, width: 0, paths: bars, points: { show: false } },
+      { fill: colours.accent, width: 0, paths: bars, points: { show: false } },
     ],
   }));
   plot.readsColumns = true;

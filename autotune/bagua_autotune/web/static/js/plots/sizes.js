@@ -99,8 +99,8 @@ function notes({ points, measure, lines }) {
 /** What is left to gain; once tuned it is what made the search stop, or nearly. */
 function expectation({ state }, gain) {
   if (gain === null) return [];
-  if (state === "tuning") return [`The search expects its next trial to gain ${percent(gain)} of the step time at most.`];
-  return [`One more trial was expected to gain ${percent(gain)} of the step time at most.`];
+  if (state === "tuning") return [`The search expects its next trial to gain ${percent(gain)} of the step time.`];
+  return [`One more trial was expected to gain ${percent(gain)} of the step time.`];
 }
 
 function draw(u, { points, lines, best }, colours) {

@@ -15,7 +15,7 @@ const KINDS = [
 const LEVEL = { label: "measured", shape: "line", className: "of-other" };
 const SWITCH = { label: "switch", shape: "rule", className: "of-switch" };
 
-const MARGIN = 0.01;
+const MARGIN = 0.02;
 
 export function stepsPlot() {
   let shown = null;
