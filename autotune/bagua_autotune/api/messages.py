@@ -175,14 +175,17 @@ class Figures(_Output):
     """Null where not (yet) known; ``seconds`` are per step, of the slowest rank.
 
     All are of one round: the result's own, or the latest while the job is being tuned. Default and
-    best configuration count with all their trials of it. ``speedup`` is over the baseline, of the
-    result once there is one, with its 95 % interval; before, of the best configuration so far, which
-    is not confirmed, with the widest interval that its own and the default's allow (null without a
-    spread to take it from). ``search_steps``, ``search_seconds``, ``cost_seconds`` (lost against the
-    baseline) and ``payback_steps`` are of the search. The others are of the latest steps: communication
-    that computing does not hide; what the slowest rank computes longer than the middle one, in
-    parts of a step; the rank that is slowest most often, and in which share of the steps;
-    ``slow_rank``, that rank if it deserves a warning (over 10 % of a step, in half of them).
+    best configuration count with all their trials of it. ``speedup`` is over the baseline: of the
+    result once there is one, with its 95 % interval; before, of the best configuration so far,
+    which is not confirmed, with the widest interval that its own and the default's allow (null
+    without a spread to take it from). ``search_steps``, ``search_seconds`` (from the round's first
+    trial to the end of its last), ``cost_seconds`` (lost against the baseline) and
+    ``payback_steps`` are of the search.
+
+    The others are of the latest steps: communication that computing does not hide; what the slowest
+    rank computes longer than the middle one, in parts of a step; the rank that is slowest most
+    often, and in which share of the steps; ``slow_rank``, that rank if it deserves a warning (over
+    10 % of a step, in at least half of them).
     """
 
     baseline_seconds: float | None
@@ -328,10 +331,10 @@ class RankTime(_Output):
 class JobOverview(_Output):
     """All that is shown of a job while it runs.
 
-    ``best``: after each measured trial of the round; it rises where the best configuration turns out
-    to be slower when it is measured again. ``ranks``: of more than
-    256 those that compute longest and shortest. ``why``: why this configuration. ``stock_ddp``:
-    Python for PyTorch's own DistributedDataParallel. ``events``: the newest.
+    ``best``: after each measured trial of the round; it rises where the best configuration turns
+    out to be slower when it is measured again. ``ranks``: of more than 256 those that compute
+    longest and shortest. ``why``: why this configuration. ``stock_ddp``: Python for PyTorch's own
+    DistributedDataParallel. ``events``: the newest.
     """
 
     job: JobSummary

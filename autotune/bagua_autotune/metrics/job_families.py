@@ -138,12 +138,12 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_search_steps_total",
-        "Steps reported under trials, of all rounds.",
+        "Steps from the first trial of a round to the end of its last, of all rounds.",
         lambda job: job.totals.search_steps,
     ),
     _value(
         "bagua_autotune_search_seconds_total",
-        "Wall time under trials, of all rounds.",
+        "Wall time from the first trial of a round to the end of its last, of all rounds.",
         lambda job: job.totals.search_seconds,
     ),
     _value(

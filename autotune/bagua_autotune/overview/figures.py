@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.overview import ranks
-from bagua_autotune.overview.best import best_estimate, is_settled, speedup
+from bagua_autotune.overview.best import best_estimate, is_settled, shown_round, speedup
 from bagua_autotune.overview.reading import Reading
-from bagua_autotune.tuning.bill import Bill, bill
-from bagua_autotune.tuning.rounds import began_at
+from bagua_autotune.overview.spent import spent
+from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.standing import standing
 
 
@@ -32,8 +32,8 @@ class Figures:
         speedup_low, speedup_high: the result's 95 % interval; before, the widest that those of the
             best and of the baseline allow, which does not count that the best of many is partly
             the luckiest. None without a spread to take it from.
-        search_steps, search_seconds: trained under trials in this round.
-        cost_seconds, cost_steps: that the search of this round lost against the baseline.
+        search_steps, search_seconds: from the round's first trial to the end of its last.
+        cost_seconds, cost_steps: that the search lost in it against the baseline.
         payback_steps: after how many steps that is earned; before the end, if it ended now.
         exposed_seconds: communication that computing does not hide, in the latest steps.
         rank_spread_ratio: what the slowest rank computes longer than the middle one, in parts
@@ -75,7 +75,8 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
     spread = ranks.spread(latest)
-    cost = _bill(reading)
+    search = spent(reading, shown_round(job))
+    cost = search.bill
     is_known = has_seconds and baseline is not None
     return Figures(
         baseline_seconds=objective.seconds(baseline.center) if baseline else None,
@@ -85,7 +86,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         speedup_low=_finite(faster.low if faster else None),
         speedup_high=_finite(faster.high if faster else None),
         search_steps=cost.steps,
-        search_seconds=_search_seconds(reading),
+        search_seconds=search.seconds,
         cost_seconds=cost.cost_seconds if is_known else None,
         cost_steps=cost.cost_steps if is_known else None,
         payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
@@ -95,29 +96,6 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         slowest_share=spread.slowest_share if spread else None,
         slow_rank=spread.slow_rank if spread else None,
     )
-
-
-def _bill(reading: Reading) -> Bill:
-    """Of the round, with the steps of a trial that still runs."""
-    job, trials = reading.job, reading.shown
-    baseline = standing(trials, job.baseline)
-    found = bill(
-        trials,
-        {index: steps.first for index, steps in reading.steps.items()},
-        reading.switch_seconds,
-        baseline.center if baseline else None,
-        reading.objective,
-    )
-    running = sum(
-        reading.steps[t.index].count for t in trials[-1:] if t.is_open and t.index in reading.steps
-    )
-    return Bill(found.steps + running, found.cost_seconds, found.cost_steps)
-
-
-def _search_seconds(reading: Reading) -> float:
-    job = reading.job
-    end = job.finished_at or job.ended_at or job.last_contact_at
-    return max(0.0, end - began_at(job, reading.round))
 
 
 def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int | None:

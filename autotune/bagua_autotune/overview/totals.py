@@ -10,6 +10,7 @@ from bagua_autotune.model.job import Job, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview.best import is_settled
 from bagua_autotune.overview.reading import Reading
+from bagua_autotune.overview.spent import spent
 from bagua_autotune.overview.summary import Summary
 
 
@@ -22,8 +23,7 @@ class Totals:
         failures: why trials failed, as rank 0 said it.
         incumbent: the best one of the latest round; once tuned, what was kept.
         drifts: lasting changes of the step times that the ranks told of.
-        search_steps: observed under trials.
-        search_seconds: wall time under trials; of the one that runs, up to the job's last word.
+        search_steps, search_seconds: of all rounds, as the figures tell them of one.
         is_current: not so between a trial's begin and its first steps: the latest steps are then
             of the trial before.
     """
@@ -41,17 +41,14 @@ def make_totals(reading: Reading, summary: Summary) -> Totals:
     """Add up what was read."""
     job, trials = reading.job, reading.trials
     last = trials[-1] if trials else None
+    searches = [spent(reading, number) for number in range(job.round + 1)]
     return Totals(
         trials=Counter(trial.state for trial in trials),
         failures=tuple(trial.failure for trial in trials if trial.failure),
         incumbent=_incumbent(job, summary),
         drifts=reading.drifts,
-        search_steps=sum(steps.count for steps in reading.steps.values()),
-        search_seconds=sum(
-            max(0.0, (trial.ended_at or job.last_contact_at) - trial.started_at)
-            for trial in trials
-            if trial.started_at is not None
-        ),
+        search_steps=sum(search.bill.steps for search in searches),
+        search_seconds=sum(search.seconds for search in searches),
         is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
     )
 

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Trial
+from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.objective import Objective
 
 
 @dataclass(frozen=True)
 class Bill:
-    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost."""
+    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost.
+
+    Of jobs that report the speed of many steps at once, ``steps`` are those between their reports.
+    """
 
     steps: int
     cost_seconds: float
@@ -28,7 +32,7 @@ class Bill:
 
 def bill(
     trials: Sequence[Trial],
-    first_steps: Mapping[int, int],
+    observed: Mapping[int, Steps],
     switch_seconds: Mapping[int, float],
     baseline_cost: float | None,
     objective: Objective,
@@ -36,22 +40,23 @@ def bill(
     """Add up a round.
 
     Args:
-        trials: of the round; an open one counts once it is closed.
-        first_steps: by trial index the first step observed under it.
+        trials: of the round; an open one's steps count, and cost once it is closed.
+        observed: by trial index the steps observed under it.
         switch_seconds: by trial index how long the ranks took to cut their buckets.
         baseline_cost: of a step.
         objective: what costs mean; without seconds nothing can be added up.
     """
     baseline_seconds = None if baseline_cost is None else objective.seconds(baseline_cost)
-    ran = [trial for trial in trials if trial.index in first_steps]
+    ran = [trial for trial in trials if trial.index in observed]
+    are_single = objective.seconds(0.0) is not None
     steps = 0
     seconds = 0.0
     for place, trial in enumerate(ran):
-        following = ran[place + 1] if place + 1 < len(ran) else None
-        # A trial's steps run until the next one's begin: those dropped at the switch count too.
-        count = trial.estimate.count + trial.estimate.outliers if trial.estimate else 0
-        if following is not None:
-            count = max(count, first_steps[following.index] - first_steps[trial.index])
+        own = observed[trial.index]
+        count = own.count if are_single else own.last - own.first
+        if place + 1 < len(ran):
+            # A trial's steps run until the next one's begin: those dropped at the switch count too.
+            count = max(count, observed[ran[place + 1].index].first - own.first)
         steps += count
         own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
         if own_seconds is not None and baseline_seconds is not None:

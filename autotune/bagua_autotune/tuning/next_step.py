@@ -123,7 +123,7 @@ class NextStep:
         baseline = standing(trials, job.baseline)
         cost = bill(
             trials,
-            {index: steps.first for index, steps in digests.steps(self._store, job.id).items()},
+            digests.steps(self._store, job.id),
             digests.switch_seconds(self._store, job.id),
             baseline.center if baseline else None,
             objective,

@@ -34,10 +34,22 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
 
 
 def began_at(job: Job, trials: Sequence[Trial]) -> float:
-    """When the round began, in seconds since the epoch.
+    """When the round's first trial began, in seconds since the epoch.
 
     Args:
         trials: of the round.
     """
     starts = [trial.started_at for trial in trials if trial.started_at is not None]
-    return min(starts, default=job.last_contact_at) if job.round else job.created_at
+    return min(starts, default=job.last_contact_at)
+
+
+def search_seconds(job: Job, trials: Sequence[Trial]) -> float:
+    """Wall time from a round's first trial to the end of its last; while one is open, up to the
+    job's last word.
+
+    Args:
+        trials: of the round.
+    """
+    last_word = job.ended_at or job.last_contact_at
+    ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
+    return max(0.0, max(ends) - began_at(job, trials)) if ends else 0.0

@@ -43,7 +43,7 @@ def trial(
     """Measured, or open without ``seconds``."""
     found = Estimate(math.log(seconds), 0.004, count) if seconds else None
     state = "measured" if found else "running"
-    return Trial(index, purpose, configuration, state, found, started_at=10.0, round=round)  # type: ignore[arg-type]
+    return Trial(index, purpose, configuration, state, found, started_at=5.0, round=round)  # type: ignore[arg-type]
 
 
 def job(phase: str = "tuning", result: Result | None = None, round: int = 0) -> Job:

@@ -62,6 +62,31 @@ def test_a_job_that_was_just_registered_can_be_looked_at(
     assert [layout.role for layout in overviews.buckets("job").layouts] == ["default"]
 
 
+def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    """Not from the registration: until its first steps a training loads its model."""
+    tuner.register("job", SPEC)
+    tuner._clock.now += 600.0  # type: ignore[attr-defined]
+    run(tuner, Ranks(noise=0.005))
+    first = overviews.summary("job")
+    trials = tuner.trials("job")
+    assert trials[0].started_at is not None
+    assert first.figures.search_seconds == (trials[-1].ended_at or 0) - trials[0].started_at < 600
+    assert first.result is not None
+    assert first.result.seconds == first.figures.search_seconds
+    assert first.result.steps == first.figures.search_steps
+    tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
+    run(tuner, Ranks(noise=0.005, seed=1))
+    second = overviews.summary("job")
+    assert second.round == 1
+    totals = Summaries(tuner.store).of(contacts.of_job(tuner.store, "job")).totals
+    assert totals.search_steps == first.figures.search_steps + second.figures.search_steps
+    assert totals.search_seconds == pytest.approx(
+        first.figures.search_seconds + second.figures.search_seconds
+    )
+
+
 def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(seed=1, noise=0.005))
     found = overviews.overview("job")
