@@ -15,6 +15,8 @@ MOST_RANKS = 256
 # many of the latest steps: who is slowest at random is nobody's fault.
 SLOW_RATIO = 0.1
 SLOW_SHARE = 0.5
+# As many as the shortest trial has: of one or two steps one rank is always the slowest in half.
+LEAST_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,19 @@ class Spread:
         ratio: what the slowest rank computes longer than the middle one, in parts of a step.
         slowest_rank: that was slowest most often.
         slowest_share: of the steps, in which it was.
+        steps: that were looked at.
     """
 
     ratio: float
     slowest_rank: int
     slowest_share: float
+    steps: int
 
     @property
     def slow_rank(self) -> int | None:
         """The slowest rank if it is worth a warning: it costs much, and most of the time."""
-        is_slow = self.ratio > SLOW_RATIO and self.slowest_share >= SLOW_SHARE
-        return self.slowest_rank if is_slow else None
+        is_much = self.ratio > SLOW_RATIO and self.slowest_share >= SLOW_SHARE
+        return self.slowest_rank if is_much and self.steps >= LEAST_STEPS else None
 
 
 def step_seconds(observations: Sequence[Observation]) -> float | None:
@@ -84,7 +88,7 @@ def spread(observations: Sequence[Observation]) -> Spread | None:
     if not ratios:
         return None
     rank, count = max(slowest.items(), key=lambda found: (found[1], -found[0]))
-    return Spread(median(ratios), rank, count / len(ratios))
+    return Spread(median(ratios), rank, count / len(ratios), len(ratios))
 
 
 def rank_times(observations: Sequence[Observation]) -> list[RankTime]:

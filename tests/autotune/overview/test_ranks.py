@@ -51,6 +51,7 @@ def test_who_computes_longest_most_often_is_the_slow_one() -> None:
         (0.12, [2] * 10, None),  # by less than a tenth of a step
         (0.2, [2, 0, 2, 1, 2, 3, 2, 0, 2, 1], 2),
         (0.2, [2, 0, 2, 1, 2, 3, 2, 0, 3, 1], None),  # seldom
+        (0.2, [2] * 4, None),  # too few steps to tell
     ],
 )
 def test_a_rank_is_called_slow_if_it_costs_much_and_most_of_the_time(
