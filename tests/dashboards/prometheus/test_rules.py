@@ -13,6 +13,7 @@ import yaml
 
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.overview import Summaries
+from bagua_autotune.overview.ranks import SLOW_RATIO, SLOW_SHARE
 from bagua_autotune.store import Store
 
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"
@@ -56,9 +57,17 @@ def test_every_rule_has_a_test() -> None:
         assert f'"{alert["alert"]}"' in text or f"alertname: {alert['alert']}" in text
 
 
+def test_a_slow_rank_is_the_same_for_all() -> None:
+    (rule,) = [alert for alert in alerts() if alert["alert"] == "BaguaAutotuneSlowRank"]
+    expression = " ".join(rule["expr"].split())
+    assert f"rank_spread_ratio) > {SLOW_RATIO}" in expression
+    assert f"share_ratio) >= {SLOW_SHARE}" in expression
+
+
 def test_every_alert_says_what_to_do() -> None:
     assert {alert["alert"] for alert in alerts()} == {
         "BaguaAutotuneDown",
+        "BaguaAutotuneGone",
         "BaguaAutotuneJobSilent",
         "BaguaAutotuneNotConverging",
         "BaguaAutotuneSpeedupLost",
