@@ -19,11 +19,6 @@ from bagua_autotune.store.errors import StoreError
 
 SQLITE_BUSY_SECONDS = 30.0
 
-# SQLite's transactions have one view from their first statement on; PostgreSQL's have if asked.
-READ_ONLY: dict[str, dict[str, Any]] = {
-    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-}
-
 
 def default_url() -> str:
     """A SQLite file in the user's data directory."""
@@ -52,13 +47,12 @@ class Database:
         if as_found and self._is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
-            self._engine = _sqlite(self.url) if self._is_sqlite else create_engine(self.url)
+            self._engine = _sqlite(self.url) if self._is_sqlite else _server(self.url)
         except ImportError as error:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
-        options = READ_ONLY.get(self.url.get_backend_name(), {})
-        self._reader = self._engine.execution_options(read_only=True, **options)
+        self._reader = self._engine.execution_options(read_only=True)
         try:
             if as_found:
                 migrations.check(self._reader)
@@ -107,6 +101,23 @@ def _parse(url: str) -> URL:
             f"{url!r} is not a database URL; examples: sqlite:////var/lib/autotune.db, "
             "postgresql+pg8000://user@host/name"
         ) from error
+
+
+def _server(url: URL) -> Engine:
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # SQLite's transactions have one view from their first statement on; PostgreSQL's have if
+        # asked. Not asked by execution options: SQLAlchemy would not see there that a connection
+        # was lost, and use it again.
+        if (
+            connection.get_execution_options().get("read_only")
+            and connection.dialect.name == "postgresql"
+        ):
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+    return engine
 
 
 def _sqlite(url: URL) -> Engine:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import create_engine, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import Event, Inherited, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -397,3 +398,19 @@ def test_a_view_stays_as_it_was_when_it_was_opened(store: Store, job: str) -> No
         writer.submit(store.touch, job, 99.0).result()
         assert store.job(job) == before
     assert store.job(job).last_contact_at == 99.0
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_connections_that_were_lost_are_not_used_again(empty_url: str) -> None:
+    store = Store(empty_url)
+    other = create_engine(empty_url)
+    with other.connect() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid != pg_backend_pid()"
+        )
+    other.dispose()
+    with pytest.raises(SQLAlchemyError):
+        store.check()
+    store.check()
+    store.close()
