@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -96,6 +97,8 @@ def source_options(command: Command) -> Command:
 
 def open_store(url: str | None) -> Store:
     """An existing database, by default that of serve; ClickException if it cannot be used."""
+    # It would print how it could not close a connection that was lost.
+    logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     try:
         url = url or os.environ.get(ENVIRONMENT["database"]) or default_url()
         return Store(url, as_found=True)

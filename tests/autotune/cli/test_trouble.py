@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,13 +13,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import create_engine
 
 from bagua_autotune import __version__
 from bagua_autotune.cli import main
 from bagua_autotune.cli.reader import DatabaseReader
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.cli.canned_service import CannedService
 from tests.autotune.cli.driven_job import JOB, DrivenJob
+from tests.autotune.store.postgresql import find_binaries, running_cluster
+from tests.autotune.support import make_spec
 
 COMMANDS = [["jobs"], ["show", JOB], ["show", "digits"], ["export", JOB, "--json"], ["watch", JOB],
             ["watch", "digits", "--wait"]]  # fmt: skip
@@ -219,3 +225,41 @@ def test_watching_goes_on_when_the_database_is_there_again(
     trouble = result.stdout.splitlines()[1]
     assert trouble == "the database cannot be used: no such table: jobs; trying again"
     assert result.stdout.endswith("ended before its tuning did\n")
+
+
+def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed")
+    with running_cluster(binaries) as url:
+        store = Store(url)
+        Tuner(store).register(JOB, make_spec())
+        command = [sys.executable, "-m", "bagua_autotune", "watch", JOB, "--database", url]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            first = process.stdout.readline()
+            store.close()
+            end_connections(url)
+            trouble = process.stdout.readline()
+            store = Store(url)
+            store.end_job(JOB, time.time())
+            store.close()
+            rest, errors = process.stdout.read(), process.stderr.read()
+    assert first.startswith("digits: Tuning: "), errors
+    assert trouble.startswith("the database cannot be used: "), errors
+    assert trouble.endswith("; trying again\n")
+    assert rest.endswith("ended before its tuning did\n")
+    assert (process.returncode, errors) == (0, "")
+
+
+def end_connections(url: str) -> None:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid != pg_backend_pid()"
+        )
+    engine.dispose()
