@@ -406,7 +406,7 @@ def test_connections_that_were_lost_are_not_used_again(empty_url: str) -> None:
     other = create_engine(empty_url)
     with other.connect() as connection:
         connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid != pg_backend_pid()"
         )
     other.dispose()
