@@ -28,6 +28,8 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
 # The bounds keep every product and exponential finite; no step is that short or long.
 StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
+# Two clocks may have told them.
+LONGEST_COMPUTE_RATIO = 1.01
 ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -58,6 +60,14 @@ class StepTimes(_Input):
                 f"compute_seconds has {len(self.compute_seconds)} values, "
                 f"seconds has {len(self.seconds)}"
             )
+        for rank, (own, step) in enumerate(
+            zip(self.compute_seconds or (), self.seconds, strict=False)
+        ):
+            if own > step * LONGEST_COMPUTE_RATIO:
+                raise ValueError(
+                    f"compute_seconds: rank {rank} computed for {own:.6g} s in a step of "
+                    f"{step:.6g} s; computing is a part of the step"
+                )
         return self
 
 

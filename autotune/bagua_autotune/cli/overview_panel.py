@@ -13,7 +13,7 @@ from rich.text import Text
 from bagua_autotune.api.messages import Figures, JobOverview, JobSummary, StepSeries
 from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
-from bagua_autotune.model.text import clean, describe, describe_seconds
+from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
 
 LABEL_WIDTH = 9
 WIDEST_GRAPH = 80
@@ -78,7 +78,7 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
         return str(progress.trials_measured)
     text = f"{progress.trials_measured} of at most {progress.max_trials}"
     if progress.seconds_left is not None:
-        text += f", at most {describe_seconds(round(progress.seconds_left))} left"
+        text += f", {describe_left(progress.seconds_left)}"
     bar_width = min(width - len(text) - 2, WIDEST_BAR)
     if bar_width < NARROWEST_BAR:
         return text

@@ -57,17 +57,29 @@ def describe_bytes(size_bytes: float) -> str:
 
 def describe_seconds(seconds: float) -> str:
     """A time for people: ``12.3 ms``, ``80 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 1:
+    # Units change where the rounded number would: 0.9996 s are no 1000 ms.
+    if float(_short(seconds * 1e3)) < 1000:
         return f"{_short(seconds * 1e3)} ms"
-    if seconds < 120:
+    if float(_short(seconds)) < 120:
         return f"{_short(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"
+
+
+def describe_left(seconds: float) -> str:
+    """``at most 80 s left``, ``under 1 s left``."""
+    whole = round(seconds)
+    return f"at most {describe_seconds(whole)} left" if whole else "under 1 s left"
 
 
 def describe_speedup(speedup: float, low: float | None = None, high: float | None = None) -> str:
-    """``1.31x (1.24 to 1.38)``, without the interval where it is not known."""
-    interval = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-    return f"{speedup:.2f}x{interval}"
+    """``1.31x (1.24 to 1.38)``, without the interval where it is not known.
+
+    Nor where it has no width: then nothing is known of the spread, such as of values that are alike
+    because they are rounded.
+    """
+    is_known = low is not None and high is not None and low < high
+    return f"{speedup:.2f}x ({low:.2f} to {high:.2f})" if is_known else f"{speedup:.2f}x"
 
 
 def describe_knob(knob: str, value: Value) -> str:

@@ -74,6 +74,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     faster = speedup(job, reading.trials, objective)
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
+    bounds = _bounds(faster) if faster else (None, None)
     spread = ranks.spread(latest)
     search = spent(reading, shown_round(job))
     cost = search.bill
@@ -82,9 +83,9 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         baseline_seconds=objective.seconds(baseline.center) if baseline else None,
         incumbent_seconds=objective.seconds(best.center) if best else None,
         current_seconds=reading.drifted_seconds or ranks.step_seconds(latest),
-        speedup=_finite(faster.center if faster else None),
-        speedup_low=_finite(faster.low if faster else None),
-        speedup_high=_finite(faster.high if faster else None),
+        speedup=faster.center if faster else None,
+        speedup_low=bounds[0],
+        speedup_high=bounds[1],
         search_steps=cost.steps,
         search_seconds=search.seconds,
         cost_seconds=cost.cost_seconds if is_known else None,
@@ -105,5 +106,13 @@ def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int
     return cost.payback_steps(faster.center) if faster else None
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _bounds(faster: Interval) -> tuple[float | None, float | None]:
+    """Those that are known.
+
+    Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
+    that the baseline is as fast as itself is sure.
+    """
+    if faster.low == faster.high != 1.0:
+        return None, None
+    low, high = (bound if math.isfinite(bound) else None for bound in (faster.low, faster.high))
+    return low, high

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.model.job import Job
-from bagua_autotune.model.text import clean, describe, describe_seconds, describe_speedup
+from bagua_autotune.model.text import clean, describe, describe_left, describe_speedup
 from bagua_autotune.overview.best import is_settled
 from bagua_autotune.overview.figures import Figures
 from bagua_autotune.overview.reading import Reading
@@ -45,5 +45,5 @@ def _pace(trials: int, progress: Progress) -> list[str]:
     """``trial 7 of at most 68``, ``at most 80 s left``."""
     pace = [f"trial {trials} of at most {progress.max_trials}"]
     if progress.seconds_left is not None:
-        pace.append(f"at most {describe_seconds(round(progress.seconds_left))} left")
+        pace.append(describe_left(progress.seconds_left))
     return pace

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import UNUSED, describe, describe_bytes
+from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
 from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.decision import Keep, baseline_estimate
 from bagua_autotune.tuning.objective import Objective
@@ -48,7 +48,7 @@ def make_result(
     if not is_winner:
         return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
     text = describe(kept.configuration)
-    times = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
+    times = describe_speedup(speedup, low, high)
     summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
     return replace(result, summary=summary)
 

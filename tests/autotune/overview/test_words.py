@@ -103,6 +103,17 @@ def test_a_trial_of_a_single_value_has_no_interval() -> None:
     assert headline(job(), trials).startswith("Tuning: 1.20x so far, not confirmed, ")
 
 
+def test_values_that_are_alike_do_not_tell_how_sure_they_are() -> None:
+    sure = [replace(t, estimate=replace(t.estimate, standard_error=0.0)) for t in TRIED[:2]]  # type: ignore[type-var]
+    assert headline(job(), sure).startswith("Tuning: 1.20x so far, not confirmed, ")
+    alike = job("finished", replace(RESULT, low=1.56, high=1.56))
+    assert headline(alike, sure) == "Tuned: 1.56x with bucket 1 MiB, hierarchical"
+    figures = make_figures(reading(alike, sure), [])
+    assert (figures.speedup, figures.speedup_low, figures.speedup_high) == (1.56, None, None)
+    kept = make_figures(reading(job("finished", replace(KEPT, speedup=1, low=1, high=1)), sure), [])
+    assert (kept.speedup, kept.speedup_low, kept.speedup_high) == (1, 1, 1)
+
+
 def test_the_ranks_reason_cannot_command_a_terminal() -> None:
     hostile = replace(KEPT, reason="the ranks disagreed: \x1b[31m")
     assert "\x1b" not in headline(job("finished", hostile), TRIED[:2])
