@@ -50,7 +50,7 @@ class _Script:
             "trial": None if ended or (self._deciding and self._closes) else {"index": trial},
             "state": "finished" if ended else "tuning",
             "configuration": configuration,
-            "progress": {"trials_measured": place, "max_trials": 60, "speedup": None},
+            "progress": {"trials_measured": place, "max_trials": 60, "speedup": 1.25},
             "result": {"summary": "the result"} if ended else None,
             "deciding": self._deciding > 0 and not self._closes,
         }
