@@ -193,14 +193,17 @@ def test_what_the_search_cannot_say_now_keeps_nothing_else(
     page: Page, tuned: DrivenJob, seen: Seen
 ) -> None:
     del tuned
-    page.route("**/curve", lambda route: route.abort())
+    held: list[Route] = []
+    page.route("**/curve", held.append)
     page.clock.install()
     page.goto("/jobs/tuned")
-    expect(page.locator("#sizes-trouble")).to_contain_text("asked again")
-    expect(page.locator("#trouble")).to_be_hidden()
     for shown in ("#steps-plot canvas", "#sizes-plot canvas", "#best-plot canvas", ".bucket-bar"):
         expect(page.locator(shown).first).to_be_visible()
     expect(page.locator("#sizes-legend")).not_to_contain_text("expected")
+    for route in held:
+        route.abort()
+    expect(page.locator("#sizes-trouble")).to_contain_text("asked again")
+    expect(page.locator("#trouble")).to_be_hidden()
     page.unroute("**/curve")
     page.clock.run_for(15_000)
     expect(page.locator("#sizes-legend")).to_contain_text("expected")
@@ -227,7 +230,8 @@ def test_buckets_are_to_scale(page: Page, tuned: DrivenJob) -> None:
 
 
 def test_the_table_is_sorted_by_click_and_by_key(page: Page, tuned: DrivenJob) -> None:
-    trials = tuned.get("overview")["trials"]
+    overview = tuned.get("overview")
+    trials = overview["trials"]
     page.goto("/jobs/tuned")
     rows = page.locator("#trials tbody tr td.index")
     expect(rows).to_have_text([str(trial["index"]) for trial in trials])
@@ -239,6 +243,11 @@ def test_the_table_is_sorted_by_click_and_by_key(page: Page, tuned: DrivenJob) -
     page.keyboard.press("Enter")
     expect(head).to_have_attribute("aria-sort", "descending")
     expect(rows).to_have_text([str(trial["index"]) for trial in reversed(fastest_first)])
+    # By size, whatever its unit.
+    small = {"bucket_bytes": 512 * 1024, "hierarchical": "off"}
+    trials[1] |= {"configuration": small, "words": "bucket 512 KiB, flat"}
+    page.route("**/overview", lambda route: route.fulfill(json={**overview, "trials": trials}))
+    page.goto("/jobs/tuned")
     page.locator("#trials th", has_text="Configuration").get_by_role("button").click()
     sizes = {str(trial["index"]): trial["configuration"]["bucket_bytes"] for trial in trials}
     shown = [sizes[index] for index in rows.all_inner_texts()]
