@@ -67,7 +67,7 @@ def sized(panel: P, width: int, height: int) -> P:
 def value(
     title: str, description: str, unit: str, *queries: prometheus.Dataquery, named: bool = False
 ) -> stat.Panel:
-    """Large numbers: the last known of the time shown; ``named`` where there are several."""
+    """Large numbers: the last that each query gives; ``named`` where there are several."""
     mode = options.BigValueTextMode.VALUE_AND_NAME if named else options.BigValueTextMode.VALUE
     panel = (
         stat.Panel()

@@ -13,7 +13,8 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-JOB = 'job_name="$job"'
+# Grafana escapes a variable for neither kind of PromQL's quoted strings; a raw string needs none.
+JOB = "job_name=`${job:raw}`"
 SERVICE = '{job="bagua-autotune"}'
 STATES = {"tuning": 1, "confirming": 2, "finished": 3, "ended": 4}
 # How finely the past is looked at where trials are told apart: the interval of scraping.
@@ -41,13 +42,18 @@ def while_tuned(expression: str) -> str:
 def by_trial(expression: str) -> str:
     """The job's expression with a label more: the number of the trial that ran then.
 
-    The number is a value in Prometheus, so that its series do not grow with the trials. A trial
-    that is proposed, and of which nothing was reported yet, has no step times: those that are
-    shown then are of the trial before.
+    The number is a value in Prometheus, so that its series do not grow with the trials. One that
+    is only proposed is left out: the ranks may never run it.
     """
     runs = of_job("trials", where='state="running"')
     numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")} and {runs} == 1)'
     return f"{expression} * on (job_name) group_left (trial) {numbers}"
+
+
+def by_round(expression: str) -> str:
+    """The job's expression with a label more: the number of the round of tuning, 1 or more."""
+    numbers = f'count_values by (job_name) ("round", {of_job("rounds_total")})'
+    return f"{expression} * on (job_name) group_left (round) {numbers}"
 
 
 def state_number(expression: str) -> str:

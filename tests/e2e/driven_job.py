@@ -7,15 +7,16 @@ from typing import Any
 
 import requests
 
-from tests.autotune.support import Ranks, registration
+from tests.autotune.support import Ranks, peaked, registration
 
-STEPS_OF_A_REPORT = 5
 MIB = 1024**2
 TIMEOUT_SECONDS = 30
 
 
 class DrivenJob:
     """Rank 0 of a job of this project's own client, as far as the service sees it."""
+
+    steps_of_a_report = 5
 
     def __init__(self, url: str, job_id: str, token: str = "", **changes: Any) -> None:
         self.path = f"{url}/api/v2/jobs/{job_id}"
@@ -41,10 +42,22 @@ class DrivenJob:
         while self.state["trial"]:
             self._report()
 
+    def drift(self, factor: float) -> None:
+        """All steps take so many times as long from now on, which the ranks tell."""
+        step = self._ranks.step
+        self._ranks = Ranks(noise=0.02, step_seconds=lambda ran: factor * peaked(ran))
+        self._ranks.step = step
+        self._tell(kind="drift", step=step, message="slower", seconds=0.2 * factor)
+
+    def _tell(self, **event: Any) -> None:
+        self._take(self.session.post(f"{self.path}/events", json=event, timeout=TIMEOUT_SECONDS))
+
     def _report(self) -> None:
         steps = [
             {"step": step, "seconds": seconds, "compute_seconds": [0.8 * s for s in seconds]}
-            for step, seconds in self._ranks.run(self.state["configuration"], STEPS_OF_A_REPORT)
+            for step, seconds in self._ranks.run(
+                self.state["configuration"], self.steps_of_a_report
+            )
         ]
         body = {"trial": self.state["trial"]["index"], "steps": steps}
         self._take(self.session.post(f"{self.path}/observations", json=body))

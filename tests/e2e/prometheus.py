@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a service every second."""
+"""A real Prometheus: one that scrapes a service, or one that holds what a test scraped of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ import yaml
 
 from tests.e2e.conftest import wait_until
 
+DATA = "tsdb"
 RULES = Path(__file__).parents[2] / "dashboards" / "prometheus" / "rules"
 
 
 class Prometheus:
-    """Context manager: Debian's server on a free port, with the project's rules.
+    """Context manager: Debian's server on a free port.
 
     Args:
-        target: host and port of the service.
+        folder: that has its configuration, ``prometheus.yml``, and its data, if there are any.
+        options: of the command line.
     """
 
-    def __init__(self, program: str, folder: Path, target: str) -> None:
+    def __init__(self, program: str, folder: Path, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -32,9 +34,10 @@ class Prometheus:
         self._log = (folder / "prometheus.log").open("w")
         self._command = [
             program,
-            f"--config.file={_configured(folder, target)}",
-            f"--storage.tsdb.path={folder / 'tsdb'}",
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / DATA}",
             f"--web.listen-address={address}",
+            *options,
         ]
 
     def __enter__(self) -> Prometheus:
@@ -52,17 +55,29 @@ class Prometheus:
     def values(self, expression: str, past_seconds: float = 0) -> list[float]:
         """All samples of now, or of the time until now, but those that are not a number.
 
+        Points are at whole seconds, as those that Grafana asks for.
+
         Raises:
             AssertionError: Prometheus refused the expression.
         """
         now = time.time()
-        parameters: dict[str, str | float] = {"query": expression}
         if past_seconds:
-            parameters |= {"start": now - past_seconds, "end": now, "step": 1}
-        path = "query_range" if past_seconds else "query"
-        answer = self._get(path, parameters)
-        found = [sample for series in answer["result"] for sample in _samples(series)]
-        return [value for value in map(float, found) if value == value]
+            found = self.over_time(expression, now // 1 - past_seconds, now // 1, 1)
+        else:
+            found = self.at(expression, now)
+        samples = [float(value) for series in found for _, value in _samples(series)]
+        return [value for value in samples if value == value]
+
+    def at(self, expression: str, moment: float) -> list[dict[str, Any]]:
+        """The series of that moment: ``metric`` has the labels, ``value`` time and value."""
+        return list(self._get("query", {"query": expression, "time": moment})["result"])
+
+    def over_time(
+        self, expression: str, start: float, end: float, step: float
+    ) -> list[dict[str, Any]]:
+        """The series of that time: ``metric`` has the labels, ``values`` times and values."""
+        parameters = {"query": expression, "start": start, "end": end, "step": step}
+        return list(self._get("query_range", parameters)["result"])
 
     def failing_rules(self) -> list[dict[str, Any]]:
         """Rules that Prometheus cannot evaluate."""
@@ -94,8 +109,8 @@ def _rule_files() -> list[Path]:
     return sorted(RULES.glob("*.yml"))
 
 
-def _configured(folder: Path, target: str) -> Path:
-    """The project's rules, and its scrape job, at an interval of one second."""
+def scraping(program: str, folder: Path, target: str) -> Prometheus:
+    """With the project's rules, scraping host and port of a service every second."""
     (folder / "rules").mkdir()
     for path in _rule_files():
         document = yaml.safe_load(path.read_text())
@@ -108,11 +123,28 @@ def _configured(folder: Path, target: str) -> Path:
         "rule_files": ["rules/*.yml"],
         "scrape_configs": [scrape],
     }
-    path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(configuration))
-    return path
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    return Prometheus(program, folder)
 
 
-def _samples(series: Mapping[str, Any]) -> list[str]:
-    pairs = series["values"] if "values" in series else [series["value"]]
-    return [value for _, value in pairs]
+def holding(program: str, folder: Path, scrapes: Mapping[int, str]) -> Prometheus:
+    """With these scrapes, by their times, as its past; exact at these times only.
+
+    A sample is looked for just before the moment that is asked about, as nothing says in such a
+    past that a series ended.
+    """
+    lines = [
+        f"{line} {moment}\n"
+        for moment, text in scrapes.items()
+        for line in text.splitlines()
+        if line.startswith("bagua_")
+    ]
+    (folder / "scrapes").write_text("".join([*lines, "# EOF\n"]))
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "scrapes", DATA]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    (folder / "prometheus.yml").write_text("{}")
+    return Prometheus(program, folder, "--query.lookback-delta=1s")
+
+
+def _samples(series: Mapping[str, Any]) -> list[tuple[float, str]]:
+    return list(series["values"]) if "values" in series else [series["value"]]

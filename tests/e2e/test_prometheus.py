@@ -8,18 +8,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from tests.dashboards.grafana.dashboards import FILES, Expression, expressions, substituted
 from tests.e2e.conftest import wait_until
-from tests.e2e.prometheus import Prometheus, rules
+from tests.e2e.driven_job import DrivenJob
+from tests.e2e.grafana import DASHBOARD, View
+from tests.e2e.prometheus import holding, rules, scraping
 from tests.e2e.service import ServiceProcess
 from tests.e2e.training import train_two
 from tests.ranks import RankPool
 
 PROGRAM = shutil.which("prometheus")
 PAST_SECONDS = 120
+SCRAPE_SECONDS, IDLE_SCRAPES = 5, 10  # as the dashboards expect it
+HOSTILE = """it's "C:\\d\\" $job {a="b"} or up"""
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,7 +35,7 @@ pytestmark = [
 
 
 def all_expressions(job_name: str) -> list[Expression]:
-    """Of dashboards, as Grafana sends them where scrapes are a second apart; of rules."""
+    """Of dashboards, as Grafana sends them, for scrapes that are a second apart; of rules."""
     values = {
         "job": job_name,
         "__interval": "1s",
@@ -37,7 +43,9 @@ def all_expressions(job_name: str) -> list[Expression]:
         "__range": f"{PAST_SECONDS}s",
     }
     found = [
-        Expression(where, substituted(text, values), instant)
+        Expression(
+            where, substituted(text, values).replace(f":{SCRAPE_SECONDS}s]", ":1s]"), instant
+        )
         for path in FILES
         for where, text, instant in expressions(path)
     ]
@@ -57,7 +65,7 @@ def test_every_expression_of_dashboards_and_rules_returns_samples(
     service.start()
     pool = tuned_ranks(service.url, (2,))
     address = service.url.removeprefix("http://")
-    with Prometheus(PROGRAM, tmp_path, address) as prometheus, ThreadPoolExecutor() as threads:
+    with scraping(PROGRAM, tmp_path, address) as prometheus, ThreadPoolExecutor() as threads:
         training = threads.submit(pool.run, train_two, 0.05, timeout_seconds=200)
         wait_until(lambda: bool(service.get("jobs")["jobs"]), "the registration", 100)
         pending = all_expressions(service.get("jobs")["jobs"][-1]["name"])
@@ -78,3 +86,99 @@ def test_every_expression_of_dashboards_and_rules_returns_samples(
         pool.close()
     assert "finished" in states.values()
     assert failing == []
+
+
+class ScrapedJob(DrivenJob):
+    """A job whose service is scraped after everything that happens, 5 s apart on its own clock.
+
+    Attributes:
+        scrapes: by their times.
+    """
+
+    steps_of_a_report = 2  # so that no trial is over before it was scraped
+
+    def __init__(self, service: ServiceProcess, **changes: Any) -> None:
+        self._metrics = f"{service.url}/metrics"
+        self._told = -1
+        self.now = int(time.time()) // 3600 * 3600 - 3600
+        self.scrapes: dict[int, str] = {}
+        super().__init__(service.url, "job", **changes)
+        self._scrape()
+
+    def train_on(self) -> None:
+        for _ in range(IDLE_SCRAPES):
+            self._scrape()
+
+    def _report(self) -> None:
+        if self.state["trial"]["index"] > self._told:
+            self._told = self.state["trial"]["index"]
+            self._tell(kind="switched", trial=self._told, seconds=0.01)
+        super()._report()
+
+    def _take(self, response: requests.Response) -> None:
+        super()._take(response)
+        if not self.state["deciding"]:
+            self._scrape()
+
+    def _scrape(self) -> None:
+        self.now += SCRAPE_SECONDS
+        self.scrapes[self.now] = self.session.get(self._metrics).text
+
+    def first(self, pattern: str) -> dict[str, int]:
+        """When each text that is the group of the pattern was first scraped."""
+        found: dict[str, int] = {}
+        for moment, text in self.scrapes.items():
+            for value in re.findall(pattern, text, re.MULTILINE):
+                found.setdefault(value, moment)
+        return found
+
+
+def test_trials_and_marks_are_those_of_the_api_over_two_rounds(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    assert PROGRAM
+    service.start()
+    job = ScrapedJob(service, name=HOSTILE, limits={"max_samples": 6})
+    job.finish()
+    ended = [job.now]
+    job.train_on()
+    tuned = job.now
+    job.drift(2.8)
+    tuned_again = job.now
+    job.finish()
+    ended.append(job.now)
+    job.train_on()
+    overview = job.get("overview")
+    past = job.now - min(job.scrapes) + 60
+    with holding(PROGRAM, tmp_path, job.scrapes) as prometheus:
+        whole = View(prometheus, HOSTILE, job.now, past)
+        rows = whole.table("Trials")
+        points = whole.table("Bucket size against time of a step")
+        steps = [SCRAPE_SECONDS, 30]  # as the dashboard says, and as Grafana makes it for an hour
+        marks = [whole.marks("New configuration", step) for step in steps]
+        ends = [whole.marks("Tuning ended", step) for step in steps]
+        of_result = ("Speed-up", "How sure is that", "Why it ended there", "Cost of the search")
+        known = [
+            [title for title in of_result if View(prometheus, HOSTILE, end, past).numbers(title)]
+            for end in (tuned, tuned_again, job.now)
+        ]
+    assert known == [list(of_result), [], list(of_result)]
+    trials = overview["trials"]
+    assert {trial["round"] for trial in trials} == {0, 1}
+    assert rows.keys() == points.keys() == {str(trial["index"]) for trial in trials}
+    for trial in trials:
+        row, point = rows[str(trial["index"])], points[str(trial["index"])]
+        assert row["Time of a step"] == point["Time of a step"]
+        assert row["Time of a step"] == pytest.approx(trial["seconds"], rel=0.05)
+        assert row["Bucket size"] == point["Bucket size"] == trial["configuration"]["bucket_bytes"]
+        assert row["Against the default"] == pytest.approx(trial["speedup"], rel=0.05)
+        if trial["configuration"] == overview["default_configuration"]:
+            assert row["Against the default"] == pytest.approx(1, abs=0.05)
+    assert {a["step"] for a in DASHBOARD["annotations"]["list"]} == {f"{SCRAPE_SECONDS}s"}
+    began = job.first(r"^bagua_autotune_current_trial\{.*\} (\d+)")
+    for found in marks:
+        assert [(mark.title, mark.start) for mark in found] == [
+            (f"Trial {number}", moment) for number, moment in began.items()
+        ]
+        assert all(mark.start == mark.end for mark in found)
+    assert [[mark.start for mark in found] for found in ends] == [ended] * len(steps)

@@ -48,7 +48,10 @@ from dashboards.grafana.queries import (
 from dashboards.grafana.trials.outcome import REASONS
 from dashboards.grafana.trials.trouble import ALERTS
 
-TRIALS = "/d/bagua-autotune-trials?var-job=${__value.raw:percentencode}&${__url_time_range}"
+TRIALS = (
+    "/d/bagua-autotune-trials?var-job=${__value.raw:percentencode}"
+    "&var-datasource=${datasource}&${__url_time_range}"
+)
 # The table's columns after job and state: title, metric, unit.
 COLUMNS = (
     ("Speed-up", "speedup_ratio", TIMES_UNIT),

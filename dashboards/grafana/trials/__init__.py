@@ -12,6 +12,8 @@ from dashboards.grafana.trials import marks, outcome, ranks, search, trouble
 
 UID = "bagua-autotune-trials"
 JOBS = "label_values(bagua_autotune_job_state, job_name)"
+# Names that PromQL's raw strings can hold: the panels' queries put them into one.
+QUOTABLE = "/^[^`]*$/"
 
 
 def dashboard() -> Dashboard:
@@ -26,6 +28,7 @@ def dashboard() -> Dashboard:
         .description("The training's name, as BAGUA_AUTOTUNE_JOB says it.")
         .datasource(SOURCE)
         .query({"qryType": 1, "query": JOBS, "refId": "jobs"})
+        .regex(QUOTABLE)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
     )

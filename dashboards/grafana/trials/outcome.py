@@ -25,6 +25,7 @@ from dashboards.grafana.panels import (
     value,
 )
 from dashboards.grafana.queries import (
+    at_the_end,
     of_job,
     over_time,
     payback,
@@ -76,19 +77,21 @@ def state() -> list[Any]:
 
 
 def gain() -> list[Any]:
+    """What is of one round is shown as it is at the end of the time shown: not the last known
+    value, which a job that is tuned again has from the round before."""
     cost = value(
         "Cost of the search",
         "Time lost under trials against the baseline, in this round; below 0 the trials alone "
         "have already saved time.",
         "s",
-        over_time(of_job("search_cost_seconds"), "cost"),
+        at_the_end(of_job("search_cost_seconds"), "cost"),
     ).decimals(1)
     paid_back = (
         value(
             "Paid back after",
             "Steps at the speed of the result that make up for what the search cost.",
             STEPS_UNIT,
-            over_time(payback(of_job), "payback"),
+            at_the_end(payback(of_job), "payback"),
         )
         .decimals(0)
         .mappings([mapping(NO_GAIN)])
@@ -120,7 +123,7 @@ def _speedup() -> Any:
         "Step time of the default configuration over that of the best: of the result once tuning "
         "is finished, of the best trial until then. 1 is as fast as the default.",
         TIMES_UNIT,
-        over_time(of_job("speedup_ratio"), "speed-up"),
+        at_the_end(of_job("speedup_ratio"), "speed-up"),
     ).decimals(2)
     limits(panel, {1.01: BEST})
     return panel
@@ -133,8 +136,8 @@ def _bounds() -> Any:
             "The widest interval that both measurements allow, at 95 %. A lower bound above 1 "
             "means that the job is really faster.",
             TIMES_UNIT,
-            over_time(of_job("speedup_lower_ratio"), "at least"),
-            over_time(of_job("speedup_upper_ratio"), "at most"),
+            at_the_end(of_job("speedup_lower_ratio"), "at least"),
+            at_the_end(of_job("speedup_upper_ratio"), "at most"),
             named=True,
         )
         .decimals(2)
@@ -148,8 +151,8 @@ def _step_times() -> Any:
         "Of the slowest rank, as a synchronous step takes as long as its slowest rank: under the "
         "best configuration, under the default, and of late.",
         "s",
-        over_time(of_job("incumbent_step_seconds"), "best"),
-        over_time(of_job("baseline_step_seconds"), "default"),
+        at_the_end(of_job("incumbent_step_seconds"), "best"),
+        at_the_end(of_job("baseline_step_seconds"), "default"),
         over_time(of_job("current_step_seconds"), "now"),
         named=True,
     ).orientation(VizOrientation.VERTICAL)
@@ -161,9 +164,9 @@ def _step_times() -> Any:
 def _why() -> Any:
     panel = value(
         "Why it ended there",
-        "What the search came to; nothing as long as it runs.",
+        "What the search came to; nothing as long as it runs, or runs again.",
         "none",
-        over_time(f"{of_job('job_result', 'reason')} == 1", "{{reason}}"),
+        at_the_end(f"{of_job('job_result', 'reason')} == 1", "{{reason}}"),
     )
     panel.text_mode(BigValueTextMode.NAME).no_value("still searching")
     for reason, text in REASONS.items():

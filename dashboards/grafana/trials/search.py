@@ -27,8 +27,9 @@ from dashboards.grafana.panels import (
     sized,
     transformed,
 )
-from dashboards.grafana.queries import JOB, PAST, by_trial, of_job, over_time, table
+from dashboards.grafana.queries import PAST, by_round, by_trial, of_job, over_time, table
 
+STEP_SECONDS = by_trial(of_job("current_step_seconds"))
 BUCKET = 'knob="bucket_bytes"'
 # Bucket sizes have a panel of their own.
 OTHER_KNOBS = 'knob!~".*buckets?(_bytes)?"'
@@ -106,7 +107,7 @@ def _sizes_and_times() -> Any:
         "A point for each trial of the time shown; the later, the darker. Where other knobs were "
         "tried, trials of one bucket size differ by these: the table below names them.",
         "s",
-        [table(_median("current_step_seconds")), table(_setting("bucket_bytes"))],
+        [table(_median(STEP_SECONDS)), table(_setting("bucket_bytes"))],
     )
     transformed(panel, "joinByField", byField="trial", mode="inner")
     transformed(panel, "convertFieldType", fields={}, conversions=[_number("trial")])
@@ -176,10 +177,10 @@ def _trials() -> Any:
     panel = rows(
         "Trials",
         "Each trial that ran in the time shown and was seen by a scrape, with the median of its "
-        "step times. Trials shorter than the interval of scraping may be missing: the service's "
-        "own page and `bagua-autotune show` have all.",
+        "step times, against the default of its round. Trials shorter than the interval of "
+        "scraping may be missing: the service's own page and `bagua-autotune show` have all.",
         "none",
-        table(_median("current_step_seconds")),
+        table(_median(STEP_SECONDS)),
         table(_setting("bucket_bytes")),
         table(_setting("channels")),
         table(_words("hierarchical")),
@@ -190,7 +191,11 @@ def _trials() -> Any:
     transformed(
         panel,
         "organize",
-        excludeByName={**_without("Time", "job_name", copies=5), "Value #D": True},
+        excludeByName={
+            **_without("Time", "job_name", copies=5),
+            "Value #D": True,
+            "round": True,
+        },
         indexByName={"trial": 0, "Value #B": 1, "state": 2, "Value #C": 3, "Value #A": 4},
         renameByName={
             "trial": "Trial",
@@ -217,16 +222,18 @@ def _trials() -> Any:
     return panel
 
 
-def _median(name: str) -> str:
-    """The metric under each trial of the time shown."""
-    return f"quantile_over_time(0.5, ({by_trial(of_job(name))}){PAST})"
+def _median(expression: str) -> str:
+    """Over the time shown, at which trials are told apart."""
+    return f"quantile_over_time(0.5, ({expression}){PAST})"
 
 
 def _speedup_of_trials() -> str:
-    """The step time of the default over that of each trial."""
-    baseline = f"last_over_time(bagua_autotune_baseline_step_seconds{{{JOB}}}[$__range])"
-    median = _median("current_step_seconds")
-    return f"max by (job_name) ({baseline}) / on (job_name) group_right () {median}"
+    """The step time of the default, as its trial of the same round had it, over each trial's.
+
+    A later round begins with what was kept, so that its default is not known from its start on.
+    """
+    defaults = f"last_over_time(({by_round(of_job('baseline_step_seconds'))}){PAST})"
+    return f"{defaults} / on (job_name, round) group_right () {_median(by_round(STEP_SECONDS))}"
 
 
 def _setting(knob: str) -> str:

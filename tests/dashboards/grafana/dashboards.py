@@ -46,9 +46,11 @@ def expressions(path: Path) -> Iterator[Expression]:
 
 
 def substituted(expression: str, values: Mapping[str, str]) -> str:
-    """With values for ``$name``, as Grafana's; no variable is left.
+    """With values for ``$name`` and ``${name:raw}``, as Grafana's; no variable is left.
 
     Raises:
         KeyError: a variable has no value.
     """
-    return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
+    return re.sub(
+        r"\$(?:(\w+)|\{(\w+):raw\})", lambda found: values[found[1] or found[2]], expression
+    )

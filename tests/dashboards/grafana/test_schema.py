@@ -16,7 +16,8 @@ PACKAGES = ["@grafana/schema@11.6.0", "typescript@5.8.3"]
 TYPES = """
 import type { AnnotationQuery, Dashboard as Board, VariableModel } from "@grafana/schema";
 type Plain<T> = T extends string ? `${T}` : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
-type Annotation = AnnotationQuery & { expr?: string; titleFormat?: string; builtIn?: number };
+type OfPlugin = { expr?: string; titleFormat?: string; step?: string; useValueForTime?: boolean };
+type Annotation = AnnotationQuery & OfPlugin & { builtIn?: number };
 type Variable = VariableModel & { auto?: boolean; auto_count?: number; auto_min?: string };
 export type Dashboard = Plain<Omit<Board, "annotations" | "templating">> & {
   annotations?: { list?: Plain<Annotation>[] };
