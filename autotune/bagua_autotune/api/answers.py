@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from flask import Response, request
 from pydantic import BaseModel
@@ -24,8 +25,8 @@ def answer_if_changed(message: BaseModel) -> Response:
     return response
 
 
-def download(text: str, content_type: str, job_name: str, ending: str) -> Response:
-    """A file for the browser to keep, named after the job."""
+def download(text: str | Iterator[str], content_type: str, job_name: str, ending: str) -> Response:
+    """A file for the browser to keep, named after the job; its parts are sent as they are made."""
     response = Response(text, content_type=content_type)
     name = UNSAFE.sub("-", job_name).strip("-.")[:80] or "job"
     response.headers.set("Content-Disposition", "attachment", filename=f"{name}{ending}")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from pydantic import BaseModel
 
 from bagua_autotune.api.messages import Event, JobDetail, Observation, Trial
 from bagua_autotune.model.text import clean
+
+# A step of a thousand ranks is a line of 40 KB.
+LINES_AT_ONCE = 100
 
 
 def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
@@ -35,12 +40,25 @@ def _cell(value: object) -> object:
 def job_json(
     job: JobDetail,
     trials: Sequence[Trial],
-    observations: Sequence[Observation],
+    observations: Iterable[Observation],
     events: Sequence[Event],
-) -> str:
-    """Everything that is stored of the job but its profiles."""
-    document = job.model_dump(mode="json")
-    document["trials"] = [trial.model_dump(mode="json") for trial in trials]
-    document["observations"] = [found.model_dump() for found in observations]
-    document["events"] = [event.model_dump(mode="json") for event in events]
-    return json.dumps(document, indent=2) + "\n"
+) -> Iterator[str]:
+    """Everything that is stored of the job but its profiles, in parts.
+
+    Each tensor, trial, observation and event is one line.
+    """
+    yield job.model_dump_json(indent=2, exclude={"tensors"}).removesuffix("\n}")
+    lists: dict[str, Iterable[BaseModel]] = {
+        "tensors": job.tensors,
+        "trials": trials,
+        "observations": observations,
+        "events": events,
+    }
+    for name, messages in lists.items():
+        yield f',\n  "{name}": ['
+        lines = (f"\n    {message.model_dump_json()}" for message in messages)
+        yield next(lines, "")
+        while part := "".join(f",{line}" for line in islice(lines, LINES_AT_ONCE)):
+            yield part
+        yield "\n  ]"
+    yield "\n}\n"

@@ -35,18 +35,18 @@ def add_routes(api: Blueprint, overviews: Overviews) -> None:
 
     @api.get("/jobs/<job_id>/trials.csv")
     def get_trials_csv(job_id: str) -> Response:
-        job, trials = views.job_detail(tuner, job_id), views.trial_list(tuner, job_id).trials
-        return download(
-            trials_csv(job.knobs, trials), "text/csv; charset=utf-8", job.name, "-trials.csv"
-        )
+        job, trials = tuner.store.job(job_id), views.trial_list(tuner, job_id).trials
+        text = trials_csv(job.space, trials)
+        return download(text, "text/csv; charset=utf-8", job.name, "-trials.csv")
 
     @api.get("/jobs/<job_id>/export.json")
     def get_export_json(job_id: str) -> Response:
-        job = views.job_detail(tuner, job_id)
-        text = job_json(
-            job,
-            views.trial_list(tuner, job_id).trials,
-            views.observation_list(tuner, job_id).observations,
-            views.event_list(tuner, job_id).events,
+        job, trials = views.job_detail(tuner, job_id), views.trial_list(tuner, job_id).trials
+        # Trial by trial: those of a large job would fill the memory.
+        observations = (
+            observation
+            for trial in trials
+            for observation in views.observation_list(tuner, job_id, trial.index).observations
         )
-        return download(text, "application/json", job.name, ".json")
+        parts = job_json(job, trials, observations, views.event_list(tuner, job_id).events)
+        return download(parts, "application/json", job.name, ".json")

@@ -382,8 +382,9 @@ class CurveLine(_Output):
 class Curve(_Output):
     """What the search believes a step takes, with the 95 % band, after so many closed trials.
 
-    Without ``curves`` where it has no opinion (yet). ``expected_gain``: by which part of a step
-    it expects the next trial to lower the best.
+    Without ``curves`` where it has no opinion (yet). ``expected_gain``: by how much it expects the
+    next trial to lower the best step time, as a share of it: 0.004 is 0.4 %. Null where it cannot
+    tell (yet).
     """
 
     trials: int

@@ -47,7 +47,7 @@ def _csv(reader: Reader, job: JobOverview) -> str:
 def _json(reader: Reader, job: JobOverview) -> str:
     id = job.job.id
     trials, observations = reader.trials(id), reader.observations(id)
-    return job_json(reader.job(id), trials, observations, reader.events(id))
+    return "".join(job_json(reader.job(id), trials, observations, reader.events(id)))
 
 
 def _profile(reader: Reader, job: JobOverview) -> str:

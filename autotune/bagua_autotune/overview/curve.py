@@ -53,8 +53,8 @@ class Curve:
     Attributes:
         trials: how many closed ones of the round it rests on.
         curves: empty where it has no opinion (yet).
-        expected_gain: by which part of a step the next trial is expected to lower the best;
-            None where that is not known.
+        expected_gain: by how much the next trial is expected to lower the best step time, as a
+            share of it (0.004 is 0.4 %); None where that is not known.
     """
 
     trials: int

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
+from sqlalchemy import event
 
 from bagua_autotune.app import create_app
 from bagua_autotune.cli import main
@@ -110,7 +111,38 @@ def test_downloads_are_what_the_command_line_writes(tmp_path) -> None:
     assert next(csv.DictReader(io.StringIO(client.get(f"{JOB}/trials.csv").text)))["state"]
     document = json.loads(client.get(f"{JOB}/export.json").text)
     assert document["observations"][0]["compute_seconds"] == [0.05] * 4
+    assert document["observations"] == client.get(f"{JOB}/observations").get_json()["observations"]
+    for part in ("trials", "events"):
+        assert document[part] == client.get(f"{JOB}/{part}").get_json()[part]
+    detail = client.get(JOB).get_json()
+    assert {name: document[name] for name in detail} == detail
     store.close()
+
+
+def test_an_export_has_a_line_for_a_step_and_is_sent_while_it_is_made(app: Flask) -> None:
+    client = app.test_client()
+    client.put(JOB, json=registration())
+    steps = [{"step": n, "seconds": [0.1] * 4} for n in range(250)]
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    response = client.get(f"{JOB}/export.json")
+    lines = response.text.splitlines()
+    assert sum(line.startswith('    {"trial":0,"step":') for line in lines) == 250
+    assert "Content-Length" not in response.headers
+    assert len(json.loads(response.text)["observations"]) == 250
+
+
+def test_trials_are_listed_without_the_tensors(app: Flask, store: Store) -> None:
+    client = app.test_client()
+    client.put(JOB, json=registration())
+    statements: list[str] = []
+    event.listen(
+        store.database._engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, *_: statements.append(statement),
+    )
+    assert client.get(f"{JOB}/trials.csv").text.startswith("index,bucket_bytes,")
+    assert statements
+    assert not any("tensors" in statement for statement in statements)
 
 
 def test_what_a_rank_says_is_no_formula_in_a_spreadsheet(client: FlaskClient) -> None:
