@@ -3,10 +3,12 @@
 A SQLite store holds 1,000 jobs of 60 trials, with what real jobs leave (filled_store.py): once all
 of them are being tuned, once 20 are and the others ended days ago.  `bagua-autotune serve` on it
 is asked over one connection, bodies read to the end; the client shares the machine.  Between two
-answers of "20 changed" as many jobs report a step, which is not counted in.
+answers of "20 changed" and "all changed" so many jobs report a step, which is not counted in.
 
+- the page: its shell at ``/`` and the first list that it asks for; what a browser waits for.
 - first: a service that was just started; it has read no job yet.
 - 304: the client has the newest already.
+- scrapes until all is new: how far figures lag behind once all jobs changed.
 
     python benchmarks/service.py --json service.json
     python benchmarks/service.py --jobs 50 --repeats 5
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +35,10 @@ from harness import print_table, write_json
 from bagua_autotune.store import Store
 
 CHANGED_JOBS = 20
+REPEATS_OF_ALL = 8  # a thousand reports between two answers take seconds
 FIRST_LATE_STEP = 10**6
-LIST = "/api/v2/jobs?limit=1000"  # what the page of all jobs asks for
+LIST = "/api/v2/jobs?limit=100"  # what the page of all jobs asks for at first
+LONG_LIST = "/api/v2/jobs?limit=1000"
 
 
 @dataclass(frozen=True)
@@ -102,53 +106,69 @@ def serving(database: Path) -> Iterator[Client]:
         process.communicate()
 
 
-def measure(folder: Path, filling: Filling, repeats: int) -> list[Answer]:
-    """Fill a store, serve it, and ask."""
+def measure(folder: Path, filling: Filling, repeats: int) -> tuple[list[Answer], int]:
+    """Fill a store, serve it, and ask; the answers, and the scrapes until all is new."""
     database = folder / f"{filling.active}.db"
     store = Store(f"sqlite:///{database}")
     active = fill(store, filling)
     store.close()
     with serving(database) as client:
-        return list(_ask(client, filling, active, repeats))
+        answers = list(_ask(client, filling, active, repeats))
+        return answers, scrapes_behind(client, filling, active)
 
 
 def _ask(client: Client, filling: Filling, active: list[str], repeats: int) -> Iterator[Answer]:
-    changing = active[:CHANGED_JOBS]
-    changed = f"{len(changing)} changed"
+    some = active[:CHANGED_JOBS]
 
     def ask(
         name: str,
-        path: str,
+        *paths: str,
+        changing: Sequence[str] = (),
         count: int = repeats,
         etag: str = "",
-        before: Callable[[], object] = lambda: None,
     ) -> Answer:
         seconds: list[float] = []
         for _ in range(count):
-            before()
+            client.report(changing, filling.trials - 1)
             started = time.perf_counter()
-            body = client.get(path, etag)
+            bodies = [client.get(path, etag) for path in paths]
             seconds.append(time.perf_counter() - started)
         high = quantiles(seconds, n=20)[18] if count > 1 else seconds[0]
-        return Answer(filling.active, name, 1000 * median(seconds), 1000 * high, len(body), count)
+        size = sum(map(len, bodies))
+        return Answer(filling.active, name, 1000 * median(seconds), 1000 * high, size, count)
 
-    def change() -> None:
-        client.report(changing, filling.trials - 1)
-
-    change()  # so that they have their histograms
-    yield ask("/metrics, first", "/metrics", 1)
+    client.report(active, filling.trials - 1)  # so that they have their histograms
+    yield ask("/metrics, first", "/metrics", count=1)
     while client.get("/metrics").count(b"bagua_autotune_job_ranks{") < filling.active:
         pass  # a scrape does not take long, and leaves the rest to the next one
     yield ask("/metrics", "/metrics")
-    yield ask(f"/metrics, {changed}", "/metrics", before=change)
-    yield ask("/", "/")
-    yield ask("list of jobs, first", LIST, 1)
-    yield ask("list of jobs", LIST)
-    yield ask(f"list of jobs, {changed}", LIST, before=change)
-    yield ask("list of jobs, 304", LIST, etag=client.etag)
+    yield ask("shell of the page", "/")
+    yield ask("the page, first", "/", LIST, count=1)
     overview = f"/api/v2/jobs/{active[0]}/overview"
-    yield ask("overview", overview)
-    yield ask("overview, changed", overview, before=change)
+    for name, paths in (("the page", ("/", LIST)), ("list of 1,000", (LONG_LIST,))):
+        yield ask(name, *paths)
+        yield ask(f"{name}, 304", *paths, etag=client.etag)
+    yield ask("a job's overview", overview)
+    yield ask("a job's overview, changed", overview, changing=some[:1])
+    for changing, count in ((some, repeats), (active, min(repeats, REPEATS_OF_ALL))):
+        who = "all changed" if changing is active else f"{len(changing)} changed"
+        yield ask(f"/metrics, {who}", "/metrics", changing=changing, count=count)
+        yield ask(f"the page, {who}", "/", LIST, changing=changing, count=count)
+        yield ask(f"list of 1,000, {who}", LONG_LIST, changing=changing, count=count)
+
+
+def scrapes_behind(client: Client, filling: Filling, active: list[str]) -> int:
+    """How many scrapes it takes until the figures of all jobs, which changed, are the newest."""
+    client.report(active, filling.trials - 1)
+    texts = [_counted_steps(client)]
+    while len(texts) < 2 or texts[-1] != texts[-2]:
+        texts.append(_counted_steps(client))
+    return len(texts) - 1
+
+
+def _counted_steps(client: Client) -> list[bytes]:
+    lines = client.get("/metrics").splitlines()
+    return [line for line in lines if line.startswith(b"bagua_autotune_search_seconds_total{")]
 
 
 def show(answers: Sequence[Answer]) -> None:
@@ -174,14 +194,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure here")
     options = parser.parse_args()
     answers: list[Answer] = []
+    behind: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for active in options.active:
             filling = Filling(options.jobs, min(active, options.jobs), options.trials)
-            answers += measure(Path(folder), filling, options.repeats)
+            found, behind[active] = measure(Path(folder), filling, options.repeats)
+            answers += found
     show(answers)
+    for active, scrapes in behind.items():
+        print(f"scrapes until all is new, {active} active: {scrapes}")
     if options.json:
-        found = [asdict(answer) for answer in answers]
-        write_json(options.json, {"jobs": options.jobs, "trials": options.trials, "answers": found})
+        content = {
+            "jobs": options.jobs,
+            "trials": options.trials,
+            "answers": [asdict(answer) for answer in answers],
+            "scrapes_until_all_is_new": behind,
+        }
+        write_json(options.json, content)
 
 
 if __name__ == "__main__":

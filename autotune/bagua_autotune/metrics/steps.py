@@ -28,15 +28,18 @@ class _Steps:
         self.template = text.Template([_family(job_name)])
         self.counts = [0] * (len(BUCKETS) + 1)
         self.seconds = 0.0
+        self._samples: bytes | None = None
 
     def add(self, seconds: float) -> None:
+        self._samples = None
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
     def samples(self) -> bytes:
-        up_to = list(accumulate(self.counts))
-        (piece,) = self.template.fill([*up_to, up_to[-1], self.seconds])
-        return piece
+        if self._samples is None:
+            up_to = list(accumulate(self.counts))
+            (self._samples,) = self.template.fill([*up_to, up_to[-1], self.seconds])
+        return self._samples
 
 
 class StepHistograms:
