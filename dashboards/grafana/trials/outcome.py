@@ -98,13 +98,14 @@ def gain() -> list[Any]:
     )
     searching = value(
         "Searched for",
-        "Wall time under trials, over all rounds.",
+        "Wall time from the first trial of a round to the end of its last, over all rounds.",
         "dtdurations",
         over_time(of_job("search_seconds_total"), "time"),
     )
     steps = value(
         "Steps under trials",
-        "Steps of the training that were made under trials, over all rounds. They train as any.",
+        "Steps of the training from the first trial of a round to the end of its last, over all "
+        "rounds. They train as any.",
         STEPS_UNIT,
         over_time(of_job("search_steps_total"), "steps"),
     )

@@ -22,6 +22,7 @@ from dashboards.grafana.queries import JOB, of_job, or_none, over_time
 
 ALERTS = (
     "BaguaAutotuneDown",
+    "BaguaAutotuneGone",
     "BaguaAutotuneJobSilent",
     "BaguaAutotuneNotConverging",
     "BaguaAutotuneSpeedupLost",
