@@ -219,7 +219,8 @@ class Figures(_Output):
 class JobSummary(JobState):
     """A job as a list shows it.
 
-    ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job.
+    ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job,
+    and is that of the figures, which in a list may be of a while ago.
     """
 
     protocol: Protocol
