@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -52,8 +51,7 @@ def _trials(job: JobSum) -> Samples:
 
 
 def _failures(job: JobSum) -> Samples:
-    counts = Counter(map(reasons.of_failure, job.totals.failures))
-    return {(reason,): counts[reason] for reason in reasons.FAILURES}
+    return {(reasons.FAILURE,): job.totals.trials.get("failed", 0)}
 
 
 def _current_trial(job: JobSum) -> float | None:
@@ -76,12 +74,12 @@ FAMILIES = (
     _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda job: job.summary.world_size),
     _value(
         "bagua_autotune_baseline_step_seconds",
-        "Step time under the job's own default configuration, in the latest round.",
+        "Step time under the job's own default configuration.",
         lambda job: job.summary.figures.baseline_seconds,
     ),
     _value(
         "bagua_autotune_incumbent_step_seconds",
-        "Step time under the best trial of the latest round.",
+        "Step time under the best configuration so far, or the one that was kept.",
         lambda job: job.summary.figures.incumbent_seconds,
     ),
     _value(
@@ -93,23 +91,23 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_speedup_ratio",
-        "Step time of the baseline over that of the final choice, or else the best trial.",
+        "Step time of the baseline over that of the final choice, or else the best so far.",
         lambda job: job.summary.figures.speedup,
     ),
     _value(
         "bagua_autotune_speedup_lower_ratio",
-        "Lower end of the speed-up's 95 % interval.",
+        "Lower end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
         lambda job: job.summary.figures.speedup_low,
     ),
     _value(
         "bagua_autotune_speedup_upper_ratio",
-        "Upper end of the speed-up's 95 % interval.",
+        "Upper end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
         lambda job: job.summary.figures.speedup_high,
     ),
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
     Family(
         "bagua_autotune_trial_failures_total",
-        "Trials that failed: the ranks disagreed, or none could carry out the configuration.",
+        "Trials that failed; so far a disagreement is all that one fails for.",
         ("reason",),
         _failures,
     ),

@@ -9,34 +9,23 @@ from bagua_autotune.model.job import Result
 from bagua_autotune.tuning import decision
 
 OTHER = "other"
-WINNER = "winner"
-DISAGREEMENT = "disagreement"
-IMPOSSIBLE = "impossible"
-FAILURES = (DISAGREEMENT, IMPOSSIBLE, OTHER)
+# All that a trial fails for: the ranks could not, or would not, run it together.
+FAILURE = decision.DISAGREEMENT_CODE
 STORE_ERRORS = ("busy", "unavailable", "statement", OTHER)
-# Result.reason is a sentence for people.
-RESULTS = {
-    decision.NOTHING_FASTER: "nothing_faster",
-    decision.BEST_BEFORE: "earlier_best",
-    decision.NOTHING_TO_TRY: "nothing_to_try",
-    decision.TOO_FEW_STEPS: "too_few_steps",
-}
 
 
 def of_result(result: Result) -> str:
     """Why a job was left with what it has."""
+    return result.reason_code or _of_older_result(result)
+
+
+def _of_older_result(result: Result) -> str:
+    """Of a release that stored no code: from its sentence."""
     if result.kept == "winner":
-        return WINNER
-    if "disagreed" in result.reason:
-        return DISAGREEMENT
-    return RESULTS.get(result.reason, OTHER)
-
-
-def of_failure(failure: str) -> str:
-    """Why a trial failed, from what rank 0 said."""
-    if "disagreed" in failure:
-        return DISAGREEMENT
-    return IMPOSSIBLE if "can carry out" in failure else OTHER
+        return decision.WINNER_CODE
+    if result.reason.startswith("the ranks disagreed"):
+        return decision.DISAGREEMENT_CODE
+    return decision.REASON_CODES.get(result.reason, OTHER)
 
 
 def of_store_error(error: SQLAlchemyError) -> str:

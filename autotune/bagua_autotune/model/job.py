@@ -125,7 +125,8 @@ class Result:
 
     ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
     is after how many steps at the winner it is earned (None where the baseline was kept), and
-    ``reason`` why that was.
+    ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
+    has; it is empty in results of releases that had none.
     """
 
     configuration: Configuration
@@ -141,6 +142,7 @@ class Result:
     cost_seconds: float = 0.0
     payback_steps: int | None = None
     reason: str = ""
+    reason_code: str = ""
 
 
 class Inherited(BaseModel):

@@ -20,7 +20,6 @@ class Totals:
 
     Attributes:
         trials: how many are in each state.
-        failures: why trials failed, as rank 0 said it.
         incumbent: the best one of the latest round; once tuned, what was kept.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps, search_seconds: of all rounds, as the figures tell them of one.
@@ -29,7 +28,6 @@ class Totals:
     """
 
     trials: Mapping[TrialState, int]
-    failures: tuple[str, ...]
     incumbent: Configuration | None
     drifts: int
     search_steps: int
@@ -44,7 +42,6 @@ def make_totals(reading: Reading, summary: Summary) -> Totals:
     searches = [spent(reading, number) for number in range(job.round + 1)]
     return Totals(
         trials=Counter(trial.state for trial in trials),
-        failures=tuple(trial.failure for trial in trials if trial.failure),
         incumbent=_incumbent(job, summary),
         drifts=reading.drifts,
         search_steps=sum(search.bill.steps for search in searches),

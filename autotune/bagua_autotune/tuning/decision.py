@@ -26,6 +26,16 @@ BEST_BEFORE = "the best of an earlier run"
 NOTHING_TO_TRY = "nothing else to try"
 TOO_FEW_STEPS = "too few steps remain to earn a search"
 DISAGREED = "the ranks disagreed too often"
+# The same for programs.
+WINNER_CODE = "winner"
+DISAGREEMENT_CODE = "disagreement"
+REASON_CODES = {
+    NOTHING_FASTER: "nothing_faster",
+    BEST_BEFORE: "earlier_best",
+    NOTHING_TO_TRY: "nothing_to_try",
+    TOO_FEW_STEPS: "too_few_steps",
+    DISAGREED: DISAGREEMENT_CODE,
+}
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
 
@@ -40,7 +50,10 @@ class Propose:
 
 @dataclass(frozen=True)
 class Keep:
-    """Tuning is over; ``gain`` is the winner's over the baseline, in cost."""
+    """Tuning is over; ``gain`` is the winner's over the baseline, in cost.
+
+    ``reason``: why the baseline is kept; one of REASON_CODES.
+    """
 
     configuration: Configuration
     gain: Interval | None = None

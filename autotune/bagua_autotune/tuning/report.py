@@ -9,7 +9,13 @@ from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
 from bagua_autotune.tuning.bill import Bill
-from bagua_autotune.tuning.decision import Keep, baseline_estimate
+from bagua_autotune.tuning.decision import (
+    DISAGREEMENT_CODE,
+    REASON_CODES,
+    WINNER_CODE,
+    Keep,
+    baseline_estimate,
+)
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import began_at
 
@@ -44,6 +50,7 @@ def make_result(
         cost_seconds=bill.cost_seconds,
         payback_steps=bill.payback_steps(speedup) if is_winner else None,
         reason="" if is_winner else kept.reason,
+        reason_code=WINNER_CODE if is_winner else REASON_CODES[kept.reason],
     )
     if not is_winner:
         return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
@@ -54,7 +61,7 @@ def make_result(
 
 
 def revoke(result: Result, job: Job, reason: str) -> Result:
-    """The result of a job whose ranks could not switch to the winner and run the baseline."""
+    """The result of a job whose ranks disagreed on the winner and run the baseline."""
     return replace(
         result,
         configuration=job.baseline,
@@ -64,6 +71,7 @@ def revoke(result: Result, job: Job, reason: str) -> Result:
         high=1.0,
         payback_steps=None,
         reason=reason,
+        reason_code=DISAGREEMENT_CODE,
         summary=_name_kept(job.baseline, reason, result),
     )
 

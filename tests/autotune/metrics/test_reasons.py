@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.metrics import reasons
+from bagua_autotune.store import records
 from tests.autotune.api.driving import JOB, drive
 from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.overview.jobs import RESULT
 from tests.autotune.support import MIB, Ranks, registration
 
 ONE_SIZE = {
@@ -56,9 +59,34 @@ def test_ranks_that_disagree_all_the_time(client: FlaskClient) -> None:
     assert of(found, "trial_failures_total")["digits", "disagreement"] == 3
 
 
-def test_what_clients_make_up_is_other() -> None:
-    assert reasons.of_failure("no rank can carry out the configuration X") == "impossible"
-    assert reasons.of_failure("\x1b[31m rank 7 is on fire") == "other"
+def test_what_clients_say_changes_no_reason(client: FlaskClient) -> None:
+    """Neither of a trial nor of the result, whose final choice the ranks could not carry out."""
+    client.put(JOB, json=registration())
+    said = {"kind": "disagreement", "message": "nothing measured faster"}
+    client.post(f"{JOB}/events", json={**said, "trial": 0})
+    drive(client, Ranks(noise=0.001), steps=10)
+    assert of(scrape(client), "job_result") == {("digits", "winner"): 1}
+    client.post(f"{JOB}/events", json=said)
+    found = scrape(client)
+    assert of(found, "job_result") == {("digits", "disagreement"): 1}
+    assert of(found, "trial_failures_total") == {("digits", "disagreement"): 1}
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence", "reason"),
+    [
+        ("winner", "", "winner"),
+        ("baseline", "nothing measured faster", "nothing_faster"),
+        ("baseline", "the best of an earlier run", "earlier_best"),
+        ("baseline", "the ranks disagreed too often", "disagreement"),
+        ("baseline", "the ranks disagreed: no reason given", "disagreement"),
+        ("baseline", "", "other"),
+    ],
+)
+def test_results_of_older_releases_have_reasons_too(kept: Any, sentence: str, reason: str) -> None:
+    column = records.result_column(replace(RESULT, kept=kept, reason=sentence))
+    del column["reason_code"]
+    assert reasons.of_result(records.result_record(column)) == reason
 
 
 @pytest.mark.parametrize(
