@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tests.dashboards.grafana.dashboards import FOLDER, load, panels, substituted
 from tests.e2e.prometheus import Prometheus
 
+SHORTEST_STEP = 5
 DASHBOARD = load(FOLDER / "tuning-trials.json")
 
 
@@ -27,12 +27,19 @@ class View:
         self._values = {"job": job, "__range": f"{past_seconds}s"}
 
     def numbers(self, title: str) -> list[float]:
-        """Of a panel all of whose queries are about the end of the time shown."""
-        return [
-            float(series["value"][1])
-            for target in _panel(title)["targets"]
-            for series in self._instant(target)
-        ]
+        """Of a panel of large numbers: the last value of each series."""
+        panel = _panel(title)
+        assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
+        found = []
+        for target in panel["targets"]:
+            text = substituted(target["expr"], self._values)
+            if target["instant"]:
+                found += [each["value"] for each in self._prometheus.at(text, self._end)]
+            else:
+                start = self._end - self._past // SHORTEST_STEP * SHORTEST_STEP
+                series = self._prometheus.over_time(text, start, self._end, SHORTEST_STEP)
+                found += [each["values"][-1] for each in series]
+        return [float(value) for _, value in found]
 
     def table(self, title: str) -> dict[str, dict[str, Any]]:
         """Rows by their first column: tables joined by a label, columns renamed."""
@@ -41,7 +48,9 @@ class View:
         label, organized = settings["joinByField"]["byField"], settings["organize"]
         rows: dict[str, dict[str, Any]] = {}
         for target in panel["targets"]:
-            for series in self._instant(target):
+            assert target["instant"]
+            text = substituted(target["expr"], self._values)
+            for series in self._prometheus.at(text, self._end):
                 row = rows.setdefault(series["metric"][label], {})
                 value = {f"Value #{target['refId']}": float(series["value"][1])}
                 row |= {
@@ -71,10 +80,6 @@ class View:
                     merged.append(Mark(title, at, at))
             found += merged
         return sorted(found, key=lambda mark: mark.start)
-
-    def _instant(self, target: Mapping[str, Any]) -> list[dict[str, Any]]:
-        assert target["instant"]
-        return self._prometheus.at(substituted(target["expr"], self._values), self._end)
 
 
 def _panel(title: str) -> dict[str, Any]:

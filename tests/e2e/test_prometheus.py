@@ -141,6 +141,7 @@ def test_trials_and_marks_are_those_of_the_api_over_two_rounds(
     job = ScrapedJob(service, name=HOSTILE, limits={"max_samples": 6})
     job.finish()
     ended = [job.now]
+    figures = job.get("overview")["job"]["figures"]
     job.train_on()
     tuned = job.now
     job.drift(2.8)
@@ -162,6 +163,9 @@ def test_trials_and_marks_are_those_of_the_api_over_two_rounds(
             [title for title in of_result if View(prometheus, HOSTILE, end, past).numbers(title)]
             for end in (tuned, tuned_again, job.now)
         ]
+        before = View(prometheus, HOSTILE, tuned, past)
+        assert before.numbers("Steps under trials") == [figures["search_steps"]]
+        assert before.numbers("Searched for") == pytest.approx([figures["search_seconds"]])
     assert known == [list(of_result), [], list(of_result)]
     trials = overview["trials"]
     assert {trial["round"] for trial in trials} == {0, 1}
