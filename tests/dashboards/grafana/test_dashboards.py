@@ -16,8 +16,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_autotune.app import create_app
+from bagua_autotune.metrics import reasons
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning import decision
 from tests.dashboards.grafana.dashboards import FILES, expressions, load, panels
 
 pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
@@ -25,6 +27,8 @@ pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.grafana.trials.outcome import REASONS
 
 ROOT = Path(__file__).parents[3]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -143,6 +147,11 @@ def test_every_metric_and_alert_exists() -> None:
             assert named <= known, where
             shown |= set(re.findall(r'alertname="(\w+)"', text))
     assert shown == alerts
+
+
+def test_every_reason_of_a_result_has_words() -> None:
+    codes = {decision.WINNER_CODE, decision.DISAGREEMENT_CODE, *decision.REASON_CODES.values()}
+    assert set(REASONS) == codes | {reasons.OTHER}
 
 
 @pytest.mark.parametrize("name", ["datasources/prometheus.yaml", "dashboards/bagua-autotune.yaml"])
