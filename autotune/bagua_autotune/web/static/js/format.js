@@ -12,6 +12,9 @@ const SIZE_UNITS = ["B", "KiB", "MiB", "GiB"];
 
 const isKnown = (number) => number !== null && number !== undefined && Number.isFinite(number);
 
+// Without a width nothing is known of the spread, such as of values that are alike when rounded.
+const isWide = (low, high) => isKnown(low) && isKnown(high) && low < high;
+
 /** Three significant digits, never an exponent. */
 export function short(number) {
   const magnitude = Math.abs(number);
@@ -42,7 +45,7 @@ export function seconds(value, unit = isKnown(value) ? timeUnit(value) : null) {
 }
 
 export function secondsInterval(low, high) {
-  if (!isKnown(low) || !isKnown(high)) return "";
+  if (!isWide(low, high)) return "";
   const { factor, unit } = timeUnit(high);
   return `${fixed(low * factor)} to ${fixed(high * factor)} ${unit}`;
 }
@@ -74,7 +77,7 @@ export function times(value) {
 }
 
 export function timesInterval(low, high) {
-  return isKnown(low) && isKnown(high) ? `${low.toFixed(2)} to ${high.toFixed(2)}` : "";
+  return isWide(low, high) ? `${low.toFixed(2)} to ${high.toFixed(2)}` : "";
 }
 
 export function percent(ratio) {
