@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.best import best_trial
+from bagua_autotune.overview.best import best_trial, shown_round
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.candidates import EDGE_KNOBS, PARTITION_KNOB
 from bagua_autotune.store import UnknownJob
@@ -63,15 +63,17 @@ class Curve:
 
 
 def make_curve(tuner: Tuner, job_id: str) -> Curve:
-    """Fit the search's model to the round's trials. Takes a while.
+    """Fit the search's model to the trials of the round that is shown. Takes a while.
 
     There is none with too few trials, and with a search method or a protocol that has none.
     """
     job, trials = tuner.store.job(job_id), tuner.store.trials(job_id)
+    best = best_trial(job, trials)
+    job = replace(job, round=shown_round(job))
     current = of_round(trials, job.round)
     nothing = Curve(closed(current))
     objective = OBJECTIVES[job.protocol]
-    baseline, best = baseline_estimate(job, current), best_trial(job, trials)
+    baseline = baseline_estimate(job, current)
     if baseline is None or best is None or objective.seconds(baseline.center) is None:
         return nothing
     scale = objective.scale(baseline.center)

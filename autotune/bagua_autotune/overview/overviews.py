@@ -135,7 +135,7 @@ class Overviews:
         """What the search believes; made anew once a trial was closed."""
         job = self._store.job(job_id)
         trials = of_round(self._store.trials(job_id), job.round)
-        version = job.created_at, job.round, closed(trials)
+        version = job.created_at, job.round, job.phase == "ended", closed(trials)
         return self._curves.get(job_id, version, lambda: self._fit(job_id))
 
     def buckets(self, job_id: str) -> JobLayouts:

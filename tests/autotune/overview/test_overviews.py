@@ -15,7 +15,7 @@ from bagua_autotune.store import Store, UnknownJob, contacts
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.overview.jobs import SPEC, run
-from tests.autotune.support import Ranks
+from tests.autotune.support import Ranks, peaked
 
 
 class Clock:
@@ -140,6 +140,22 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
     assert overviews.curve("job") is curve
     run(tuner, ranks, trials=8)
     assert overviews.curve("job").trials == 8
+
+
+def test_the_curve_is_of_the_round_that_the_figures_are_of(
+    tuner: Tuner, overviews: Overviews
+) -> None:
+    run(tuner, Ranks(seed=1, noise=0.005))
+    tuned = overviews.curve("job"), overviews.summary("job").figures
+    tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
+    slower = Ranks(seed=1, noise=0.005, step_seconds=lambda c: 3 * peaked(c))
+    run(tuner, slower, trials=len(tuner.trials("job")) + 3)
+    assert overviews.curve("job").trials == 4
+    tuner.take_event("job", Event("ended"))
+    assert overviews.curve("job") == tuned[0]
+    found = overviews.summary("job").figures
+    assert found.baseline_seconds == tuned[1].baseline_seconds
+    assert found.speedup == tuned[1].speedup
 
 
 def test_there_is_no_curve_where_the_search_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
