@@ -1,109 +1,29 @@
-"""The messages of ``/api/v2``. What comes in is strict, what goes out is made from records."""
+"""What ``/api/v2`` answers, made from records; what it takes in is in reports."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
+from bagua_autotune.api.reports import TrialProfile
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
     EventKind,
     JobPhase,
-    JobSpec,
     Limits,
     Protocol,
     Purpose,
     TrialState,
 )
 from bagua_autotune.model.knobs import Knob, Value
-from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.text import without_nul
 
-Registration = JobSpec
 MOST_JOBS_LISTED = 1000
-Index = Annotated[int, Field(ge=0, lt=2**31)]
-StepNumber = Annotated[int, Field(ge=0, le=2**53)]
-# The bounds keep every product and exponential finite; no step is that short or long.
-StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
-# Two clocks may have told them.
-LONGEST_COMPUTE_RATIO = 1.01
-ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
-
-
-class _Input(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _Output(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True)
-
-
-class StepTimes(_Input):
-    """One step: the seconds that each rank took, by rank.
-
-    ``compute_seconds``: those from the end of the communication of the step before until the
-    rank's last gradient was ready. Steps of synchronous ranks all end together; these tell who
-    is slow.
-    """
-
-    step: StepNumber
-    seconds: tuple[StepSeconds, ...] = Field(min_length=1)
-    compute_seconds: tuple[ComputeSeconds, ...] | None = None
-
-    @model_validator(mode="after")
-    def _of_the_same_ranks(self) -> StepTimes:
-        if self.compute_seconds is not None and len(self.compute_seconds) != len(self.seconds):
-            raise ValueError(
-                f"compute_seconds has {len(self.compute_seconds)} values, "
-                f"seconds has {len(self.seconds)}"
-            )
-        for rank, (own, step) in enumerate(
-            zip(self.compute_seconds or (), self.seconds, strict=False)
-        ):
-            if own > step * LONGEST_COMPUTE_RATIO:
-                raise ValueError(
-                    f"compute_seconds: rank {rank} computed for {own:.6g} s in a step of "
-                    f"{step:.6g} s; computing is a part of the step"
-                )
-        return self
-
-
-class Observations(_Input):
-    """Steps run under a trial; none of them is a poll. Safe to send twice."""
-
-    trial: Index
-    steps: tuple[StepTimes, ...] = Field(max_length=10_000)
-
-    @model_validator(mode="after")
-    def _increasing(self) -> Observations:
-        numbers = [step.step for step in self.steps]
-        for earlier, later in pairwise(numbers):
-            if later <= earlier:
-                raise ValueError(f"steps: {later} follows {earlier}; they must increase")
-        return self
-
-
-class TrialProfile(Profile):
-    """A step run under a trial, as rank 0 saw it. Safe to send twice."""
-
-    trial: Index
-
-    @property
-    def profile(self) -> Profile:
-        return Profile.model_construct(**{name: value for name, value in self if name != "trial"})
-
-
-class NewEvent(_Input):
-    """Something that happened to a job."""
-
-    kind: EventKind
-    trial: Index | None = None
-    step: StepNumber | None = None
-    message: Annotated[str, Field(max_length=2000), AfterValidator(without_nul)] = ""
-    seconds: float | None = Field(default=None, ge=0, le=1e9)
 
 
 class OpenTrial(_Output):

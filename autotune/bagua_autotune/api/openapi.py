@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import bagua_autotune
-from bagua_autotune.api import messages
+from bagua_autotune.api import messages, reports
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"
@@ -59,7 +59,7 @@ OPERATIONS = (
         "/jobs/{job_id}",
         "Register a job, or resume it",
         messages.JobState,
-        messages.Registration,
+        reports.Registration,
         statuses=(200, 201, 400, 409, 413, 422),
     ),
     Operation(
@@ -81,7 +81,7 @@ OPERATIONS = (
         "/jobs/{job_id}/observations",
         "Report steps, or poll",
         messages.JobState,
-        messages.Observations,
+        reports.Observations,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
@@ -97,7 +97,7 @@ OPERATIONS = (
         "/jobs/{job_id}/profiles",
         "Report a profiled step",
         messages.JobState,
-        messages.TrialProfile,
+        reports.TrialProfile,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
@@ -108,7 +108,7 @@ OPERATIONS = (
         "/jobs/{job_id}/events",
         "Report an event",
         messages.JobState,
-        messages.NewEvent,
+        reports.NewEvent,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(

@@ -6,7 +6,7 @@ import re
 
 from flask import Blueprint, Response, abort
 
-from bagua_autotune.api import glance, messages, views
+from bagua_autotune.api import glance, reports, views
 from bagua_autotune.api.answers import answer
 from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import parse, query_number
@@ -39,7 +39,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     def put_job(job_id: str) -> Response:
         if not JOB_ID.fullmatch(job_id):
             abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
-        spec = parse(messages.Registration)
+        spec = parse(reports.Registration)
         try:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
@@ -49,7 +49,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     @api.post("/jobs/<job_id>/observations")
     def post_observations(job_id: str) -> Response:
         _refuse_other_protocols(job_id)
-        batch = parse(messages.Observations)
+        batch = parse(reports.Observations)
         observations = [
             Observation(step.step, step.seconds, step.compute_seconds) for step in batch.steps
         ]
@@ -62,7 +62,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     @api.post("/jobs/<job_id>/profiles")
     def post_profile(job_id: str) -> Response:
         _refuse_other_protocols(job_id)
-        found = parse(messages.TrialProfile)
+        found = parse(reports.TrialProfile)
         try:
             tuner.take_profile(job_id, found.trial, found.profile)
         except WrongStep as error:
@@ -72,7 +72,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
         _refuse_other_protocols(job_id)
-        new = parse(messages.NewEvent)
+        new = parse(reports.NewEvent)
         event = Event(new.kind, new.trial, new.step, new.message, new.seconds)
         try:
             tuner.take_event(job_id, event)

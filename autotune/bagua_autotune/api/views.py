@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_autotune.api import messages
+from bagua_autotune.api import messages, reports
 from bagua_autotune.overview import Overviews
 from bagua_autotune.tuning.tuner import Tuner
 
@@ -87,7 +87,7 @@ def observation_list(
 def profile_list(tuner: Tuner, job_id: str, trial: int | None = None) -> messages.ProfileList:
     return messages.ProfileList(
         profiles=[
-            messages.TrialProfile(trial=index, **dict(found))
+            reports.TrialProfile(trial=index, **dict(found))
             for index, found in tuner.store.profiles(job_id, trial)
         ]
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.api import messages, views
+from bagua_autotune.api import messages, reports, views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
 from bagua_autotune.overview import Overviews
@@ -36,7 +36,7 @@ class Reader(Protocol):
 
     def observations(self, job_id: str) -> list[messages.Observation]: ...
 
-    def profiles(self, job_id: str) -> list[messages.TrialProfile]: ...
+    def profiles(self, job_id: str) -> list[reports.TrialProfile]: ...
 
     def events(self, job_id: str) -> list[messages.Event]: ...
 
@@ -79,7 +79,7 @@ class DatabaseReader:
         return views.observation_list(self._tuner, job_id).observations
 
     @store_errors_told()
-    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
+    def profiles(self, job_id: str) -> list[reports.TrialProfile]:
         return views.profile_list(self._tuner, job_id).profiles
 
     @store_errors_told()

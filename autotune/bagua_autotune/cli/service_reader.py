@@ -14,7 +14,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune import __version__
-from bagua_autotune.api import messages
+from bagua_autotune.api import messages, reports
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
 
@@ -66,7 +66,7 @@ class ServiceReader:
         path = self._path(job_id) + "/observations"
         return self._get(messages.ObservationList, path).observations
 
-    def profiles(self, job_id: str) -> list[messages.TrialProfile]:
+    def profiles(self, job_id: str) -> list[reports.TrialProfile]:
         return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
 
     def events(self, job_id: str) -> list[messages.Event]:
