@@ -9,6 +9,7 @@ from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, Tria
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.tuning.confirmation import MOST_PAIRS
+from bagua_autotune.tuning.decision import baseline_estimate
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import began_at, of_round
 from bagua_autotune.tuning.standing import best, standing
@@ -63,7 +64,8 @@ class JobStatus:
 class TrialStatus:
     """A trial in the units of its objective; ``seconds`` are per step, with 95 % bounds.
 
-    ``speedup``: of this trial over all trials of the baseline in its round.
+    ``speedup``: over the first measurement of the baseline in its round, so that it stays as it is
+    when the baseline is measured again.
     """
 
     index: int
@@ -106,7 +108,7 @@ def job_status(
 
 def trial_statuses(job: Job, trials: Sequence[Trial], objective: Objective) -> list[TrialStatus]:
     baselines = {
-        number: standing(of_round(trials, number), job.baseline)
+        number: baseline_estimate(job, of_round(trials, number))
         for number in {trial.round for trial in trials}
     }
     return [_trial_status(trial, baselines[trial.round], objective) for trial in trials]
