@@ -47,8 +47,8 @@ def _printed(configuring: str) -> list[str]:
 
 LINES = [
     "autotune: job digits is being tuned, see PAGE",
-    "autotune: trial 10 of at most 60",
-    "autotune: trial 20 of at most 60",
+    "autotune: trial 10 of at most 60, best so far 1.25x",
+    "autotune: trial 20 of at most 60, best so far 1.25x",
     "autotune: the result",
 ]
 
