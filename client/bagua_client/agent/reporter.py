@@ -60,7 +60,7 @@ class Reporter:
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
         self._profile_refusals = 0
-        self._tells_compute = True
+        self._compute_refusals = 0
         self._logged_tenths = 0
         self._refusals = 0
         self._disagreements = 0
@@ -173,16 +173,23 @@ class Reporter:
             return self._connection.call(lambda service: service.observe(trial, steps))
 
         plain = [step._replace(compute_seconds=None) for step in steps]
-        if not self._tells_compute or plain == steps:
+        if self._compute_refusals >= MOST_REFUSALS or plain == steps:
             return send(plain)
         try:
-            return send(steps)
+            state = send(steps)
         except ServiceRefused as error:
             state = send(plain)
-            # An earlier service does not know them; a tuning does without.
-            self._tells_compute = False
-            logger.info("autotune: the service takes no computing times (%s)", error)
+            # It took the rest. An earlier service does not know them; a tuning does without.
+            self._compute_refusals += 1
+            if self._compute_refusals == MOST_REFUSALS:
+                logger.warning(
+                    "autotune: the service takes no computing times (%s); a slow rank of this job "
+                    "will not be found",
+                    error,
+                )
             return state
+        self._compute_refusals = 0
+        return state
 
     def _send_event(self, event: Event) -> JobState:
         state = self._connection.call(

@@ -88,7 +88,7 @@ class ScriptedService:
         self._lock = threading.Lock()
         self.refuses = refuses or {}
         self.refused = 0
-        self._is_earlier = is_earlier
+        self.is_earlier = is_earlier
         self.requests: list[tuple[str, Any]] = []
         handler = type("Handler", (_Handler,), {"service": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -126,7 +126,7 @@ class ScriptedService:
             if kind in self.refuses:
                 self.refused += 1
                 return self.refuses[kind], {"detail": "not here"}
-            if self._is_earlier and any(
+            if self.is_earlier and any(
                 "compute_seconds" in s for s in (body or {}).get("steps", [])
             ):
                 self.refused += 1
