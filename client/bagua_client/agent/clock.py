@@ -10,6 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+MOST_WAITS = 64
+"""In one step; of one that has more (passes that nothing is learned from) the computing is not
+known."""
+
 
 class Clock(Protocol):
     """Marks moments; what lies between two marks is known once the device has passed them."""
@@ -89,12 +93,16 @@ class StepTimer:
 
     def computed(self) -> None:
         """The last gradient of this rank is ready: from now on it only communicates."""
-        self._computed = None if self._communicated_before else _Computed(self._mark(), self._waits)
+        is_known = not self._communicated_before and len(self._waits) <= MOST_WAITS
+        self._computed = _Computed(self._mark(), self._waits) if is_known else None
         self._waits, self._communicated_before = [], False
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """A communication in the middle of the computing, which is not counted as that."""
+        if len(self._waits) > MOST_WAITS:
+            yield
+            return
         began = self._mark()
         yield
         self._waits.append((began, self._mark()))

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from bagua_client.agent.clock import CpuClock, CudaClock, StepTime, StepTimer, clock_for
+from bagua_client.agent.clock import (
+    MOST_WAITS,
+    CpuClock,
+    CudaClock,
+    StepTime,
+    StepTimer,
+    clock_for,
+)
 
 
 def test_on_the_cpu_a_step_is_the_time_between_two_ticks() -> None:
@@ -83,6 +90,20 @@ def test_of_a_step_that_follows_one_of_several_communications_the_computing_is_n
     _step(timer, clock, 1, (1.0, 1.0, 1.0, 1.0))
     _step(timer, clock, 2, (1.0, 1.0, 1.0, 1.0))
     assert timer.drain() == [StepTime(1, 5.0, None), StepTime(2, 4.0, 2.0)]
+
+
+def test_passes_without_a_backward_pass_do_not_fill_the_memory() -> None:
+    """An evaluation may wait before each of its forward passes, and never communicates."""
+    clock = _MadeUpClock()
+    timer = StepTimer(clock)
+    timer.tick(0)
+    for _ in range(10 * MOST_WAITS):
+        with timer.waiting():
+            clock.now += 1.0
+    assert len(timer._waits) <= MOST_WAITS + 1
+    _step(timer, clock, 1, (1.0, 1.0, 1.0, 1.0))
+    _step(timer, clock, 2, (1.0, 1.0, 1.0, 1.0))
+    assert timer.drain() == [StepTime(1, 10.0 * MOST_WAITS + 4.0, None), StepTime(2, 4.0, 2.0)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
