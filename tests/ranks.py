@@ -12,7 +12,8 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -27,6 +28,7 @@ START_SECONDS = 100.0
 # so, and every rank is forked from it.
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _FORK_SERVER.set_forkserver_preload(["torch._dynamo"])
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class RankPool:
         ranks_per_node: ``[2, 1]`` is ranks 0 and 1 on node 0, rank 2 on node 1.
         collective_timeout_seconds: of the process group.
         variables: environment variables beyond torchrun's.
+        spawned: each rank is an interpreter of its own, with a hash seed of its own, as under
+            torchrun. Forked ranks share theirs, so that they all iterate over a set of strings in
+            the same order: collectives in such an order would only go wrong in a real job. Costs
+            seconds at the start.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class RankPool:
         ranks_per_node: Sequence[int],
         collective_timeout_seconds: float = 60.0,
         variables: Mapping[str, str] | None = None,
+        spawned: bool = False,
     ) -> None:
+        self._spawned = spawned
         self.places = [
             (node, local) for node, ranks in enumerate(ranks_per_node) for local in range(ranks)
         ]
@@ -121,15 +129,17 @@ class RankPool:
     def _start(self) -> None:
         if self._processes:
             return
+        context: Any = _SPAWN if self._spawned else _FORK_SERVER
         for rank in range(self.world_size):
-            connection, far_end = _FORK_SERVER.Pipe()
-            process = _FORK_SERVER.Process(
+            connection, far_end = context.Pipe()
+            process = context.Process(
                 target=_serve,
                 args=(far_end, self._environment(rank), self._collective_timeout),
                 daemon=True,
                 name=f"rank {rank} of {self.world_size}",
             )
-            process.start()
+            with _hash_seed(rank + 1):
+                process.start()
             far_end.close()
             self._processes.append(process)
             self._connections.append(connection)
@@ -176,6 +186,19 @@ class RankPool:
             return Outcome(error=f"ended with exit code {self._processes[rank].exitcode}")
         assert isinstance(outcome, Outcome)
         return outcome
+
+
+@contextmanager
+def _hash_seed(seed: int) -> Iterator[None]:
+    """Of the interpreters that are started inside; it is read before any code of theirs runs."""
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = str(seed)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONHASHSEED"]
+        if before is not None:
+            os.environ["PYTHONHASHSEED"] = before
 
 
 def _serve(connection: Connection, environment: Mapping[str, str], timeout: timedelta) -> None:

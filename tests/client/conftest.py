@@ -9,8 +9,8 @@ import pytest
 from tests.ranks import RankPool
 
 
-def _pool(*ranks_per_node: int) -> Iterator[RankPool]:
-    pool = RankPool(ranks_per_node)
+def _pool(*ranks_per_node: int, spawned: bool = False) -> Iterator[RankPool]:
+    pool = RankPool(ranks_per_node, spawned=spawned)
     yield pool
     pool.close()
 
@@ -23,8 +23,11 @@ def two_ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="session")
 def three_ranks() -> Iterator[RankPool]:
-    """Three ranks: two on the first node, one on the second."""
-    yield from _pool(2, 1)
+    """Three ranks: two on the first node, one on the second.
+
+    Spawned, so that what the ranks agree on is also tried where their hashes of strings differ.
+    """
+    yield from _pool(2, 1, spawned=True)
 
 
 @pytest.fixture(scope="session")
