@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,6 +19,8 @@ from torch import nn
 from bagua_client import DistributedDataParallel
 from bagua_client.agent.clock import clock_for
 from benchmarks.workloads.training import gradient_sizes
+
+LAST_OPERATION_SECONDS = 0.2
 
 Work = Callable[[Mapping[str, Any], torch.device], Mapping[str, Any]]
 """Takes SPEC and the rank's device, gives OUT; all ranks call it together."""
@@ -48,6 +51,9 @@ def process_group(device: str) -> Iterator[torch.device]:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         yield torch.device("cpu")
+    # gloo's thread needs the interpreter to let go of the last operation's tensors. Where that is
+    # ending already, the process aborts (PyTorch 2.13, its own wrapper as well).
+    time.sleep(LAST_OPERATION_SECONDS)
     # Not after an error: the other ranks may wait where this one never comes.
     dist.destroy_process_group()
 
