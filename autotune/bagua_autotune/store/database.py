@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from sqlalchemy import URL, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy import URL, Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.store import migrations
 from bagua_autotune.store.errors import StoreError
+from bagua_autotune.store.url import parse, shown
 
 SQLITE_BUSY_SECONDS = 30.0
 
@@ -42,7 +43,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:
-        self.url = _parse(url)
+        self.url = parse(url)
         self._views = threading.local()
         if as_found and self._is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
@@ -63,7 +64,7 @@ class Database:
             raise StoreError(f"the database {self} cannot be used: {reason}") from error
 
     def __str__(self) -> str:
-        return self.url.render_as_string(hide_password=True)
+        return shown(self.url)
 
     @property
     def _is_sqlite(self) -> bool:
@@ -91,16 +92,6 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def _parse(url: str) -> URL:
-    try:
-        return make_url(url)
-    except ArgumentError as error:
-        raise StoreError(
-            f"{url!r} is not a database URL; examples: sqlite:////var/lib/autotune.db, "
-            "postgresql+pg8000://user@host/name"
-        ) from error
 
 
 def _server(url: URL) -> Engine:

@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ProfileRow, SchemaRow
+from bagua_autotune.store.url import shown
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def prepare(engine: Engine) -> None:
             Base.metadata.create_all(connection)
             connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
         elif version != SCHEMA_VERSION:
-            _migrate(connection, version, _name(engine))
+            _migrate(connection, version, shown(engine.url))
 
 
 def check(engine: Engine) -> None:
@@ -58,18 +59,15 @@ def check(engine: Engine) -> None:
     """
     with engine.connect() as connection:
         version = _version(connection)
+    database = shown(engine.url)
     if version is None:
-        raise StoreError(f"the database {_name(engine)} holds no jobs: no service has used it")
+        raise StoreError(f"the database {database} holds no jobs: no service has used it")
     if version != SCHEMA_VERSION:
-        _refuse_unknown(version, _name(engine))
+        _refuse_unknown(version, database)
         raise OtherSchema(
-            f"the database {_name(engine)} is of an older release (schema version {version}, this "
+            f"the database {database} is of an older release (schema version {version}, this "
             f"one needs {SCHEMA_VERSION}); start this release's service on it once"
         )
-
-
-def _name(engine: Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
 
 
 def _take_turns(connection: Connection) -> None:
