@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+FORMAT = 2
+"""Of the reports and of what follows them; another number whenever a release changes that. All
+ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 6
 LARGEST_REPORT = 32
 

@@ -14,14 +14,18 @@ class Vote:
         self._gathered = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
         self._work = dist.all_gather(self._gathered, own, group=group, async_op=True)
 
+    def values(self) -> list[int]:
+        """Wait; by rank."""
+        if self._work is not None:
+            self._work.wait()
+        return [int(value) for value in torch.cat(self._gathered).tolist()]
+
     def dissenters(self) -> list[int]:
         """Wait; the ranks whose value is not the most frequent one. Empty: all agree.
 
         Of values that are equally frequent that of the lowest rank counts as the majority, so
         that every rank finds the same dissenters.
         """
-        if self._work is not None:
-            self._work.wait()
-        values = torch.cat(self._gathered).tolist()
+        values = self.values()
         majority = max(values, key=values.count)
         return [rank for rank, value in enumerate(values) if value != majority]

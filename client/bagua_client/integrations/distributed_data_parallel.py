@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OFF = 0
+"""The vote of a rank that is not to be tuned; of others it is the format of their reports."""
+
 
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a module so that its replicas train together; buckets may change between steps.
@@ -227,12 +230,27 @@ def _check_replicas(reducer: Reducer) -> None:
 
 
 def _tunes(environment: Environment, communicator: Communicator) -> bool:
-    """Whether the job is tuned: BAGUA_AUTOTUNE says so on all ranks, and there are several."""
-    vote = Vote(int(environment.autotune), communicator.group, communicator.device)
-    if vote.dissenters():
-        if communicator.rank == 0:
+    """Whether the job is tuned: BAGUA_AUTOTUNE says so on all ranks, there are several, and they
+    understand one another.
+
+    Reports of different sizes would end the processes, so their format is compared first: in this
+    vote, which ranks of all releases hold.
+    """
+    report_format = OFF
+    if environment.autotune:
+        from bagua_client.agent.report import FORMAT as report_format
+    vote = Vote(report_format, communicator.group, communicator.device)
+    dissenters = vote.dissenters()
+    if dissenters:
+        if communicator.rank == 0 and OFF in vote.values():
             logger.warning(
                 "autotune is off: BAGUA_AUTOTUNE is set on some ranks only; set it on all"
+            )
+        elif communicator.rank == 0:
+            logger.error(
+                "autotune is off: the release of bagua-client on rank %s is not that of the other "
+                "ranks, and they would not understand one another; install the same on all",
+                ", ".join(map(str, dissenters)),
             )
         return False
     if environment.autotune and communicator.world_size == 1:

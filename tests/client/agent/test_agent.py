@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import agent
+from bagua_client.agent import agent, report
 from tests.ranks import RankPool
 
 
@@ -34,6 +34,15 @@ def _wrap_with_autotune_on(ranks: list[int]) -> tuple[bool, list[str]]:
     finally:
         logger.removeHandler(handler)
         del os.environ["BAGUA_AUTOTUNE"]
+
+
+def _wrap_as_another_release_on(rank: int) -> tuple[bool, list[str]]:
+    own = report.FORMAT
+    report.FORMAT += int(dist.get_rank() == rank)
+    try:
+        return _wrap_with_autotune_on(list(range(dist.get_world_size())))
+    finally:
+        report.FORMAT = own
 
 
 def _tune_with_an_error_on_rank_0() -> tuple[bool, set[str], list[str]]:
@@ -71,3 +80,14 @@ def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: Ran
     assert (first, second) == (False, False)
     assert any("set it on all" in line for line in lines)
     assert silent == []
+
+
+def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankPool) -> None:
+    """Their reports differ in size, which gloo answers by ending the process."""
+    for other in (0, 2):
+        (tunes, lines), *others = three_ranks.run(_wrap_as_another_release_on, other)
+        assert not tunes
+        (line,) = lines
+        assert line.startswith("autotune is off")
+        assert f"release of bagua-client on rank {other} is not" in line
+        assert others == [(False, [])] * 2
