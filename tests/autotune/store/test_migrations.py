@@ -177,14 +177,29 @@ def test_it_ends_with_the_schema_of_a_new_database(
             engine.dispose()
 
 
-def test_what_fails_leaves_it_as_it_was(old_url: str) -> None:
-    execute(old_url, "CREATE TABLE profiles (somebody_elses BIGINT)")
-    before = schema(old_url), contents(old_url)
-    with pytest.raises(StoreError, match=r"stays at schema version 2.*profiles"):
-        Store(old_url)
-    assert (schema(old_url), contents(old_url)) == before
-    execute(old_url, "DROP TABLE profiles")
-    Store(old_url).close()
+@pytest.mark.parametrize(
+    ("version", "in_its_way", "gone", "name"),
+    [
+        (2, "CREATE TABLE profiles (somebody_elses BIGINT)", "DROP TABLE profiles", "profiles"),
+        *(
+            # Only after the columns of jobs were moved.
+            (version, "CREATE INDEX jobs_by_creation ON trials (job_id)",
+             "DROP INDEX jobs_by_creation", "jobs_by_creation")
+            for version in (2, 3)
+        ),
+    ],
+)  # fmt: skip
+def test_what_fails_leaves_it_as_it_was(
+    empty_url: str, version: int, in_its_way: str, gone: str, name: str
+) -> None:
+    url = make_old(empty_url, version)
+    execute(url, in_its_way)
+    before = schema(url), contents(url)
+    with pytest.raises(StoreError, match=rf"stays at schema version {version}.*{name}"):
+        Store(url)
+    assert (schema(url), contents(url)) == before
+    execute(url, gone)
+    Store(url).close()
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -207,12 +222,12 @@ def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
     assert schema(empty_url) == {}
 
 
-@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3)])
 def test_replicas_that_start_at_once_find_one_database(
-    request: pytest.FixtureRequest, empty_url: str, is_old: bool
+    empty_url: str, version: int | None, jobs: int
 ) -> None:
-    if is_old:
-        request.getfixturevalue("old_url")
+    if version is not None:
+        make_old(empty_url, version)
     barrier = threading.Barrier(4)
     failures: list[BaseException] = []
 
@@ -233,7 +248,7 @@ def test_replicas_that_start_at_once_find_one_database(
     assert not failures
     found = contents(empty_url)
     assert [tuple(row) for row in found["schema_version"]] == [(SCHEMA_VERSION,)]
-    assert len(found["jobs"]) == (6 if is_old else 4)
+    assert len(found["jobs"]) == jobs + 4
 
 
 @pytest.mark.parametrize(("version", "age"), [(99, "newer"), (1, "older")])
