@@ -29,8 +29,8 @@ class Reports:
 
     def add_observations(
         self, job_id: str, index: int, observations: Sequence[Observation], at: float
-    ) -> int:
-        """Store the steps that are new to the trial; returns how many were.
+    ) -> list[Observation]:
+        """Store the steps that are new to the trial; returns those.
 
         The trial is running from now on, unless the ranks told of their switch to it before.
         """
@@ -38,7 +38,7 @@ class Reports:
             locked_row(session, job_id).last_contact_at = at
             trial = trial_row(session, job_id, index)
             if not observations:
-                return 0
+                return []
             steps = [observation.step for observation in observations]
             query = select(ObservationRow.step).where(
                 ObservationRow.trial_id == trial.id,
@@ -48,7 +48,7 @@ class Reports:
             new = [o for o in observations if o.step not in known]
             session.add_all(_observation_row(trial.id, observation) for observation in new)
             start(trial, at)
-            return len(new)
+            return new
 
     def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or of all, in step order."""

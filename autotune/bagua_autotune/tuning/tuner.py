@@ -164,13 +164,12 @@ class Tuner:
         new = self.store.add_observations(job_id, index, observations, self._clock())
         job, trials = self.store.job(job_id), self.store.trials(job_id)
         if new:
-            # What is sent again comes first: clients repeat a batch, or add to it.
             for listener in self._listeners:
-                listener.on_observed(job, observations[-new:])
+                listener.on_observed(job, new)
         current = trials[-1] if trials and trials[-1].is_open else None
         if current and not job.is_over and self._next.estimate(job, trials, current):
             self._background.start(job_id, lambda: self._decide(job_id))
-        return new
+        return len(new)
 
     def _decide(self, job_id: str) -> None:
         """Move the job on, beside the requests."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import Event, Job, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.status import JobStatus
-from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, TunerListener, WrongStep
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)
@@ -251,6 +252,21 @@ def test_a_step_needs_one_value_of_each_rank(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     with pytest.raises(WrongStep, match="step 3 has 2 values, the world size is 4"):
         tuner.observe("job", 0, [Observation(3, (0.1, 0.1))])
+
+
+def test_listeners_are_told_of_new_steps_wherever_they_stand_in_a_batch() -> None:
+    told: list[Observation] = []
+
+    class Listener(TunerListener):
+        def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
+            told.extend(observations)
+
+    tuner = Tuner(Store("sqlite://"), listeners=[Listener()])
+    tuner.register("job", make_spec())
+    first, known, last = (Observation(step, (0.2,) * 4) for step in range(3))
+    assert tuner.observe("job", 0, [known]) == 1
+    assert tuner.observe("job", 0, [first, last, known]) == 2
+    assert told == [known, first, last]
 
 
 def test_progress_grows_and_is_bounded(tuner: Tuner) -> None:
