@@ -50,6 +50,13 @@ def test_it_starts_on_a_free_port_and_ends_cleanly(tmp_path: Path, number: signa
         assert "Traceback" not in service.log()
 
 
+def test_it_ends_cleanly_before_it_serves(tmp_path: Path) -> None:
+    """Libraries are being imported in a thread then, which Python's own end would wait for."""
+    with ServeProcess(tmp_path / "a.db") as service:
+        assert service.stop() == 0
+        assert service.log().count("\n") == 1
+
+
 def test_a_killed_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
     database, ranks, body = tmp_path / "a.db", Ranks(noise=0.01), registration()
     state: dict[str, Any] = {}

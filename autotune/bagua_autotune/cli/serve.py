@@ -52,6 +52,8 @@ def serve(log_level: str, **options: Any) -> None:
         serve(settings)
     except (ServeError, StoreError) as error:
         raise click.ClickException(str(error)) from error
+    except SystemExit:
+        pass  # of a signal, before it served or after
     # A decision may be under way in a thread, deep in C++ or Rust, which would abort the process
     # when Python takes itself apart. All that is worth keeping is in the store.
     logging.shutdown()
