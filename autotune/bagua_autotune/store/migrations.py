@@ -84,6 +84,10 @@ def _version(connection: Connection) -> int | None:
 
 def _migrate(connection: Connection, version: int, database: str) -> None:
     _refuse_unknown(version, database)
+    logger.info(
+        "the database %s is being brought from schema version %d to %d, which may take a while",
+        *(database, version, SCHEMA_VERSION),
+    )
     try:
         for older in range(version, SCHEMA_VERSION):
             MIGRATIONS[older](connection)
@@ -94,9 +98,6 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
             f"the database {database} stays at schema version {version}; it could "
             f"not be brought to {SCHEMA_VERSION}: {reason}"
         ) from error
-    logger.info(
-        "the database %s goes from schema version %d to %d", database, version, SCHEMA_VERSION
-    )
 
 
 def _refuse_unknown(version: int, database: str) -> None:
@@ -134,8 +135,7 @@ def _from_3(connection: Connection) -> None:
     for statement in (
         "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
         *TENSORS_LAST[connection.dialect.name],
-        "CREATE INDEX jobs_by_creation ON jobs "
-        "(created_at, id, name, phase, revision, last_contact_at, ended_at)",
+        f"CREATE INDEX jobs_by_creation ON jobs ({BY_CREATION[connection.dialect.name]})",
         "ALTER TABLE observations ADD COLUMN slowest FLOAT",
         "ALTER TABLE observations ADD COLUMN compute JSON",
     ):
@@ -156,6 +156,10 @@ TENSORS_LAST = {
         "ALTER TABLE jobs RENAME COLUMN moved TO tensors",
     ),
     "postgresql": ("ALTER TABLE jobs ALTER COLUMN tensors SET DEFAULT '[]'",),
+}
+BY_CREATION = {
+    "sqlite": "created_at, id, name, phase, revision, last_contact_at, ended_at",
+    "postgresql": "created_at, id",
 }
 # The largest of an observation's values.
 SLOWEST_VALUES = {

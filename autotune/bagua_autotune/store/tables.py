@@ -36,12 +36,15 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("jobs_by_name", "name", "created_at"),
-        # All that contacts need, newest first: they look at every job, and a row is long, since its
-        # tensors stand before the columns that change.
+        # All that contacts need, newest first: they look at every job, and in SQLite's rows the
+        # tensors stand among the rest.
         Index(
             "jobs_by_creation",
             *("created_at", "id", "name", "phase", "revision", "last_contact_at", "ended_at"),
-        ),
+        ).ddl_if(dialect="sqlite"),
+        # PostgreSQL keeps tensors beside the rows, and writes a changed row into all indices unless
+        # none holds what changed, as every report does.
+        Index("jobs_by_creation", "created_at", "id").ddl_if(dialect="postgresql"),
     )
 
     # The long column last: SQLite reads a row up to the last column that it needs.
