@@ -189,6 +189,33 @@ def test_the_plots_show_the_numbers_of_the_api(page: Page, tuned: DrivenJob) -> 
         assert " ms" in (plot.get_attribute("aria-label") or "")
 
 
+def test_a_curve_of_fewer_trials_is_asked_for_again(page: Page, tuned: DrivenJob) -> None:
+    """The service tells what it has while it works out another one."""
+    older = {**tuned.get("curve"), "trials": 1, "curves": []}
+    answers: list[Route] = []
+
+    def answer(route: Route) -> None:
+        answers.append(route)
+        if len(answers) < 3:
+            route.fulfill(json=older)
+        else:
+            route.continue_()
+
+    page.route("**/curve", answer)
+    with page.expect_response("**/curve"):
+        page.goto("/jobs/tuned")
+    for _ in range(2):
+        with page.expect_response("**/curve"):
+            for hidden in (True, False):  # asks at once
+                page.evaluate(HIDE, hidden)
+    expect(page.locator("#sizes-legend")).to_contain_text("expected")
+    expect(page.locator("#sizes-trouble")).to_be_empty()
+    with page.expect_response("**/overview"):
+        for hidden in (True, False):
+            page.evaluate(HIDE, hidden)
+    assert len(answers) == 3
+
+
 def test_what_the_search_cannot_say_now_keeps_nothing_else(
     page: Page, tuned: DrivenJob, seen: Seen
 ) -> None:

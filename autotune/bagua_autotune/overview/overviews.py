@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from bagua_autotune.model.job import Event, Job
 from bagua_autotune.model.knobs import Configuration
@@ -66,6 +67,16 @@ class Overview:
     events: Sequence[Event]
 
 
+class FittedCurve(NamedTuple):
+    """``shown``: when the job was made, its round, whether its training ended; ``trials``: closed
+    ones of that round, which is not the shown one if the training ended within it.
+    """
+
+    shown: tuple[float, int, bool]
+    trials: int
+    curve: Curve
+
+
 class Overviews:
     """Methods of one job raise UnknownJob if there is no such job. Thread-safe.
 
@@ -85,9 +96,10 @@ class Overviews:
         self._stopwatch = stopwatch
         self._summaries = summaries or Summaries(self._store)
         self._overviews: Cache[Overview] = Cache(OVERVIEWS_KEPT)
-        self._curves: Cache[Curve] = Cache(OVERVIEWS_KEPT)
+        self._curves: Cache[FittedCurve] = Cache(OVERVIEWS_KEPT)
         self._layouts: Cache[JobLayouts] = Cache(OVERVIEWS_KEPT)
-        # Fits are bound by Python's lock: more at once only slow the requests down.
+        # Fits are bound by Python's lock: more at once only slow the requests down, and all that
+        # wait would leave no thread to the ranks.
         self._one_fit = threading.Lock()
 
     def summaries(self, name: str | None = None, limit: int = 100) -> list[Summary]:
@@ -132,11 +144,28 @@ class Overviews:
         return replace(found, summary=replace(found.summary, deciding=deciding))
 
     def curve(self, job_id: str) -> Curve:
-        """What the search believes; made anew once a trial was closed."""
+        """What the search believes; made anew once a trial was closed.
+
+        While one is being made, nobody waits: who asks gets the latest one, or none. That it rests
+        on fewer trials than were closed says that there is more to come.
+        """
         job = self._store.job(job_id)
-        trials = of_round(self._store.trials(job_id), job.round)
-        version = job.created_at, job.round, job.phase == "ended", closed(trials)
-        return self._curves.get(job_id, version, lambda: self._fit(job_id))
+        trials = closed(of_round(self._store.trials(job_id), job.round))
+        shown = job.created_at, job.round, job.phase == "ended"
+        known = self._curves.known(job_id)
+        if known and (known.shown, known.trials) == (shown, trials):
+            return known.curve
+        if not self._one_fit.acquire(blocking=False):
+            return known.curve if known and known.shown == shown else Curve(0)
+        try:
+            made = self._curves.get(
+                job_id,
+                (shown, trials),
+                lambda: FittedCurve(shown, trials, make_curve(self.tuner, job_id)),
+            )
+        finally:
+            self._one_fit.release()
+        return made.curve
 
     def buckets(self, job_id: str) -> JobLayouts:
         """How the tensors are cut by default, and by the best configuration so far."""
@@ -149,10 +178,6 @@ class Overviews:
         return self._layouts.get(
             job_id, version, lambda: make_layouts(self.tuner.layouts(job), configurations)
         )
-
-    def _fit(self, job_id: str) -> Curve:
-        with self._one_fit:
-            return make_curve(self.tuner, job_id)
 
     def _make(self, job_id: str) -> Overview:
         with self._store.database.reading():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import event, update
 
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import Event, Job, Observation, Trial
 from bagua_autotune.overview import JobSum, Overviews, Summaries
 from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
+from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Store, UnknownJob, contacts
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
@@ -140,6 +143,35 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
     assert overviews.curve("job") is curve
     run(tuner, ranks, trials=8)
     assert overviews.curve("job").trials == 8
+
+
+def test_nobody_waits_for_a_curve_that_is_being_made(tuner: Tuner) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class SlowTuner(Tuner):
+        def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
+            if job.id == "slow":
+                begun.set()
+                assert may_end.wait(60)
+            return super().searcher(job, trials)
+
+    overviews = Overviews(SlowTuner(tuner.store, clock=Clock()))
+    ranks = Ranks(seed=1, noise=0.005)
+    for job_id in ("job", "other", "slow"):
+        run(tuner, ranks, trials=5, job_id=job_id)
+    before = overviews.curve("job")
+    run(tuner, ranks, trials=6)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(overviews.curve, "slow")
+        assert begun.wait(60)
+        try:
+            assert overviews.curve("job") is before
+            assert [overviews.curve(job_id).trials for job_id in ("other", "slow")] == [0, 0]
+        finally:
+            may_end.set()
+        assert slow.result().trials == 5
+    assert [overviews.curve(job_id).trials for job_id in ("job", "other")] == [6, 5]
+    assert overviews.curve("slow") is slow.result()
 
 
 def test_the_curve_is_of_the_round_that_the_figures_are_of(

@@ -11,6 +11,7 @@ import { showStockDdp } from "./job/stock_ddp.js";
 import { trialsTable } from "./job/trials.js";
 import { showWarnings } from "./job/warnings.js";
 import { keepLive } from "./live.js";
+import { closed } from "./plots/measure.js";
 import { bestPlot } from "./plots/best.js";
 import { ranksPlot } from "./plots/ranks.js";
 import { sizesPlot } from "./plots/sizes.js";
@@ -40,7 +41,9 @@ keepLive(async () => {
   showHeadline(overview);
   showWarnings(overview);
   if (overview !== shown) show(overview);
-  curve.follow(`${overview.job.round} ${overview.best.length} ${bestOf(overview)?.index}`);
+  // While the service works out another one it tells what it has, which rests on fewer trials.
+  const isNewest = ({ trials }) => trials >= closed(overview).length;
+  curve.follow(`${overview.job.round} ${overview.best.length} ${bestOf(overview)?.index}`, isNewest);
   buckets.follow(JSON.stringify(bestOf(overview)?.configuration ?? null));
   return WAIT_MS[overview.job.state];
 });

@@ -17,13 +17,13 @@ export class Part {
     this.notBefore = 0;
   }
 
-  /** Without a change of the reason it is not asked for again. */
-  async follow(reason) {
+  /** Without a change of the reason it is not asked for again, unless the answer was not whole. */
+  async follow(reason, isWhole = () => true) {
     if (this.isAsked || this.reason === reason || Date.now() < this.notBefore) return;
     this.isAsked = true;
     try {
       this.data = await getJson(this.path);
-      this.reason = reason;
+      if (isWhole(this.data)) this.reason = reason;
       setText(byId(this.note), "");
       this.onChange();
     } catch (error) {

@@ -25,9 +25,14 @@ const SPEEDUP = {
 
 export const measureOf = (job) => (job.protocol === "v1" ? SPEEDUP : STEP_TIME);
 
-/** Trials with a value: of the best one's round, which is not the latest if that was broken off. */
+/** Trials that are over: of the best one's round, which is not the latest if that was broken off. */
+export function closed(overview) {
+  const round = overview.trials.find((trial) => trial.is_best)?.round ?? overview.job.round;
+  return overview.trials.filter(({ round: its, state }) => its === round && (state === "measured" || state === "failed"));
+}
+
+/** Those of them with a value. */
 export function measured(overview) {
   const { value } = measureOf(overview.job);
-  const round = overview.trials.find((trial) => trial.is_best)?.round ?? overview.job.round;
-  return overview.trials.filter((trial) => trial.round === round && value(trial) !== null);
+  return closed(overview).filter((trial) => value(trial) !== null);
 }
