@@ -17,7 +17,7 @@ from tests.dashboards.grafana.dashboards import FILES, Expression, expressions, 
 from tests.e2e.conftest import wait_until
 from tests.e2e.driven_job import DrivenJob
 from tests.e2e.grafana import DASHBOARD, View
-from tests.e2e.prometheus import holding, rules, scraping
+from tests.e2e.prometheus import SCRAPE_MILLISECONDS, holding, rules, scraping
 from tests.e2e.service import ServiceProcess
 from tests.e2e.training import train_two
 from tests.ranks import RankPool
@@ -35,17 +35,16 @@ pytestmark = [
 
 
 def all_expressions(job_name: str) -> list[Expression]:
-    """Of dashboards, as Grafana sends them, for scrapes that are a second apart; of rules."""
+    """Of dashboards, as Grafana sends them, for scrapes as fast as those here; of rules."""
     values = {
         "job": job_name,
         "__interval": "1s",
         "__rate_interval": "4s",
         "__range": f"{PAST_SECONDS}s",
     }
+    expected, here = f":{SCRAPE_SECONDS}s]", f":{SCRAPE_MILLISECONDS}ms]"
     found = [
-        Expression(
-            where, substituted(text, values).replace(f":{SCRAPE_SECONDS}s]", ":1s]"), instant
-        )
+        Expression(where, substituted(text, values).replace(expected, here), instant)
         for path in FILES
         for where, text, instant in expressions(path)
     ]
