@@ -13,6 +13,7 @@ from rich.text import Text
 from bagua_autotune.api.messages import Figures, JobOverview, JobSummary, StepSeries
 from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
+from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
 
 LABEL_WIDTH = 9
@@ -23,7 +24,6 @@ SILENT_STEPS = 20
 """A job that is being tuned says something every few steps."""
 SHORTEST_SILENCE_SECONDS = 5.0
 UNKNOWN_STEP_SECONDS = 3.0
-UNFINISHED = ("tuning", "confirming")
 
 Row = tuple[str, RenderableType]
 
@@ -60,7 +60,7 @@ class OverviewPanel:
         yield "default", describe(overview.default_configuration) + _pace(figures.baseline_seconds)
         if overview.steps.points:
             yield from _steps(overview.steps, min(width, WIDEST_GRAPH), ascii_only)
-        yield from _costs(figures, job.state in UNFINISHED)
+        yield from _costs(figures, job.state in BEING_TUNED)
         yield from _losses(figures)
         if self._trouble:
             yield "trouble", Text(clean(self._trouble), style="bold yellow")
@@ -68,13 +68,13 @@ class OverviewPanel:
 
 def _title(job: JobSummary) -> Text:
     again = f", round {job.round}" if job.round else ""
-    state_style = "cyan" if job.state in UNFINISHED else "green"
+    state_style = "cyan" if job.state in BEING_TUNED else "green"
     return Text.assemble((clean(job.name), "bold"), (f"  {job.state}{again}", state_style))
 
 
 def _progress(job: JobSummary, width: int) -> RenderableType:
     progress = job.progress
-    if job.state not in UNFINISHED:
+    if job.state not in BEING_TUNED:
         return str(progress.trials_measured)
     text = f"{progress.trials_measured} of at most {progress.max_trials}"
     if progress.seconds_left is not None:
@@ -96,7 +96,7 @@ def _now(overview: JobOverview) -> str:
         # The latest steps may be those of the trial before.
         is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
         return words + _pace(job.figures.current_seconds if is_known else None)
-    if job.state in UNFINISHED:
+    if job.state in BEING_TUNED:
         return "the next trial is being chosen"
     return describe(job.configuration)
 
@@ -153,6 +153,6 @@ def silence(job: JobSummary) -> str:
     silent = (datetime.now(timezone.utc) - job.last_contact_at).total_seconds()
     step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
-    if job.state not in UNFINISHED or job.deciding or silent < patience:
+    if job.state not in BEING_TUNED or job.deciding or silent < patience:
         return ""
     return f"the job was last heard of {describe_seconds(round(silent))} ago"

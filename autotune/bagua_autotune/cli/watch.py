@@ -14,9 +14,10 @@ from rich.text import Text
 
 from bagua_autotune.api.messages import JobOverview, JobSummary
 from bagua_autotune.cli.output import say
-from bagua_autotune.cli.overview_panel import UNFINISHED, OverviewPanel, silence
+from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.cli.service_reader import OtherRelease
+from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import clean, describe
 from bagua_autotune.store import OtherSchema, UnknownJob
 
@@ -98,7 +99,7 @@ class LineView:
         job = overview.job
         best = next((trial.index for trial in overview.trials if trial.is_best), None)
         # Between two trials none is open.
-        if job.trial is not None or job.state not in UNFINISHED:
+        if job.trial is not None or job.state not in BEING_TUNED:
             now = f"now {describe(job.configuration)}"
             self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
         silent = silence(job)
@@ -146,7 +147,7 @@ def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
         try:
             overview = reader.overview(job_id)
             view.show(overview)
-            if overview.job.state not in UNFINISHED:
+            if overview.job.state not in BEING_TUNED:
                 return overview.job
         except UnknownJob:
             view.trouble("the job is not known any more; trying again")

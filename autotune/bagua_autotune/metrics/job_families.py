@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from bagua_autotune.metrics import knobs, reasons
 from bagua_autotune.metrics.contact_families import JOB
-from bagua_autotune.model.job import TrialState
+from bagua_autotune.model.job import BEING_TUNED, TrialState
 from bagua_autotune.overview import JobSum
 
 # By the values of the labels that a family has besides the job's name.
@@ -65,8 +65,7 @@ def _configuration(job: JobSum) -> Samples:
 
 
 def _result(job: JobSum) -> Samples:
-    is_settled = job.summary.state not in ("tuning", "confirming")
-    result = job.summary.result if is_settled else None
+    result = job.summary.result if job.summary.state not in BEING_TUNED else None
     return {(reasons.of_result(result),): 1} if result else {}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bagua_autotune.metrics import contact_families, job_families, steps, text
+from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store, contacts, read_each
 from bagua_autotune.store.contacts import Contact
@@ -141,7 +142,7 @@ def preferred(one: Contact, other: Contact, now: float) -> Contact:
 
     def rank(contact: Contact) -> tuple[bool, bool, float]:
         is_heard_of = contact.last_contact_at >= now - HEARD_SECONDS
-        is_tuned = contact.phase in ("tuning", "confirming") and is_heard_of
+        is_tuned = contact.phase in BEING_TUNED and is_heard_of
         return contact.ended_at is None, is_tuned, contact.created_at
 
     return max(other, one, key=rank)

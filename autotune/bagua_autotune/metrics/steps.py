@@ -12,6 +12,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
 from bagua_autotune.metrics import text
+from bagua_autotune.metrics.contact_families import JOB
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.tuning.objective import OBJECTIVES
 
@@ -82,7 +83,7 @@ class StepHistograms:
 
 def _family(job_name: str) -> Metric:
     """Of a job without steps."""
-    empty = Histogram(NAME, HELP, ["job_name"], buckets=BUCKETS, registry=None)
+    empty = Histogram(NAME, HELP, [JOB], buckets=BUCKETS, registry=None)
     empty.labels(job_name)
     return next(iter(empty.collect()))
 

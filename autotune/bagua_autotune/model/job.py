@@ -25,6 +25,7 @@ from bagua_autotune.model.text import printable
 
 Protocol = Literal["v1", "v2"]
 JobPhase = Literal["tuning", "confirming", "finished", "ended"]
+BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
 EventKind = Literal["switched", "disagreement", "ended", "note", "drift"]

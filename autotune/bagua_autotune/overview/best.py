@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import BEING_TUNED, Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.tuning.objective import Objective
@@ -18,7 +18,7 @@ from bagua_autotune.tuning.standing import best, standing
 
 def is_settled(job: Job) -> bool:
     """Whether its result is the last word: it is not if the job is tuned again."""
-    return job.result is not None and job.phase not in ("tuning", "confirming")
+    return job.result is not None and job.phase not in BEING_TUNED
 
 
 def shown_round(job: Job) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 
 from bagua_autotune.store.errors import UnknownJob
-from bagua_autotune.store.store import Store
+from bagua_autotune.store.store import NEWEST_FIRST, Store
 from bagua_autotune.store.tables import JobRow
 
 
@@ -29,7 +29,6 @@ class Contact(NamedTuple):
 
 
 COLUMNS = tuple(getattr(JobRow, field) for field in Contact._fields)
-NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
 
 
 def of_job(store: Store, job_id: str) -> Contact:

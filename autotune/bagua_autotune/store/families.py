@@ -9,6 +9,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.store import Store
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
 
@@ -76,7 +77,7 @@ def tuned(store: Store, since: float) -> dict[str, str]:
     """By family, one of its jobs: of those that are still tuned and were heard of since then."""
     query = select(JobRow.data["family"].as_string(), JobRow.id).where(
         JobRow.protocol == "v1",
-        JobRow.phase.in_(("tuning", "confirming")),
+        JobRow.phase.in_(BEING_TUNED),
         JobRow.last_contact_at >= since,
     )
     with store.database.reading() as session:
