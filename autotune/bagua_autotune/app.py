@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flask import Flask
@@ -19,13 +20,13 @@ from bagua_autotune.tuning.tuner import Tuner, TunerListener
 LARGEST_BODY_BYTES = 64 * 1024**2
 
 
-def create_app(settings: Settings, store: Store) -> Flask:
-    """The WSGI application on an open store."""
+def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:
+    """The WSGI application on an open store; the listeners are its tuner's."""
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
     summaries = Summaries(store)
     metrics = Metrics(store, summaries)
-    listeners: list[TunerListener] = [metrics]
+    listeners = [*listeners, metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
     tuner = Tuner(store, settings.searcher, listeners, background=DaemonThreads())

@@ -19,6 +19,7 @@ import waitress
 from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.in_hand import InHand
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ THREADS = 16
 # Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
 MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
-PARENT_GRACE_SECONDS = 0.5
 # Requests under way may end within it; whoever runs containers kills after 5 or 10 seconds.
 GRACE_SECONDS = 3.0
 NICENESS = 10
@@ -59,13 +59,14 @@ def serve(settings: Settings) -> None:
         )
     listener = _listen(family, str(address), settings.port)
     store = Store(settings.database)
+    in_hand = InHand(store)
     try:
         if settings.parent_pid is not None:
             # It shares the training's machine and must not take its cores.
             os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
         server = waitress.create_server(
-            create_app(settings, store),
+            create_app(settings, store, [in_hand] if settings.parent_pid is not None else []),
             sockets=[listener],
             threads=THREADS,
             connection_limit=MOST_CONNECTIONS,
@@ -81,6 +82,8 @@ def serve(settings: Settings) -> None:
         server.run()
     finally:
         listener.close()
+        if settings.parent_pid not in (None, os.getppid()):
+            in_hand.end(time.time())  # now that all that it said before is answered
         store.close()
 
 
@@ -123,7 +126,7 @@ def _end_with_parent(parent_pid: int) -> None:
             time.sleep(PARENT_LOOK_SECONDS)
         logger.info("the parent process %d has ended; so does the service", parent_pid)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PARENT_GRACE_SECONDS)
+        time.sleep(GRACE_SECONDS)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

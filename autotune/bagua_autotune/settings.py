@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "trial_seconds": "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
     "warmup_seconds": "BAGUA_AUTOTUNE_WARMUP_TIME_S",
 }
+# What BAGUA_AUTOTUNE understands so too, in any case.
+OFF = ("", "0", "false", "no", "off")
 
 
 class Settings(BaseModel):
@@ -54,8 +56,8 @@ class Settings(BaseModel):
     @field_validator("csv_log", mode="before")
     @classmethod
     def _any_text_is_on(cls, value: Any) -> Any:
-        # Bagua takes any text for on, even "0"; who writes that or "false" means off.
-        return value.strip().lower() not in ("", "0", "false") if isinstance(value, str) else value
+        # Bagua takes any text for on, even "0"; who writes that or one of the words means off.
+        return value.strip().lower() not in OFF if isinstance(value, str) else value
 
     @property
     def limits(self) -> Limits:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
+from bagua_autotune.store import Store
+from bagua_autotune.store.database import SQLITE_BUSY_SECONDS
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, registration
 
@@ -90,27 +93,92 @@ def test_a_killed_service_goes_on_at_the_same_trial(tmp_path: Path) -> None:
         assert [trial["index"] for trial in trials] == list(range(len(trials)))
 
 
-def test_it_ends_with_its_parent(tmp_path: Path) -> None:
-    """A parent that is killed cannot tell anybody: the service finds out by itself."""
-    script = (
+class Parent:
+    """Context manager: a process that starts the service, as rank 0 of a training does."""
+
+    SCRIPT = (
         "import os, subprocess, sys\n"
         "service = subprocess.Popen([sys.executable, '-m', 'bagua_autotune', 'serve', '--port',"
         " '0', '--parent-pid', str(os.getpid())], stdout=subprocess.PIPE, text=True)\n"
         "print(service.pid, service.stdout.readline(), flush=True)\n"
         "service.wait()\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout
-    pid, _, said = parent.stdout.readline().partition(" ")
-    assert said.startswith("listening on")
-    assert is_alive(int(pid))
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while is_alive(int(pid)):
-        assert time.monotonic() < deadline, "the service outlived its parent"
-        time.sleep(0.05)
+
+    def __init__(self, database: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "BAGUA_AUTOTUNE_DATABASE": f"sqlite:///{database}"},
+        )
+
+    def __enter__(self) -> Parent:
+        assert self.process.stdout
+        pid, _, said = self.process.stdout.readline().partition(" ")
+        self.service_pid, self.url = int(pid), said.split()[-1]
+        assert is_alive(self.service_pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """It cannot tell anybody."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def wait_for_the_end_of_the_service(self, seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while is_alive(self.service_pid):
+            assert time.monotonic() < deadline, "the service outlived its parent"
+            time.sleep(0.05)
+
+
+def begin(url: str, job_id: str) -> str:
+    """Register a job and run its first steps; returns its state."""
+    job = f"{url}/api/v2/jobs/{job_id}"
+    assert requests.put(job, json=registration(), timeout=PATIENCE_SECONDS).ok
+    body = {"trial": 0, "steps": [{"step": 1, "seconds": [0.2] * 4}]}
+    answer = requests.post(f"{job}/observations", json=body, timeout=PATIENCE_SECONDS)
+    return str(answer.json()["state"])
+
+
+def test_it_ends_with_its_parent_and_with_it_the_jobs_that_it_had_in_hand(tmp_path: Path) -> None:
+    database = tmp_path / "a.db"
+    with ServeProcess(database) as other, Parent(database) as parent:
+        assert begin(other.url, "other") == begin(parent.url, "job") == "tuning"
+        parent.kill()
+        parent.wait_for_the_end_of_the_service()
+        store = Store(f"sqlite:///{database}")
+        assert {job.id: job.phase for job in store.jobs()} == {"other": "tuning", "job": "ended"}
+        told = [(event.kind, event.message) for event in store.events("job")]
+        assert told == [("ended", "the training process was gone")]
+        store.close()
+
+
+def test_it_ends_with_its_parent_whatever_its_database_does(tmp_path: Path) -> None:
+    database = tmp_path / "a.db"
+    with Parent(database) as parent:
+        begin(parent.url, "job")
+        with closing(sqlite3.connect(database, isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            parent.kill()
+            # Far sooner than it would give the lock up.
+            parent.wait_for_the_end_of_the_service(SQLITE_BUSY_SECONDS / 2)
+
+
+def test_a_service_that_is_ended_beside_its_parent_leaves_the_jobs_to_the_next_one(
+    tmp_path: Path,
+) -> None:
+    database = tmp_path / "a.db"
+    with ServeProcess(database, "--parent-pid", str(os.getpid())) as service:
+        begin(service.url, "job")
+        assert service.stop() == 0
+    store = Store(f"sqlite:///{database}")
+    assert store.job("job").phase == "tuning"
+    store.close()
 
 
 def test_a_port_in_use_is_said_to_be() -> None:

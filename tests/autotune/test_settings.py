@@ -30,7 +30,10 @@ def test_bagua_s_variables_and_defaults_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("value", "is_on"),
-    [("1", True), ("true", True), ("/tmp/log", True), ("2", True), ("0", False), ("False", False)],
+    [
+        *((value, True) for value in ("1", "true", "Yes", "on", "/tmp/log", "2")),
+        *((value, False) for value in ("0", "False", "no", " OFF ")),
+    ],
 )
 def test_the_csv_log_is_on_for_any_text_that_does_not_say_off(value: str, is_on: bool) -> None:
     assert Settings.load({"BAGUA_IS_OUTPUT_AUTOTUNE_LOG": value}).csv_log is is_on

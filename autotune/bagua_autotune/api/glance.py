@@ -12,11 +12,12 @@ from bagua_autotune.overview import Overviews
 
 
 def add_routes(api: Blueprint, overviews: Overviews) -> None:
-    """Add them to the blueprint; they change nothing."""
+    """Add them to the blueprint; all that they change is that jobs whose training is gone end."""
     tuner = overviews.tuner
 
     @api.get("/jobs")
     def get_jobs() -> Response:
+        tuner.end_silent()
         limit = query_number("limit", 1, messages.MOST_JOBS_LISTED)
         name = request.args.get("name")
         return answer_if_changed(views.job_list(overviews, name, limit or 100))

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bagua_autotune.metrics import contact_families, job_families, steps, text
-from bagua_autotune.model.job import BEING_TUNED
+from bagua_autotune.model.job import BEING_TUNED, SILENT_SECONDS
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store, contacts, read_each
 from bagua_autotune.store.contacts import Contact
 
-# How long a job is shown: after its end; after its last word while it is being tuned; and after
-# its last word once it is tuned, from when on it says nothing.
+# How long a job is shown after its last word: if it ended; and once it is tuned, from when on it
+# says nothing. One that is being tuned is shown until it is taken for gone.
 ENDED_SECONDS = 900.0
-SILENT_SECONDS = 3600.0
 TUNED_SECONDS = 24 * 3600.0
 # A job that is tuned is heard of every few seconds; so long after its last word it may be gone.
 HEARD_SECONDS = 300.0
@@ -150,9 +149,9 @@ def preferred(one: Contact, other: Contact, now: float) -> Contact:
 
 def is_shown(contact: Contact, now: float) -> bool:
     """Whether the job still matters to whoever looks at the metrics."""
-    if contact.ended_at is not None:
-        return contact.ended_at >= now - ENDED_SECONDS
     kept_seconds = TUNED_SECONDS if contact.phase == "finished" else SILENT_SECONDS
+    if contact.ended_at is not None:
+        kept_seconds = ENDED_SECONDS
     return contact.last_contact_at >= now - kept_seconds
 
 

@@ -29,6 +29,9 @@ BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
 EventKind = Literal["switched", "disagreement", "ended", "note", "drift"]
+# A job that is being tuned is heard of every few seconds; so long after its last word its training
+# is taken for gone.
+SILENT_SECONDS = 3600.0
 
 
 # Every candidate is looked at in every decision.
@@ -202,6 +205,11 @@ class Job:
     def is_over(self) -> bool:
         """Whether nothing more is tried: it is tuned, or its training ended before."""
         return self.phase in ("finished", "ended")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was ended since nothing was heard of it, not by its ranks' own word."""
+        return self.ended_at is not None and self.ended_at > self.last_contact_at
 
 
 @dataclass(frozen=True)

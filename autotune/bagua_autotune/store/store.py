@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, null, select
+from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
+    BEING_TUNED,
+    Event,
     Inherited,
     Job,
     JobPhase,
@@ -33,7 +35,7 @@ from bagua_autotune.store.rows import (
     start,
     trial_row,
 )
-from bagua_autotune.store.tables import JobRow, ProfileRow, SchemaRow, TrialRow
+from bagua_autotune.store.tables import EventRow, JobRow, ProfileRow, SchemaRow, TrialRow
 
 # So many jobs in a row that cannot be read do not hide the one before.
 MOST_UNREADABLE = 9
@@ -202,6 +204,32 @@ class Store(Reports):
             row.ended_at = at
             if row.phase != "finished":
                 row.phase = "ended"
+
+    def end_silent(self, before: float, event: Event) -> list[str]:
+        """End the jobs that are being tuned and were last heard of before then; see end_gone."""
+        return self._end(event, JobRow.phase.in_(BEING_TUNED), JobRow.last_contact_at < before)
+
+    def end_gone(self, job_ids: Collection[str], event: Event) -> list[str]:
+        """End those of the jobs that have not ended, by an event that is not their ranks' own.
+
+        It is no contact with them. Of several replicas one ends a job.
+
+        Returns:
+            The ids of those that it ended.
+        """
+        return self._end(event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
+
+    def _end(self, event: Event, *which: ColumnElement[bool]) -> list[str]:
+        with self.database.reading() as session:  # mostly there is none, and writers take turns
+            if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
+                return []
+        phase = case((JobRow.phase == "finished", JobRow.phase), else_="ended")
+        changes = {"phase": phase, "ended_at": event.at, "revision": JobRow.revision + 1}
+        statement = update(JobRow).where(*which).values(changes).returning(JobRow.id)
+        with self.database.writing() as session:
+            ended = list(session.scalars(statement))
+            session.add_all(EventRow(job_id=job_id, **vars(event)) for job_id in ended)
+        return ended
 
     def resume_job(self, job_id: str, at: float) -> None:
         """Training goes on after an end, from the trial at which it stood."""

@@ -50,6 +50,6 @@ def search_seconds(job: Job, trials: Sequence[Trial]) -> float:
     Args:
         trials: of the round.
     """
-    last_word = job.ended_at or job.last_contact_at
+    last_word = job.last_contact_at
     ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
     return max(0.0, max(ends) - began_at(job, trials)) if ends else 0.0

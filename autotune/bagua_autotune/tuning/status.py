@@ -29,8 +29,8 @@ class OpenTrial:
 class Progress:
     """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
 
-    Of a job that is tuned both times are as they were when it was last heard of: one whose ranks
-    are gone gets no older. ``incumbent`` is the best configuration of the round so far and
+    Both times are as they were when the job was last heard of, if it is not finished: one whose
+    ranks are gone gets no older. ``incumbent`` is the best configuration of the round so far and
     ``speedup`` what it is over the baseline, both from all their trials.
     """
 
@@ -148,7 +148,7 @@ def _progress(job: Job, trials: Sequence[Trial], objective: Objective) -> Progre
     measured = sum(trial.state == "measured" for trial in trials)
     leader = best(job, trials)
     max_trials = job.limits.max_samples + 2 * MOST_PAIRS
-    end = job.finished_at or job.ended_at or job.last_contact_at
+    end = job.finished_at or job.last_contact_at
     elapsed_seconds = max(0.0, end - began_at(job, trials))
     seconds_left: float | None = None
     if job.is_over:

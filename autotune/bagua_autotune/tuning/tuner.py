@@ -17,10 +17,18 @@ from weakref import WeakValueDictionary
 
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model import job as model
-from bagua_autotune.model.job import Event, Inherited, Job, JobSpec, Observation, Trial
+from bagua_autotune.model.job import (
+    SILENT_SECONDS,
+    Event,
+    Inherited,
+    Job,
+    JobSpec,
+    Observation,
+    Trial,
+)
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import clean, describe
+from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Step, Store, UnknownJob, digests
 from bagua_autotune.tuning.background import AtOnce, Background
@@ -37,10 +45,15 @@ logger = logging.getLogger(__name__)
 
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
+SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
+HEARD_AGAIN = "heard of again, so it goes on"
 
 
 class TunerListener:
     """Is told what the tuner does; override what is of interest."""
+
+    def on_heard(self, job_id: str) -> None:
+        """The job's ranks said something to this process."""
 
     def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
         """These steps were reported and stored; none of them for the second time."""
@@ -108,6 +121,7 @@ class Tuner:
         Raises:
             JobConflict: it exists with other content.
         """
+        self.end_silent()
         now = self._clock()
         is_new = self.store.create_job(
             job_id,
@@ -130,8 +144,20 @@ class Tuner:
             )
         else:
             self.store.resume_job(job_id, now)
+        self._heard_of(job_id)
         self._advance(job_id)
         return is_new
+
+    def end_silent(self) -> None:
+        """End the jobs that were being tuned when their training was gone without a word.
+
+        Who finds out depends on who comes first: a registration, or someone who lists the jobs. If
+        the ranks were paused and report after all, their job goes on.
+        """
+        now = self._clock()
+        end = Event("ended", message=SILENT, at=now)
+        for job_id in self.store.end_silent(now - SILENT_SECONDS, end):
+            logger.info("job %s: %s", job_id, SILENT)
 
     def _inherit(self, job_id: str, spec: JobSpec) -> Inherited | None:
         """What a new job takes over; nothing of earlier jobs keeps it from being registered."""
@@ -153,7 +179,7 @@ class Tuner:
         Raises:
             WrongStep: a step without exactly one value of each rank.
         """
-        world_size = self.store.job(job_id).world_size
+        world_size = self._heard_of(job_id).world_size
         for observation in observations:
             for told in (observation.values, observation.compute):
                 if told is not None and len(told) != world_size:
@@ -186,7 +212,8 @@ class Tuner:
         Raises:
             WrongStep: not exactly one ready time of each tensor, or more buckets than tensors.
         """
-        tensors = len(self._knowledge.tensors(self.store.job(job_id)))
+        job = self._heard_of(job_id)
+        tensors = len(self._knowledge.tensors(job))
         if len(profile.ready_seconds) != tensors:
             raise WrongStep(
                 f"ready_seconds has {len(profile.ready_seconds)} values, "
@@ -196,7 +223,7 @@ class Tuner:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )
-        before = of_round(self.store.trials(job_id), self.store.job(job_id).round)
+        before = of_round(self.store.trials(job_id), job.round)
         if tensors * len(before) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
 
@@ -233,7 +260,7 @@ class Tuner:
             TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
         """
         now = self._clock()
-        job = self.store.job(job_id)
+        job = self._heard_of(job_id)
         if event.kind == "disagreement" and event.trial is None and not job.is_over:
             raise TrialNotNamed("a disagreement names the trial while the job is tuned")
         if event.trial is not None:
@@ -279,6 +306,19 @@ class Tuner:
             for listener in self._listeners:
                 listener.on_round(job)
             self._advance(job.id)
+
+    def _heard_of(self, job_id: str) -> Job:
+        """The job, whose ranks speak; one that was only taken for gone goes on."""
+        job = self.store.job(job_id)
+        for listener in self._listeners:
+            listener.on_heard(job_id)
+        if not job.is_lost:
+            return job
+        now = self._clock()
+        self.store.resume_job(job_id, now)
+        self.store.add_event(job_id, Event("note", message=HEARD_AGAIN, at=now))
+        logger.info("job %s: %s", job_id, HEARD_AGAIN)
+        return self.store.job(job_id)
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""

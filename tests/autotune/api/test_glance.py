@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,7 @@ from sqlalchemy import event
 
 from bagua_autotune.app import create_app
 from bagua_autotune.cli import main
+from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.api.driving import JOB, drive
@@ -51,6 +53,22 @@ def test_an_overview_says_all_in_one_answer(tuned: FlaskClient) -> None:
     assert len(found["steps"]["points"]) == detail["result"]["steps"]
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert "DistributedDataParallel(model, bucket_cap_mb=" in found["stock_ddp"]
+
+
+def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
+    client: FlaskClient, store: Store
+) -> None:
+    for job_id in ("gone", "here"):
+        client.put(f"/api/v2/jobs/{job_id}", json=registration())
+    store.touch("gone", time.time() - SILENT_SECONDS - 1)
+    listed = client.get("/api/v2/jobs").get_json()["jobs"]
+    assert {job["id"]: job["state"] for job in listed} == {"gone": "ended", "here": "tuning"}
+    steps = [{"step": 1, "seconds": [0.2] * 4}]
+    body = {"trial": 0, "steps": steps}
+    answer = client.post("/api/v2/jobs/gone/observations", json=body).get_json()
+    assert (answer["state"], answer["trial"]["index"]) == ("tuning", 0)
+    events = client.get("/api/v2/jobs/gone/events").get_json()["events"]
+    assert [event["kind"] for event in events] == ["ended", "note"]
 
 
 def test_the_list_has_figures_and_a_headline(tuned: FlaskClient) -> None:

@@ -126,7 +126,7 @@ def test_a_job_that_says_nothing_any_more_is_shown_as_that(
         job = overviews[moment].job.model_copy(update=changes)
         return rows(draw(overviews[moment].model_copy(update={"job": job}), 80))
 
-    assert silent("midway")["trouble"] == "the job was last heard of 5 min ago"
+    assert silent("midway")["trouble"] == "the job was last heard of 5.0 min ago"
     # Of steps of 0.2 s 30 are missing; before the first step nobody knows how long one takes.
     assert silent("midway", 6)["trouble"] == "the job was last heard of 6 s ago"
     assert "trouble" not in silent("beginning", 6)

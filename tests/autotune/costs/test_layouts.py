@@ -12,8 +12,8 @@ from bagua_autotune.costs import Layouts
 from bagua_autotune.costs.layouts import cut, cut_key
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
-from bagua_client.buckets.layout import TensorSpec, plan
 from bagua_client.configuration import Configuration as ClientConfiguration
+from bagua_client.layout import TensorSpec, plan
 
 Kinds = list[tuple[int, str]]
 KINDS = st.lists(

@@ -13,12 +13,11 @@ from bagua_autotune.metrics.jobs import (
     ENDED_SECONDS,
     HEARD_SECONDS,
     NEW_BUDGET_SECONDS,
-    SILENT_SECONDS,
     TUNED_SECONDS,
     Jobs,
 )
 from bagua_autotune.metrics.steps import BUCKETS, MOST_JOBS, StepHistograms
-from bagua_autotune.model.job import Event, Observation, Trial
+from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Step, Store
@@ -90,6 +89,18 @@ def test_a_silent_job_leaves_later_where_it_is_tuned(scene: Scene) -> None:
     assert scene.names() == {"tuned"}
     scene.clock.now += 1
     assert scene.names() == set()
+
+
+def test_a_job_leaves_as_it_is_taken_for_gone_and_comes_back(scene: Scene) -> None:
+    scene.add("job")
+    scene.clock.now += SILENT_SECONDS
+    scene.tuner.end_silent()
+    assert of(parsed(scene.scrape()), "job_state")["job", "tuning"] == 1
+    scene.clock.now += 1
+    scene.tuner.end_silent()
+    assert scene.names() == set()
+    scene.tuner.observe("job", 0, [Observation(1, (0.1,) * 4)])
+    assert of(parsed(scene.scrape()), "job_state")["job", "tuning"] == 1
 
 
 def test_only_what_changed_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

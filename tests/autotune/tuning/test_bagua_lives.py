@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
+from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import JobRow
 from tests.autotune.tuning.bagua_worker import (
@@ -56,6 +57,25 @@ def test_a_service_restarted_in_the_middle_goes_on(tmp_path):
     assert peaked(0, workers[0].running) == BEST
     assert len(second.trials(job.id)) > before
     second.close()
+
+
+def test_a_run_that_was_paused_for_long_goes_on(store):
+    """Its ranks may run a slow trial; they are never left at it."""
+    service = tuning(store, searcher="bayesian")
+    workers = [Worker(service, "net", rank, peaked) for rank in range(2)]
+    enter(workers)
+    for iteration in range(100, 1500, 100):
+        cycle(workers, iteration)
+    (job,) = store.jobs()
+    service._clock.now += 2 * SILENT_SECONDS
+    service._tuner.end_silent()
+    assert store.job(job.id).phase == "ended"
+    for iteration in range(1500, 20_000, 100):
+        cycle(workers, iteration)
+        if workers[0].is_completed:
+            break
+    assert store.job(job.id).phase == "finished"
+    assert peaked(0, workers[0].running) == BEST
 
 
 @pytest.mark.parametrize("is_named_by_address", [False, True])

@@ -158,7 +158,9 @@ class BaguaTuning:
     def _heard_of(self, job: Job, family: Family) -> Job:
         """Keep the job's last contact, and how many ranks it has where nobody said."""
         now = self._clock()
-        if now - job.last_contact_at >= CONTACT_SECONDS:
+        if job.is_lost:
+            self._store.resume_job(job.id, now)
+        elif now - job.last_contact_at >= CONTACT_SECONDS:
             self._store.touch(job.id, now)
         if self._world_size is None and job.world_size < len(family.present):
             ranks.widen(self._store, job.id, len(family.present))
