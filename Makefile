@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests that leave the cores to each other; real ranks, hosts and browsers want them alone.
-TOGETHER := tests/autotune tests/dashboards tests/deploy
+TOGETHER := tests/autotune tests/dashboards tests/deploy tests/client/beside_stock tests/client/reducer
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench image clean
+.PHONY: help demo test upstream-ddp test-torch fuzz lint format bench image clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,8 +27,25 @@ else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TOGETHER) || status=1; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TOGETHER)) || status=1; \
+	$(MAKE) upstream-ddp || status=1; \
 	exit $$status
 endif
+
+upstream-ddp: $(STAMP) ## PyTorch's own DDP tests with torch's class, ours, and ours being re-cut
+	$(BIN)/python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 $(ARGS)
+
+# A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
+test-torch: ## The client's tests with another release of torch: make test-torch VERSION=2.15.0
+	$(PYTHON) -m venv .venv-torch-$(VERSION)
+	.venv-torch-$(VERSION)/bin/python -m pip install --quiet torch==$(VERSION) --editable '.[dev]'
+	.venv-torch-$(VERSION)/bin/python -m pytest $(or $(ARGS),tests/client)
+
+fuzz: $(STAMP) ## Look for failures with new examples (SEED=n to repeat a run, ARGS="-k name")
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); \
+	repeat="make fuzz SEED=$$seed repeats this run"; \
+	echo "$$repeat"; \
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile fuzz --hypothesis-seed $$seed \
+		$(ARGS) || { echo "$$repeat"; exit 1; }
 
 lint: $(STAMP) ## Ruff and mypy
 	$(BIN)/ruff check .
@@ -51,5 +68,5 @@ image: $(STAMP) ## Build the container image and tune a real training against it
 	$(BIN)/python deploy/check_image.py $(ARGS)
 
 clean: ## Remove the environment and everything built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache
+	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache
 	rm -rf autotune/*.egg-info client/*.egg-info *.egg-info

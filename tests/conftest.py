@@ -1,13 +1,16 @@
-"""What every test needs: an environment without the user's settings, and hypothesis unhurried."""
+"""What every test needs: an environment without the user's settings, and hypothesis unhurried,
+with the same examples each time."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # Several processes share a small machine; more threads than cores only make them slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,9 +20,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timing never decides a test.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# Timing never decides a test. What runs by default has the same examples each time; "make fuzz"
+# names the other profile, and a seed.
+_UNHURRIED: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+    "database": None,
+}
+settings.register_profile("repeatable", derandomize=True, **_UNHURRIED)
+settings.register_profile("fuzz", derandomize=False, print_blob=True, **_UNHURRIED)
+settings.load_profile("repeatable")
+# Hypothesis mixes in constants of the modules that are imported by then, which depend on the tests
+# that ran before, and so on how they were dealt out. There is no public switch.
+providers._get_local_constants = lambda: providers._local_constants  # as yet none
 
 _TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bagua_client.configuration import DEFAULT_BUCKET_BYTES
-
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
+SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
+"""What a switch may say, in any case, instead of a number (Bagua's are levels)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Environment:
             depends on it.
         server_wait_seconds: how long an absent service is looked for eagerly.
         service_port: for a service that rank 0 starts; 0: any free one.
-        default_bucket_bytes: the baseline's bucket size.
+        default_bucket_bytes: the baseline's bucket size; None: torch's.
     """
 
     autotune: bool = False
@@ -44,22 +44,29 @@ class Environment:
     remaining_steps: int = 10_000
     server_wait_seconds: float = 300.0
     service_port: int = 0
-    default_bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    default_bucket_bytes: int | None = None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables that are set and not empty.
 
         Raises:
-            ValueError: one is not a number of the kind it must be.
+            ValueError: one is not a number of the kind it must be, or a word that it may be.
         """
 
         def number(
-            name: str, kind: Callable[[str], T], default: T, low: T, high: float = math.inf
+            name: str,
+            kind: Callable[[str], T],
+            default: T,
+            low: T,
+            high: float = math.inf,
+            words: Mapping[str, T] = {},
         ) -> T:
             text = variables.get(name, "").strip()
             if not text:
                 return default
+            if text.lower() in words:
+                return words[text.lower()]
             try:
                 value = kind(text)
             except ValueError:
@@ -67,11 +74,12 @@ class Environment:
             if value is None or not low <= value <= high or value == math.inf:
                 what = "a whole number" if kind is int else "a number"
                 limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-                raise ValueError(f"{name} must be {what} {limits}, not {text!r}")
+                others = f", or one of {', '.join(words)}" if words else ""
+                raise ValueError(f"{name} must be {what} {limits}{others}, not {text!r}")
             return value
 
         return cls(
-            autotune=number("BAGUA_AUTOTUNE", int, 0, 0) >= 1,
+            autotune=number("BAGUA_AUTOTUNE", int, 0, 0, words=SWITCH_WORDS) >= 1,
             url=variables.get("BAGUA_AUTOTUNE_URL") or None,
             token=variables.get("BAGUA_AUTOTUNE_TOKEN") or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
@@ -88,5 +96,5 @@ class Environment:
             ),
             # Bagua's own default is -1, which means any.
             service_port=max(number("BAGUA_SERVICE_PORT", int, 0, -1), 0),
-            default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, DEFAULT_BUCKET_BYTES, 1),
+            default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, 0, 1) or None,
         )

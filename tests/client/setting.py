@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from bagua_client import Configuration, DistributedDataParallel
 
@@ -20,15 +19,17 @@ class Setting:
     ends: tuple[bool, ...] | None
 
     def of(self, model: DistributedDataParallel) -> Configuration:
-        """With explicit buckets that fit ``model``, once its order is known."""
-        reducer = model._reducer
-        if self.ends is None or not reducer.order_is_agreed:
+        """With explicit buckets that fit ``model``, once its order is known; without what torch
+        cannot cut for it."""
+        tunable = model._tunable
+        if tunable is None or not tunable.offer.has_explicit_buckets:
+            return replace(self.configuration, last_bucket_bytes=0)
+        if self.ends is None or not tunable.order_is_agreed:
             return self.configuration
         counts = [1]
-        for place, (before, index) in enumerate(pairwise(reducer.order)):
-            alike = reducer.tensors[before].group == reducer.tensors[index].group
-            if alike and not self.ends[place % len(self.ends)]:
-                counts[-1] += 1
-            else:
+        for place in range(len(tunable.order) - 1):
+            if self.ends[place % len(self.ends)]:
                 counts.append(1)
+            else:
+                counts[-1] += 1
         return replace(self.configuration, buckets=tuple(counts))

@@ -16,7 +16,7 @@ def test_nothing_set_is_off_with_baguas_defaults() -> None:
         remaining_steps=10_000,
         server_wait_seconds=300.0,
         service_port=0,
-        default_bucket_bytes=25 * 1024 * 1024,
+        default_bucket_bytes=None,
     )
 
 
@@ -59,16 +59,28 @@ def test_baguas_port_of_minus_one_is_any_port() -> None:
     assert Environment.read({"BAGUA_SERVICE_PORT": "-1"}).service_port == 0
 
 
-@pytest.mark.parametrize("autotune", ["0", "1", "2"])
-def test_autotune_is_on_from_one_upwards(autotune: str) -> None:
-    assert Environment.read({"BAGUA_AUTOTUNE": autotune}).autotune is (autotune != "0")
+@pytest.mark.parametrize("autotune", ["1", "2", "true", "True", "YES", " on "])
+def test_autotune_is_on_from_one_upwards_and_where_a_word_says_so(autotune: str) -> None:
+    assert Environment.read({"BAGUA_AUTOTUNE": autotune}).autotune is True
+
+
+@pytest.mark.parametrize("autotune", ["0", "false", "FALSE", "No", "off"])
+def test_autotune_is_off_at_zero_and_where_a_word_says_so(autotune: str) -> None:
+    assert Environment.read({"BAGUA_AUTOTUNE": autotune}).autotune is False
+
+
+@pytest.mark.parametrize("autotune", ["maybe", "truely", "-1", "1.5", "0x1"])
+def test_what_autotune_may_be_is_said(autotune: str) -> None:
+    allowed = "a whole number of at least 0, or one of true, yes, on, false, no, off"
+    with pytest.raises(ValueError, match=f"^BAGUA_AUTOTUNE must be {allowed}, not '{autotune}'$"):
+        Environment.read({"BAGUA_AUTOTUNE": autotune})
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("BAGUA_AUTOTUNE", "yes"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "0"),
+        ("BAGUA_AUTOTUNE_MAX_SAMPLES", "yes"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "7.5"),
         ("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "nan"),
         ("BAGUA_AUTOTUNE_WARMUP_TIME_S", "inf"),

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import GradientAllReduce
-from bagua_client.buckets.bucket import Bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from tests.e2e.training import Lines
@@ -51,9 +50,9 @@ class OverLink(GradientAllReduce):
         self._link = link
 
     def operations(
-        self, bucket: Bucket, communicator: Communicator, configuration: Configuration
+        self, communicator: Communicator, configuration: Configuration, channel: int
     ) -> Sequence[Operation]:
-        return [*super().operations(bucket, communicator, configuration), self._link]
+        return [*super().operations(communicator, configuration, channel), self._link]
 
 
 class _Sleep(torch.autograd.Function):
@@ -85,7 +84,7 @@ class Course:
 
     Attributes:
         tuning: whether it was being tuned.
-        configurations: in force after the step.
+        configurations: in force after the step, or from the next one on.
         seconds: the step took.
         slowed_at: the first step on the slow network.
         logged: the client's log lines, with their levels.

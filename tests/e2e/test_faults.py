@@ -16,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from bagua_client import Configuration
+from bagua_autotune.store import Store
+from bagua_autotune.store.database import default_url
 from tests.e2e.conftest import wait_until
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
-from tests.e2e.training import Report, train
+from tests.e2e.training import DEFAULT, Report, train
 from tests.ranks import Outcome, RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -155,7 +156,7 @@ def test_a_service_that_answers_nonsense_costs_no_step(
         reports = tuned_ranks(url, (2,)).run(train, 120, False, timeout_seconds=60)
     check(reports)
     assert reports[0].steps == 120
-    assert set(reports[0].configurations) == {Configuration()}
+    assert set(reports[0].configurations) == {DEFAULT}
     # A few lines for the reader, not one for each step or answer.
     assert len(reports[0].logged) < 20
 
@@ -190,6 +191,8 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     wait_until(
         lambda: steps_file.exists() and int(steps_file.read_text() or 0) > 60, "60 steps", 90
     )
+    store = Store(default_url())
+    wait_until(lambda: len(store.jobs()) == 1, "the job", 60)
     ours = [psutil.Process(pid) for pid in pool.pids]
     ours += [child for process in ours for child in process.children(recursive=True)]
     assert any("bagua_autotune" in process.cmdline() for process in ours)
@@ -203,6 +206,12 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
             assert "RuntimeError" in error or "DistBackendError" in error
             assert "gloo" in error.lower()
     wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
+    (job,) = store.jobs()
+    assert job.phase == "ended"
+    # Rank 0 says goodbye itself, where it lives and still comes to it.
+    said = ["the training process was gone", "the training process ended"]
+    assert store.events(job.id)[-1].message in said[: 1 if victim == 0 else 2]
+    store.close()
 
 
 def _lives(process: psutil.Process) -> bool:

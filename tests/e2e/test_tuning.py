@@ -14,7 +14,7 @@ import pytest
 from bagua_client import Configuration
 from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
-from tests.e2e.training import Report, train, train_two
+from tests.e2e.training import DEFAULT, Report, train, train_two
 from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     assert all(report.tuned for report in reports)
     job, trials = service.job(), service.trials()
     assert job["state"] == "finished"
-    assert trials[0]["configuration"] == Configuration().to_json()
+    assert trials[0]["configuration"] == DEFAULT.to_json()
     assert {trial["state"] for trial in trials} == {"measured"}
     ways = {trial["configuration"]["hierarchical"] for trial in trials}
     assert ways == {"off", "leaders", "shards"}

@@ -10,7 +10,12 @@ and are read at the end of the next, when they have long arrived. A switch takes
 
 After the tuning the reports go on, seldom, so that rank 0 can see whether step times change for
 good; a command may then begin another round. A tuning that ends by an error is not watched: the
-agent lets go of everything.
+agent lets go of everything. A model's agent is, in turn, in these states:
+
+- tuning: configurations are tried;
+- settling: the last command was given, and its configuration is not in force yet;
+- watching: as above; a command leads back to tuning;
+- off: for good.
 
 At the end of a step's communication every rank is known to have come there, so no message is
 ever started by some ranks only. An error of a collective is not caught here: a rank is gone, and
@@ -19,18 +24,19 @@ the training's own collectives would say so next.
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from bagua_client.agent.admission import control_group
 from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import StepTime, StepTimer, clock_for
 from bagua_client.agent.inbox import Event, RankTimes, Samples
@@ -42,7 +48,7 @@ from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.reducer.reconfiguration import Reconfiguration
-from bagua_client.reducer.reducer import Reducer
+from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +61,16 @@ IDLE_SECONDS = 60.0
 
 CPU = torch.device("cpu")
 
+
+class State(enum.Enum):
+    """Of an agent; the same on all ranks in the same step."""
+
+    TUNING = enum.auto()
+    SETTLING = enum.auto()
+    WATCHING = enum.auto()
+    OFF = enum.auto()
+
+
 Next = Callable[[], "Next | None"]
 """Reads the message in flight; answers with the one that it led to, if any."""
 
@@ -63,8 +79,9 @@ class Agent:
     """One model's agent on one rank. Collective: all ranks make theirs together.
 
     Args:
-        reducer: of the model.
-        parameters: of the model; their optimizers tell the steps.
+        tunable: of the model.
+        group: the ranks' control group.
+        optimizers: of the model, as far as they are known; their steps tell the model's.
         environment: the settings.
         name: the job's.
         agents: of the models that this process wraps, in that order, this one's included in the
@@ -73,47 +90,56 @@ class Agent:
 
     def __init__(
         self,
-        reducer: Reducer,
-        parameters: Iterable[torch.nn.Parameter],
+        tunable: Tunable,
+        group: dist.ProcessGroup,
+        optimizers: Iterable[torch.optim.Optimizer],
         environment: Environment,
         name: str,
         agents: list[weakref.ref[Agent]],
     ) -> None:
-        communicator = reducer.communicator
-        self._reducer = reducer
+        communicator = tunable.communicator
+        self._tunable = tunable
         self._environment = environment
         self._name = name
         self._agents = agents
         self._position = len(agents)
         self._rank = communicator.rank
-        self._group = communicator.new_group([range(communicator.world_size)], backend="gloo")
-        self._exchange = Exchange(self._group)
+        self._group = group
+        self._exchange = Exchange(group)
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
         # The marks of several devices cannot be compared.
-        is_on_one_device = {t.device for t in reducer.tensors} == {f"{communicator.device.type}#0"}
-        self._profiler = Profiler(reducer, clock) if self._rank == 0 and is_on_one_device else None
-        self._on_last_ready = self._timer.computed if is_on_one_device else None
-        self._boundary = StepBoundary(parameters)
+        is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
+        self._profiler = Profiler(tunable, clock) if self._rank == 0 and is_on_one_device else None
+        self._computed = self._timer.computed if is_on_one_device else None
+        self._boundary = StepBoundary(tunable.parameters, optimizers)
         self._pace = Pace()
         self._reporter: Reporter | None = None
-        self._is_tuning = True
-        self._is_watching = False
+        self._state = State.TUNING
+        self._will_watch = False
         self._disturbed = False
         self._reductions = 0
         self._step = 0
         self._trial: int | None = None
         self._measured_from = 0
         self._samples: list[StepTime] = []
-        self._switched_in = -1
+        self._is_switching = False
         self._next_report = 0
         self._in_flight: Next | None = None
+        tunable.vote_in(group, CPU)
+        tunable.attach()
+        tunable.on_return = self._went_back
         self._follow_steps()
 
     @property
     def is_active(self) -> bool:
         """Whether configurations are being tried; changes on all ranks in the same step."""
-        return self._is_tuning
+        return self._state is State.TUNING
+
+    @property
+    def state(self) -> State:
+        """Changes on all ranks in the same step."""
+        return self._state
 
     @property
     def is_idle(self) -> bool:
@@ -129,20 +155,14 @@ class Agent:
             self._timer.tick(self._step)
         else:
             self._timer.tick_within()
-        if self._is_tuning and self._profiler is not None:
-            self._profiler.reduction_done(self._step, begins)
-        if self._reductions - 1 == self._switched_in:
+        if self._is_switching and self._tunable.is_settled:
             self._switched()
+        if self.is_active and self._profiler is not None:
+            self._profiler.reduction_done(self._step, begins)
         if self._in_flight is not None:
             self._in_flight = self._in_flight()
-        elif self._reductions >= self._next_report and self._reducer.order_is_agreed:
+        elif self._reductions >= self._next_report and self._tunable.order_is_agreed:
             self._in_flight = self._start_report()
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around a communication in a forward pass, which is not this rank's own computing."""
-        if self._reducer.on_last_ready is None:
-            return nullcontext()
-        return self._timer.waiting()
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
@@ -165,6 +185,9 @@ class Agent:
                 report.command_bytes = len(command or b"")
                 report.next_report = self._reductions + self._pause()
             self._write_samples(report)
+            if self._tunable.refusal:
+                logger.warning("autotune stops: %s", self._tunable.refusal)
+                report.stop = True
         except Exception:
             logger.exception("autotune stops: an error on rank %d", self._rank)
             report.stop = True
@@ -172,7 +195,7 @@ class Agent:
         return partial(self._read_report, command, time.perf_counter() - began)
 
     def _pause(self) -> int:
-        if self._is_tuning or self._reporter is None:
+        if self.is_active or self._reporter is None:
             return self._pace.while_tuning(self._reductions)
         return self._pace.while_watching(self._reductions, self._reporter.is_suspicious)
 
@@ -180,26 +203,26 @@ class Agent:
         if self._must_wait():
             return None
         if self._reporter is None:
-            description = describe_job(self._reducer, self._environment, self._name)
+            description = describe_job(self._tunable, self._environment, self._name)
             self._reporter = Reporter(self._environment, description)
         return self._reporter.take_command()
 
     def _must_wait(self) -> bool:
         """Whether another model of this process is tuned: at first the earlier ones go before."""
-        if self._reporter is not None and self._is_tuning:
+        if self._reporter is not None and self.is_active:
             return False
-        others = self._agents if self._is_watching else self._agents[: self._position]
+        others = self._agents if self._watches else self._agents[: self._position]
         agents = [agent for reference in others if (agent := reference()) is not None]
         return any(agent.is_active and not agent.is_idle for agent in agents if agent is not self)
 
     def _write_samples(self, report: Report) -> None:
         new = [time for time in self._timer.drain() if time.step >= self._measured_from]
-        self._samples += new if self._trial is not None or self._is_watching else []
+        self._samples += new if self._trial is not None or self._watches else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
         if sent:
             report.first_step = sent[0].step
             report.seconds = [time.seconds for time in sent]
-            if self._is_tuning:
+            if self.is_active:
                 compute = [time.compute_seconds for time in sent]
                 report.compute_seconds = [math.nan if s is None else s for s in compute]
 
@@ -222,7 +245,7 @@ class Agent:
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
-        before, self._disturbed = self._disturbed, self._is_watching and self._must_wait()
+        before, self._disturbed = self._disturbed, self._watches and self._must_wait()
         if any(report.seconds for report in reports) and not (before or self._disturbed):
             by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
             self._reporter.put(Samples(self._trial, by_rank))
@@ -234,7 +257,7 @@ class Agent:
         text = torch.zeros(length, dtype=torch.uint8)
         if command is not None:
             text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
-        source = dist.get_global_rank(self._reducer.communicator.group, 0)
+        source = dist.get_global_rank(self._tunable.communicator.group, 0)
         work = dist.broadcast(text, src=source, group=self._group, async_op=True)
         return partial(self._read_command, work, text)
 
@@ -247,83 +270,96 @@ class Agent:
         try:
             command = json.loads(bytes(text.tolist()))
             trial, watch = command["trial"], command["watch"]
-            configuration = Configuration.from_json(command["configuration"])
-            self._reducer.communicator.check(configuration)
+            told = Configuration.from_json(command["configuration"])
+            self._tunable.communicator.check(told)
+            configuration = told
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
-        change = Reconfiguration(self._reducer, configuration, self._group, CPU)
+        change = Reconfiguration(self._tunable, configuration, self._group, CPU)
         return partial(self._read_vote, change, trial, watch)
 
     def _read_vote(self, change: Reconfiguration, trial: int | None, watch: bool) -> None:
-        layout = change.conclude()
-        self._reducer.schedule(layout)
+        self._tunable.schedule(change.conclude())
         self._samples.clear()
-        self._measured_from = self._step + 1 + DROPPED_STEPS
+        self._is_switching = True
         self._trial = trial if change.agreed else None
-        self._is_tuning, self._is_watching = trial is not None, trial is None and watch
         self._next_report = self._reductions + 1
         if not change.agreed:
             self._tell("disagreement", trial, change.reason, None)
-        elif trial is not None:
-            self._begin_trial(trial)
         if trial is None:
-            self._end()
-
-    def _begin_trial(self, trial: int) -> None:
-        self._switched_in = self._reductions
+            self._end(watch)
+            return
+        self._state = State.TUNING
         # The end of the round before may not have been settled.
         self._follow_steps()
-        self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
-        if self._profiler is not None:
-            self._profiler.begin_trial(trial, self._measured_from)
+        if change.agreed:
+            self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
 
     def _switched(self) -> None:
-        self._tell("switched", self._trial, "", self._reducer.recut_seconds)
+        """What was commanded is in force, and will stay as it is."""
+        self._is_switching = False
+        # Two steps at least, where torch needed but one for its own part of a re-cut.
+        self._measured_from = self._step + 1
+        if self._trial is not None:
+            self._tell("switched", self._trial, "", self._tunable.recut_seconds)
+            if self._profiler is not None:
+                self._profiler.begin_trial(self._trial, self._measured_from)
+
+    def _went_back(self, reason: str) -> None:
+        """A change failed on some rank, which all were told: they are at what they had before."""
+        self._tell("disagreement", self._trial, reason, None)
+        self._trial = None
 
     def _stop(self) -> None:
         """An error on one rank: all let go."""
-        layout = self._reducer.layout
-        if self._is_tuning:
-            layout = self._reducer.plan(self._reducer.default)
-        self._reducer.schedule(layout)
+        if self.is_active:
+            self._tunable.schedule(self._tunable.plan(self._tunable.default))
         self._tell("ended", None, "an error on a rank ended the tuning", None)
-        self._is_tuning = self._is_watching = False
-        self._end()
+        self._end(watch=False)
 
-    def _end(self) -> None:
+    def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
-        self._reducer.on_last_ready = None
+        self._state, self._will_watch = State.SETTLING, watch
+        self._tunable.on_last_ready = None
         if self._profiler is not None:
             self._profiler.stop()
-        if not self._is_watching and self._reporter is not None:
+        if not watch and self._reporter is not None:
             self._reporter.finish()
-        self._reducer.after_reduction = self._settle
+        self._tunable.after_reduction = self._settle
 
     def _settle(self) -> None:
         """The steps after: let go of what is not needed, which all ranks do in the same one."""
         # Before the next forward pass the old buckets' groups are still in use. What is in force
         # after it may be another configuration, if the user set one in between.
-        if not self._reducer.is_recut_due:
-            self._reducer.communicator.release(self._reducer.layout.configuration)
-            if not self._is_watching:
+        if not self._tunable.is_recut_due:
+            self._tunable.communicator.release(self._tunable.layout.configuration)
+            if not self._will_watch:
                 self._detach()
                 dist.destroy_process_group(self._group)
                 return
-            self._reducer.after_reduction = self.reduction_done
-        if self._is_watching:
+            self._state = State.WATCHING
+            self._tunable.after_reduction = self.reduction_done
+        if self._will_watch:
             self.reduction_done()
 
+    @property
+    def _watches(self) -> bool:
+        """Whether the steps are those after a tuning, and of interest."""
+        return self._state is not State.TUNING and self._will_watch
+
     def _follow_steps(self) -> None:
-        self._reducer.after_reduction = self.reduction_done
-        self._reducer.on_last_ready = self._on_last_ready
+        self._tunable.after_reduction = self.reduction_done
+        self._tunable.on_last_ready = self._computed
+        if self._computed is not None:
+            self._tunable.waiting = self._timer.waiting
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
-        self._is_tuning = self._is_watching = False
+        self._state, self._will_watch = State.OFF, False
         self._boundary.close()
         if self._profiler is not None:
             self._profiler.stop()
-        self._reducer.after_reduction = self._reducer.on_last_ready = None
+        self._tunable.detach()
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
@@ -336,13 +372,20 @@ _agents: list[weakref.ref[Agent]] = []
 
 
 def start_agent(
-    reducer: Reducer,
-    parameters: Iterable[torch.nn.Parameter],
+    tunable: Tunable,
+    optimizers: Iterable[torch.optim.Optimizer],
     environment: Environment,
     model: str,
-) -> Agent:
-    """The agent of the next model that this process wraps. All ranks must call it together."""
+) -> Agent | None:
+    """The agent of the next model that this process wraps; None, on all ranks, if they cannot
+    talk. All ranks must call it together."""
+    group = control_group(tunable.communicator)
+    if group is None:
+        return None
+    if tunable.communicator.rank == 0:
+        for reason in tunable.offer.reasons:
+            logger.info("autotune leaves some settings alone: %s", reason)
     name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(reducer, parameters, environment, name, _agents)
+    agent = Agent(tunable, group, optimizers, environment, name, _agents)
     _agents.append(weakref.ref(agent))
     return agent

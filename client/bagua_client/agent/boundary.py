@@ -11,15 +11,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class StepBoundary:
-    """Watches the optimizers of some parameters.
+    """Watches the optimizers of some parameters; those not named are found when they step.
 
     A loop may run several backward passes for one step (a GAN's discriminator does); timing
     each would compare unlike with unlike.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+    ) -> None:
         self._ours = {id(parameter) for parameter in parameters}
-        self._optimizers: list[ref[torch.optim.Optimizer]] = []
+        self._optimizers = [ref(optimizer) for optimizer in optimizers]
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._stepped = True
         reference = ref(self)

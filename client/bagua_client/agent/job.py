@@ -12,14 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.configuration import CHANNELS_VALUES, MIB
 from bagua_client.environment import Environment
-from bagua_client.reducer.reducer import Reducer
+from bagua_client.reducer.tunable import Tunable
 
 SMALLEST_BUCKET_BYTES = 64 * 1024
 LARGEST_BUCKET_BYTES = 1024**3
-EDGE_BUCKET_BYTES = [0, MIB, 4 * MIB]
-"""Sizes tried for the first and the last bucket; 0: like the others."""
 
 
 def name_of(environment: Environment, model: str, position: int) -> str:
@@ -31,16 +28,17 @@ def name_of(environment: Environment, model: str, position: int) -> str:
     return name[:190] if position == 1 else f"{name[:190]}#{position}"
 
 
-def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[str, Any]:
+def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[str, Any]:
     """The body of the registration (API v2), tensors in gradient-ready order."""
-    communicator = reducer.communicator
-    tensors = [reducer.tensors[index] for index in reducer.order]
+    communicator = tunable.communicator
+    tensors = [tunable.tensors[index] for index in tunable.order]
     software = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "backend": str(dist.get_backend(communicator.group)),
         "device": _device_name(communicator.device),
     }
+    knobs, default = _knobs(tunable), tunable.default.to_json()
     description: dict[str, Any] = {
         "name": name,
         "world_size": communicator.world_size,
@@ -55,8 +53,8 @@ def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[
             }
             for spec in tensors
         ],
-        "knobs": _knobs(reducer),
-        "default_configuration": reducer.default.to_json(),
+        "knobs": knobs,
+        "default_configuration": {knob: default[knob] for knob in knobs},
         "software": software,
     }
     description["fingerprint"] = _fingerprint(description)
@@ -69,27 +67,20 @@ def describe_job(reducer: Reducer, environment: Environment, name: str) -> dict[
     return description
 
 
-def _knobs(reducer: Reducer) -> dict[str, Any]:
-    default, communicator = reducer.default.bucket_bytes, reducer.communicator
-    topology = communicator.topology
-    hierarchical = ["off"]
-    if topology.is_hierarchical and communicator.can_make_groups:
-        # Which of the two wins depends on the links inside and between the nodes: measured on
-        # the job itself, like everything else.
-        hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
-    channels = list(CHANNELS_VALUES) if communicator.can_make_groups else [1]
-    return {
+def _knobs(tunable: Tunable) -> dict[str, Any]:
+    default, offer = tunable.default.bucket_bytes, tunable.offer
+    knobs: dict[str, Any] = {
         "bucket_bytes": {
             "type": "log_integer",
             "low": min(SMALLEST_BUCKET_BYTES, default),
             "high": max(LARGEST_BUCKET_BYTES, default),
-        },
-        "hierarchical": {"type": "categorical", "values": hierarchical},
-        "channels": {"type": "categorical", "values": channels},
-        "first_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
-        "last_bucket_bytes": {"type": "categorical", "values": EDGE_BUCKET_BYTES},
-        "buckets": {"type": "partition"},
+        }
     }
+    for knob, values in offer.values(tunable.communicator).items():
+        knobs[knob] = {"type": "categorical", "values": values}
+    if offer.has_explicit_buckets:
+        knobs["buckets"] = {"type": "partition"}
+    return knobs
 
 
 def _device_name(device: torch.device) -> str:

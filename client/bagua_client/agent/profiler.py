@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_client.agent.clock import Clock
-from bagua_client.reducer.reducer import Reducer
 from bagua_client.reducer.timeline import Timeline
+from bagua_client.reducer.tunable import Tunable
 from bagua_client.service_client import BucketTiming, Profile
 
 PROFILED_STEPS = 3
@@ -23,7 +23,6 @@ class Recording:
         began: mark of the end of the previous step's communication.
         ended: mark of the end of this one's.
         order: the registered tensors, by their index in the model.
-        bucket_bytes: of each bucket's tensors, without padding.
     """
 
     trial: int
@@ -33,13 +32,12 @@ class Recording:
     began: Any
     ended: Any
     order: Sequence[int]
-    bucket_bytes: Sequence[int]
 
     @property
     def is_known(self) -> bool:
         """Whether the device has passed all its marks."""
         ends = self.timeline.ended
-        return len(ends) == len(self.bucket_bytes) and all(
+        return len(ends) == len(self.timeline.started) and all(
             self.clock.is_known(mark) for mark in (self.ended, *ends.values())
         )
 
@@ -53,7 +51,7 @@ class Recording:
         ended = [min(self._seconds(mark), step_seconds) for _, mark in sorted(line.ended.items())]
         buckets = [
             BucketTiming(size, self._seconds(start), end)
-            for size, start, end in zip(self.bucket_bytes, line.started, ended, strict=True)
+            for size, start, end in zip(line.bucket_bytes, line.started, ended, strict=True)
         ]
         ready_seconds = [ready.get(index, last) for index in self.order]
         return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets)
@@ -66,16 +64,17 @@ class Profiler:
     """Chooses the steps; rank 0 alone has one.
 
     Args:
-        reducer: of the model.
+        tunable: of the model.
         clock: of the device that the model is on.
     """
 
-    def __init__(self, reducer: Reducer, clock: Clock) -> None:
-        self._reducer = reducer
+    def __init__(self, tunable: Tunable, clock: Clock) -> None:
+        self._tunable = tunable
         self._clock = clock
         self._trial = 0
         self._steps = range(0)
         self._began: Any = None
+        self._timeline: Timeline | None = None
         self._recordings: list[Recording] = []
 
     def begin_trial(self, trial: int, first_step: int) -> None:
@@ -86,7 +85,8 @@ class Profiler:
     def stop(self) -> None:
         """Record nothing (more), and forget what nobody took."""
         self._steps = range(0)
-        self._reducer.timeline = None
+        self._timeline = None
+        self._tunable.record(None)
         self._recordings.clear()
 
     def reduction_done(self, step: int, is_first: bool) -> None:
@@ -95,12 +95,14 @@ class Profiler:
         Args:
             is_first: of the step's reductions; a step of several is not recorded.
         """
-        timeline, self._reducer.timeline = self._reducer.timeline, None
+        timeline, self._timeline = self._timeline, None
         if timeline is not None and is_first:
             self._keep(step, timeline)
         if step + 1 in self._steps and is_first:
             self._began = self._clock.mark()
-            self._reducer.timeline = Timeline(self._clock.mark)
+            self._timeline = Timeline(self._clock.mark)
+        if timeline is not self._timeline:
+            self._tunable.record(self._timeline)
 
     def take(self) -> Recording | None:
         """The oldest step that is known by now and was not taken yet."""
@@ -109,8 +111,6 @@ class Profiler:
         return None
 
     def _keep(self, step: int, timeline: Timeline) -> None:
-        tensors = self._reducer.tensors
-        partition = self._reducer.layout.partition
         self._recordings.append(
             Recording(
                 trial=self._trial,
@@ -119,7 +119,6 @@ class Profiler:
                 timeline=timeline,
                 began=self._began,
                 ended=self._clock.mark(),
-                order=self._reducer.order,
-                bucket_bytes=[sum(tensors[i].bytes for i in bucket) for bucket in partition],
+                order=self._tunable.order,
             )
         )

@@ -1,6 +1,7 @@
-"""Algorithms: what is communicated, and when. Importing this registers the built-in ones."""
+"""Algorithms: how gradients become the same on all ranks. Importing this registers the built-in
+one."""
 
-from bagua_client.algorithms.base import Algorithm, Communicates, When, find, register
+from bagua_client.algorithms.base import Algorithm, find, register
 from bagua_client.algorithms.gradient_allreduce import GradientAllReduce
 
-__all__ = ["Algorithm", "Communicates", "GradientAllReduce", "When", "find", "register"]
+__all__ = ["Algorithm", "GradientAllReduce", "find", "register"]

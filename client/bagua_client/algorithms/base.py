@@ -1,59 +1,39 @@
-"""What an algorithm is: what is communicated, and when. Algorithms are found by name."""
+"""What an algorithm is: how the gradients of a bucket become the same on all ranks."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 
-from bagua_client.buckets.bucket import Bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
 
 
-class Communicates(enum.Enum):
-    """What of a parameter travels."""
-
-    GRADIENT = enum.auto()
-    WEIGHT = enum.auto()
-
-
-class When(enum.Enum):
-    """When a parameter's tensor is ready to travel."""
-
-    GRADIENT_READY = enum.auto()
-    """In the backward pass; the result is in place when ``backward()`` returns."""
-    OPTIMIZER_STEPPED = enum.auto()
-    """After its optimizer's step; needs ``optimizers`` given to DistributedDataParallel."""
-
-
 class Algorithm:
-    """One way of keeping the replicas together.
+    """One way of keeping the replicas together: the chain that each bucket of gradients travels.
 
-    The smallest one, which averages weights after each step of the optimizer::
+    The smallest one, which averages gradients and halves them::
 
-        @register("weight_average")
-        class WeightAverage(Algorithm):
-            communicates = Communicates.WEIGHT
-            when = When.OPTIMIZER_STEPPED
+        @register("halved")
+        class Halved(Algorithm):
+            def scale(self, world_size):
+                return 0.5 / world_size
 
-            def operations(self, bucket, communicator, configuration):
-                return communicator.sum_operations(configuration, bucket.channel)
+            def operations(self, communicator, configuration, channel):
+                return communicator.sum_operations(configuration, channel)
     """
 
-    communicates: Communicates = Communicates.GRADIENT
-    when: When = When.GRADIENT_READY
-
     def scale(self, world_size: int) -> float:
-        """What a tensor is multiplied by on its way into the bucket: the average's share."""
+        """What a bucket is multiplied by before it travels: the average's share."""
         return 1.0 / world_size
 
     def operations(
-        self, bucket: Bucket, communicator: Communicator, configuration: Configuration
+        self, communicator: Communicator, configuration: Configuration, channel: int
     ) -> Sequence[Operation]:
-        """The chain for ``bucket``, at least one operation; it may keep state for the bucket.
+        """The chain for a bucket on ``channel``, at least one operation.
 
-        Called by all ranks together, after every re-cut.
+        Asked for each bucket of each step, when it is full; buckets come in the same order on
+        all ranks.
         """
         raise NotImplementedError
 

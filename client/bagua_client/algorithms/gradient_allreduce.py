@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bagua_client.algorithms.base import Algorithm, register
-from bagua_client.buckets.bucket import Bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from bagua_client.configuration import Configuration
@@ -16,6 +15,6 @@ class GradientAllReduce(Algorithm):
     """Synchronous data parallelism (Li et al., PyTorch Distributed, VLDB 2020)."""
 
     def operations(
-        self, bucket: Bucket, communicator: Communicator, configuration: Configuration
+        self, communicator: Communicator, configuration: Configuration, channel: int
     ) -> Sequence[Operation]:
-        return communicator.sum_operations(configuration, bucket.channel)
+        return communicator.sum_operations(configuration, channel)

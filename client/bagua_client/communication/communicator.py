@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bagua_client import torch_private
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -81,8 +81,7 @@ class Communicator:
         """
         if self.world_size == dist.get_world_size() or dist.get_backend(self.group) == "gloo":
             return True
-        default = dist.group.WORLD
-        return default is None or getattr(default, "bound_device_id", None) is None
+        return not torch_private.is_bound_to_device()
 
     def check(self, configuration: Configuration) -> None:
         """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
@@ -176,13 +175,19 @@ class Communicator:
         )
 
     def new_group(
-        self, partition: Sequence[Sequence[int]], backend: str | None = None
+        self,
+        partition: Sequence[Sequence[int]],
+        backend: str | None = None,
+        timeout: timedelta | None = None,
     ) -> dist.ProcessGroup:
         """One new group for each part of ``partition`` (ranks inside ``self.group``); answers
         with the one this rank is in. All ranks must call it with the same partition.
+
+        Args:
+            backend, timeout: None: those of ``self.group``.
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
-        timeout = timeout_of(self.group, self.device)
+        timeout = timeout or torch_private.timeout_of(self.group, self.device)
         # By default c10d takes the backend of all ranks' group, not of the one given to us.
         backend = backend or dist.get_backend(self.group)
         own: dist.ProcessGroup | None = None
@@ -205,34 +210,13 @@ class Communicator:
     def _new_group_name(self) -> Iterator[None]:
         """A group made inside has a name that is new, and the same on all its ranks.
 
-        c10d names a group that only its members make after its ranks and the number of groups
-        that the rank is in. Ranks in different numbers of the user's groups would wait for one
-        another under different names, and a group made after another was destroyed would find
-        the dead one's addresses under its name. c10d has no public way to set the name, so we
-        let it count up to a number that none of the ranks has had yet.
+        A group made after another was destroyed would find the dead one's addresses under its
+        name, so c10d counts up to a number that none of the ranks has had yet.
         """
         global _group_names_taken
-        names: dict[Any, Any] = dist.distributed_c10d._world.pg_names
-        level = torch.tensor([max(len(names), _group_names_taken)], device=self.device)
+        highest = max(len(torch_private.pg_names()), _group_names_taken)
+        level = torch.tensor([highest], device=self.device)
         dist.all_reduce(level, op=dist.ReduceOp.MAX, group=self.group)
         _group_names_taken = int(level) + 1
-        uncounted = [object() for _ in range(int(level) - len(names))]
-        names.update(dict.fromkeys(uncounted, ""))
-        try:
+        with torch_private.counting_groups_from(int(level)):
             yield
-        finally:
-            for name in uncounted:
-                del names[name]
-
-
-def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """The timeout the user gave the group; None where this torch does not tell.
-
-    c10d has no public getter for it, and a group made without it would wait its backend's
-    default, long after the user's own timeout.
-    """
-    try:
-        timeout = group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):
-        return None
-    return timeout if isinstance(timeout, timedelta) else None

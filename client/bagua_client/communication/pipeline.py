@@ -3,8 +3,9 @@
 Every rank must issue the operations of one process group in the same order. A chain of one
 operation needs nothing for that: it is issued where the bucket became full. In a longer chain
 the second operation can only be issued when the first is done; who waits for it must not be the
-training thread. On CUDA a stream waits; on the CPU a thread for each later place in the chain
-takes the buckets in order.
+training thread, nor a thread of gloo's, whose futures call back in the thread that must do the
+work waited for. On CUDA a stream waits; on the CPU a thread of ours for each later place in the
+chain takes the buckets in order.
 """
 
 from __future__ import annotations
@@ -12,19 +13,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation
 
-
-class Completion(Protocol):
-    """What a started chain is waited for by (``torch.distributed.Work`` is one)."""
-
-    def wait(self) -> object:
-        """Return when the result may be used; raise what an operation raised."""
+Arrival = torch.futures.Future[torch.Tensor]
+"""Of a bucket: done when the flat tensor that it holds may be used."""
 
 
 class Pipeline(Protocol):
@@ -35,7 +32,7 @@ class Pipeline(Protocol):
         flat: torch.Tensor,
         operations: Sequence[Operation],
         on_end: Callable[[], None] | None = None,
-    ) -> Completion:
+    ) -> Arrival:
         """Start ``operations`` on ``flat``, one after the other.
 
         ``on_end`` is called once the last one is done, from any thread. On CUDA it is called
@@ -51,22 +48,25 @@ def pipeline_for(device: torch.device) -> Pipeline:
     return StreamPipeline(device) if device.type == "cuda" else ThreadPipeline()
 
 
-class Done:
-    """The completion of a chain that was done at once."""
+def arrived(flat: torch.Tensor) -> Arrival:
+    """What is done at once."""
+    devices = [flat.device] if flat.device.type == "cuda" else []
+    future: Arrival = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+    future.set_result(flat)
+    return future
 
-    def wait(self) -> None:
-        return
 
+def _arrival_of(work: dist.Work, flat: torch.Tensor, on_end: Callable[[], None] | None) -> Arrival:
+    """Without waiting: the end of a single operation."""
 
-def _call_at_end(work: dist.Work | None, on_end: Callable[[], None]) -> None:
-    if work is None:
-        on_end()
-        return
-    try:
-        future = work.get_future()
-    except Exception:
-        return  # A backend without futures: its ends are not known.
-    future.add_done_callback(lambda _: on_end())
+    def end(done: torch.futures.Future[Any]) -> torch.Tensor:
+        result = done.value()
+        if on_end is not None:
+            on_end()
+        # A sum of sparse tensors is another tensor than the one that was given.
+        return flat if flat.layout is torch.strided else result[0]
+
+    return work.get_future().then(end)
 
 
 class _Chain:
@@ -82,8 +82,16 @@ class _Chain:
         self.operations = operations
         self.on_end = on_end
         self.work = operations[0].start(flat)
-        self.error: BaseException | None = None
-        self._ended = threading.Event()
+        self.error: Exception | None = None
+        self._ended: torch.futures.Future[None] = torch.futures.Future()
+        # An exception that a future is given is known to Python alone; one that a callback
+        # raises reaches torch's reducer.
+        self.arrival: Arrival = self._ended.then(lambda _: self._result())
+
+    def _result(self) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error
+        return self.flat
 
     def advance(self, place: int) -> bool:
         """Wait for the operation before ``place`` and start the one there; False at the end."""
@@ -95,15 +103,10 @@ class _Chain:
                 return True
             if self.on_end is not None:
                 self.on_end()
-        except BaseException as error:
+        except Exception as error:
             self.error = error
-        self._ended.set()
+        self._ended.set_result(None)
         return False
-
-    def wait(self) -> None:
-        self._ended.wait()
-        if self.error is not None:
-            raise self.error
 
 
 class ThreadPipeline:
@@ -117,15 +120,17 @@ class ThreadPipeline:
         flat: torch.Tensor,
         operations: Sequence[Operation],
         on_end: Callable[[], None] | None = None,
-    ) -> Completion:
-        if len(operations) == 1:
-            work = operations[0].start(flat)
-            if on_end is not None:
-                _call_at_end(work, on_end)
-            return work or Done()
-        chain = _Chain(flat, operations, on_end)
-        self._queue(1).put(chain)
-        return chain
+    ) -> Arrival:
+        if len(operations) > 1:
+            chain = _Chain(flat, operations, on_end)
+            self._queue(1).put(chain)
+            return chain.arrival
+        work = operations[0].start(flat)
+        if work is not None:
+            return _arrival_of(work, flat, on_end)
+        if on_end is not None:
+            on_end()
+        return arrived(flat)
 
     def close(self) -> None:
         for relay in self._queues:
@@ -152,15 +157,6 @@ class ThreadPipeline:
             del chain
 
 
-class _StreamCompletion:
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
-        self._event = event
-        self._device = device
-
-    def wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-
-
 class StreamPipeline:
     """For one CUDA device: a chain is issued whole on a side stream, which does the waiting.
 
@@ -181,37 +177,50 @@ class StreamPipeline:
         flat: torch.Tensor,
         operations: Sequence[Operation],
         on_end: Callable[[], None] | None = None,
-    ) -> Completion:
+    ) -> Arrival:
         if len(operations) == 1:
+            # Where the bucket became full; only its end is waited for elsewhere.
             work = operations[0].start(flat)
-            if on_end is not None:
-                self._call_at_end(work, on_end)
-            return work or Done()
-        if not self._streams:
-            self._streams = [_stream(self._device) for _ in range(self.STREAMS)]
-        stream = self._streams[self._started % self.STREAMS]
-        self._started += 1
+            if work is not None and on_end is None:
+                return _arrival_of(work, flat, None)  # The least work for the host.
+            return self._finish(self._waiting(), flat, work, on_end)
+        stream = self._next_stream()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
+            work = None
             for operation in operations:
-                work = operation.start(flat)
                 if work is not None:
                     work.wait()
-            if on_end is not None:
-                on_end()
-            return _StreamCompletion(stream.record_event(), self._device)
+                work = operation.start(flat)
+        return self._finish(stream, flat, work, on_end)
 
-    def _call_at_end(self, work: dist.Work | None, on_end: Callable[[], None]) -> None:
-        """In a stream of its own, which comes first: marks in those that torch's futures call back
-        in, or in one like the others, held the computation up for longer."""
-        if self._waiting_stream is None:
-            self._waiting_stream = _stream(self._device, priority=-1)
-        if work is None:
-            self._waiting_stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._waiting_stream):
+    def _finish(
+        self,
+        stream: torch.cuda.Stream,
+        flat: torch.Tensor,
+        work: dist.Work | None,
+        on_end: Callable[[], None] | None,
+    ) -> Arrival:
+        """What the reducer waits for: ``stream``, which waits for the last operation."""
+        with torch.cuda.stream(stream):
             if work is not None:
                 work.wait()
-            on_end()
+            if on_end is not None:
+                on_end()
+            return arrived(flat)
+
+    def _waiting(self) -> torch.cuda.Stream:
+        """A stream that comes first: marks in one like the others held the computation up."""
+        if self._waiting_stream is None:
+            self._waiting_stream = _stream(self._device, priority=-1)
+        self._waiting_stream.wait_stream(torch.cuda.current_stream(self._device))
+        return self._waiting_stream
+
+    def _next_stream(self) -> torch.cuda.Stream:
+        if not self._streams:
+            self._streams = [_stream(self._device) for _ in range(self.STREAMS)]
+        self._started += 1
+        return self._streams[self._started % self.STREAMS]
 
     def close(self) -> None:
         self._streams.clear()

@@ -1,117 +1,86 @@
-"""DistributedDataParallel: torch's interface over this project's reducer."""
+"""DistributedDataParallel: torch's own class, whose buckets may be re-cut while it trains."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils.hooks import RemovableHandle
+from torch.distributed.algorithms.join import JoinHook
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client.algorithms import Algorithm, find
-from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration import Configuration
+from bagua_client.configuration import MIB, Configuration
 from bagua_client.environment import Environment
-from bagua_client.reducer.hooks import attach
 from bagua_client.reducer.reconfiguration import Reconfiguration
-from bagua_client.reducer.reducer import Reducer
-from bagua_client.reducer.replicas import Replicas
+from bagua_client.reducer.tunable_reducer import TunableReducer, configuration_of
+from bagua_client.torch_private import WithMoments, caps_of, has_reducer
 
 if TYPE_CHECKING:
     from bagua_client.agent import Agent
 
-
 logger = logging.getLogger(__name__)
 
-OFF = 0
-"""The vote of a rank that is not to be tuned; of others it is the format of their reports."""
+Wrapper = TypeVar("Wrapper", bound=TorchDistributedDataParallel)
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+DEFAULT_ALGORITHM = "gradient_allreduce"
 
 
-class DistributedDataParallel(torch.nn.Module):
-    """Wraps a module so that its replicas train together; buckets may change between steps.
+class DistributedDataParallel(WithMoments):
+    """:class:`torch.nn.parallel.DistributedDataParallel`, tuned while it trains.
 
-    Used like :class:`torch.nn.parallel.DistributedDataParallel`, but ``state_dict`` has the
-    module's own keys. With ``BAGUA_AUTOTUNE=1`` the configuration is tuned while the job runs.
+    Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it is
+    torch's class and nothing else. ``bucket_cap_mb`` is what the tuning starts from and is
+    compared with; where it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is, if that is set.
 
     Args:
-        module: on the device it trains on; its replicas must be alike on all ranks.
-        optimizers: needed by algorithms that communicate after the optimizer's step.
+        module: as torch's, like all further arguments.
+        optimizers: those of the model, whose steps tell where one training step ends and the
+            next begins; found by themselves if left out.
         algorithm: the name of a registered algorithm, or an instance of one.
-        process_group: the ranks that train together; None: all.
-        broadcast_buffers: take over rank 0's buffers before each forward pass.
-        find_unused_parameters: parameters may take no part in a step's loss. Buckets that hold
-            such a parameter wait for the end of the backward pass.
-        gradient_as_bucket_view: ``parameter.grad`` is a view into its bucket, which saves a
-            copy of all gradients.
 
     Raises:
-        RuntimeError: torch.distributed is not initialised, or the replicas differ.
-        ValueError: nothing to train, sparse gradients, or an unknown algorithm.
+        ValueError: an unknown algorithm, an environment variable that cannot be read; and what
+            torch's class raises.
     """
+
+    _tunable: TunableReducer | None = None
+    _agent: Agent | None = None
 
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: dist.ProcessGroup | None = None,
-        broadcast_buffers: bool = True,
-        find_unused_parameters: bool = False,
-        gradient_as_bucket_view: bool = True,
+        *args: Any,
+        optimizers: Optimizers = None,
+        algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+        **kwargs: Any,
     ) -> None:
-        super().__init__()
-        group = dist.group.WORLD if process_group is None else process_group
-        if group is None:
-            raise RuntimeError(
-                "torch.distributed is not initialised; call "
-                "torch.distributed.init_process_group() before wrapping the model"
-            )
         environment = Environment.read()
-        algorithm = find(algorithm) if isinstance(algorithm, str) else algorithm
-        named = _trained_parameters(module)
-        communicator = Communicator(group, _device_of(named, group))
-        self.module = module
-        self.require_backward_grad_sync = True
-        self.register_load_state_dict_pre_hook(_insert_module_prefix)  # type: ignore[no-untyped-call]
-        self._reducer = Reducer(
-            named,
-            algorithm,
-            communicator,
-            Configuration(bucket_bytes=environment.default_bucket_bytes),
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            find_unused_parameters=find_unused_parameters,
-        )
-        _check_replicas(self._reducer)
-        Replicas(lambda: chain(module.parameters(), module.buffers()), communicator).take_over()
-        self._buffers_of_rank_0 = Replicas(module.buffers, communicator)
-        self._broadcasts_buffers = broadcast_buffers
-        self._sync_buffers = broadcast_buffers
-        handles = attach(
-            self._reducer,
-            [parameter for _, parameter in named],
-            algorithm.when,
-            _listed(optimizers),
-        )
-        self._agent: Agent | None = None
-        if _tunes(environment, communicator):
-            # Without autotuning not even the agent's code is loaded.
-            from bagua_client.agent import start_agent
+        if environment.default_bucket_bytes is not None:
+            given = _TORCHS.bind(None, module, *args, **kwargs).arguments
+            if given.get("bucket_cap_mb") is None and not given.get("bucket_cap_mb_list"):
+                given["bucket_cap_mb"] = environment.default_bucket_bytes / MIB
+                args, kwargs = (), {name: given[name] for name in given if name != "self"}
+                module = kwargs.pop("module")
+        super().__init__(module, *args, **kwargs)
+        _begin(self, environment, algorithm, optimizers)
 
-            parameters = [parameter for _, parameter in named]
-            self._agent = start_agent(self._reducer, parameters, environment, type(module).__name__)
-        # At the end of the process the reporter itself says goodbye, and waits a moment for it.
-        weakref.finalize(self, _let_go, handles, self._agent).atexit = False
+    @property
+    def _is_followed(self) -> bool:  # type: ignore[override]
+        return self._tunable is not None
 
     @property
     def configuration(self) -> Configuration:
-        """What is in force."""
-        return self._reducer.layout.configuration
+        """What is in force, or will be in the next step."""
+        if self._tunable is None:
+            return configuration_of(caps_of(self))
+        return self._tunable.layout_to_come.configuration
 
     @property
     def is_tuning(self) -> bool:
@@ -119,154 +88,169 @@ class DistributedDataParallel(torch.nn.Module):
         return self._agent is not None and self._agent.is_active
 
     def reconfigure(self, configuration: Configuration) -> bool:
-        """Re-cut the buckets now, between two steps. All ranks must call it together.
+        """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
+        it together, in the same step.
 
         Returns:
-            Whether all ranks agreed; if not, all are back at the default configuration. They
+            Whether all ranks agreed; if not, all go back to the default configuration. They
             do not where the configuration does not fit the model, which is logged.
 
         Raises:
-            RuntimeError: called in the middle of a step, or the ranks cannot make the process
-                groups that it needs; the configuration stays as it was.
+            RuntimeError: the job is being tuned, or the ranks cannot make the process groups
+                that the configuration needs; what is in force stays.
         """
-        communicator = self._reducer.communicator
-        change = Reconfiguration(
-            self._reducer, configuration, communicator.group, communicator.device
-        )
-        layout = change.conclude()
-        communicator.prepare(layout.configuration)
-        self._reducer.recut(layout)
+        if self.is_tuning:
+            raise RuntimeError(
+                "the job is being tuned, and a configuration set by hand would be measured as "
+                "another; set it when is_tuning is False, or train with BAGUA_AUTOTUNE=0"
+            )
+        if not has_reducer(self):
+            raise RuntimeError("torch carries this model's gradients without a reducer to re-cut")
+        tunable = _tunable_of(self)
+        communicator = tunable.communicator
+        change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
+        tunable.schedule(change.conclude())
         return change.agreed
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        trains = torch.is_grad_enabled()
-        synchronise = trains and self.require_backward_grad_sync
-        if trains:
-            self._reducer.before_forward()
-        # Like torch's: buffers have only changed apart where the last pass was synchronised.
-        if self._sync_buffers:
-            with nullcontext() if self._agent is None else self._agent.waiting():
-                self._buffers_of_rank_0.take_over()
-        self._sync_buffers = synchronise and self._broadcasts_buffers
-        outputs = self.module(*inputs, **kwargs)
-        if trains:
-            self._reducer.arm(synchronise)
-        return outputs
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes of forward passes made inside only accumulate gradients locally."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = before
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, with its own keys: fit for a run without this wrapper."""
-        return self.module.state_dict(*args, **kwargs)
+    def join_hook(self, **kwargs: Any) -> Any:
+        """As torch's: while ranks may end their training one by one, nothing is tuned."""
+        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return hook if self._tunable is None else _Joined(hook, self._tunable)
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "the wrapper of a model cannot be copied or saved, as its process groups cannot; copy "
-            "or save the model itself, model.module"
-        )
+        """As torch's: a copy is made for this process group anew, and is not tuned."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        for ours in ("_tunable", "_agent"):
+            state.pop(ours, None)
+        return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Into the module; keys as :meth:`state_dict` gives them."""
-        return self.module.load_state_dict(state_dict, *args, **kwargs)
+    def _forward_begins(self) -> None:
+        if self._tunable is not None:
+            self._tunable.before_forward()
 
+    def _buffers_travel(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._tunable is None else self._tunable.waiting()
 
-def _insert_module_prefix(
-    wrapper: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: object
-) -> None:
-    """For a wrapper inside a larger module: torch looks for ``module.`` in the keys, and
-    :meth:`DistributedDataParallel.state_dict` leaves it out."""
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+    def _hook_comes(self) -> None:
+        if self._tunable is not None:
+            self._tunable.give_way()
 
-
-def _let_go(handles: Sequence[RemovableHandle], agent: Agent | None) -> None:
-    """The wrapper is gone: its model may be wrapped again, or train without one."""
-    for handle in handles:
-        handle.remove()
-    if agent is not None:
-        agent.close()
+    def _hook_came(self) -> None:
+        if self._tunable is not None:
+            self._tunable.look_on()
 
 
-def _trained_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if not named:
-        raise ValueError("the module has no parameter that requires a gradient: nothing to train")
-    for name, child in module.named_modules():
-        if isinstance(child, torch.nn.Embedding | torch.nn.EmbeddingBag) and child.sparse:
-            raise ValueError(
-                f"{name or type(child).__name__} produces sparse gradients, which cannot travel in "
-                "a bucket; build it with sparse=False"
-            )
-    return named
+class _Joined(JoinHook):
+    """Torch's ``hook`` for a rank that has no more inputs than the others, and its end."""
+
+    def __init__(self, hook: JoinHook, tunable: TunableReducer) -> None:
+        self._hook = hook
+        self._tunable = tunable
+        tunable.may_join = True
+
+    def main_hook(self) -> None:
+        self._tunable.stand_back()
+        self._hook.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        self._hook.post_hook(is_last_joiner)
+        self._tunable.may_join = False
 
 
-def _device_of(
-    named: Sequence[tuple[str, torch.nn.Parameter]], group: dist.ProcessGroup
-) -> torch.device:
-    """A device that ``group`` communicates from: NCCL cannot from the CPU."""
-    if dist.get_backend(group) == dist.Backend.GLOO:
-        return torch.device("cpu")
-    return named[0][1].device
+_TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
-def _check_replicas(reducer: Reducer) -> None:
-    communicator = reducer.communicator
-    vote = Vote(reducer.layout.digest, communicator.group, communicator.device)
-    dissenters = vote.dissenters()
-    if dissenters:
-        raise RuntimeError(
-            f"the model on rank {', '.join(map(str, dissenters))} has other parameters (names, "
-            "sizes or dtypes) or another BAGUA_DEFAULT_BUCKET_SIZE than on the other ranks; build "
-            "the same model with the same settings on every rank"
-        )
+def _signature() -> inspect.Signature:
+    """Torch's, whatever release it is of, with our own arguments by keyword only."""
+    own = inspect.signature(DistributedDataParallel.__init__).parameters
+    torchs = [parameter for name, parameter in _TORCHS.parameters.items() if name != "self"]
+    return inspect.Signature([*torchs, own["optimizers"], own["algorithm"]])
 
 
-def _tunes(environment: Environment, communicator: Communicator) -> bool:
-    """Whether the job is tuned: BAGUA_AUTOTUNE says so on all ranks, there are several, and they
-    understand one another.
+DistributedDataParallel.__signature__ = _signature()  # type: ignore[attr-defined]
 
-    Reports of different sizes would end the processes, so their format is compared first: in this
-    vote, which ranks of all releases hold.
+
+def tune(
+    model: Wrapper,
+    *,
+    optimizers: Optimizers = None,
+    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+) -> Wrapper:
+    """Do to a wrapper that somebody else made what ours would have done. All ranks must call it
+    together, before the first step or between two.
+
+    Args:
+        model: torch's DistributedDataParallel, or a subclass of it; changed in place.
+        optimizers, algorithm: see :class:`DistributedDataParallel`.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is something else.
+        ValueError: see :class:`DistributedDataParallel`.
     """
-    report_format = OFF
-    if environment.autotune:
-        from bagua_client.agent.report import FORMAT as report_format
-    vote = Vote(report_format, communicator.group, communicator.device)
-    dissenters = vote.dissenters()
-    if dissenters:
-        if communicator.rank == 0 and OFF in vote.values():
-            logger.warning(
-                "autotune is off: BAGUA_AUTOTUNE is set on some ranks only; set it on all"
-            )
-        elif communicator.rank == 0:
-            logger.error(
-                "autotune is off: the release of bagua-client on rank %s is not that of the other "
-                "ranks, and they would not understand one another; install the same on all",
-                ", ".join(map(str, dissenters)),
-            )
-        return False
-    if environment.autotune and communicator.world_size == 1:
-        logger.info("autotune is off: a single rank communicates nothing")
-    return environment.autotune and communicator.world_size > 1
+    if not isinstance(model, TorchDistributedDataParallel):
+        raise TypeError(
+            "tune() takes a torch.nn.parallel.DistributedDataParallel, not "
+            f"{type(model).__name__}; of a compiled model, give the wrapper that was compiled"
+        )
+    if isinstance(model, DistributedDataParallel):
+        return model
+    environment = Environment.read()
+    made_of = type(model)
+    if made_of is TorchDistributedDataParallel:
+        model.__class__ = DistributedDataParallel  # type: ignore[assignment]
+    else:
+        bases = DistributedDataParallel, made_of
+        model.__class__ = type(made_of.__name__, bases, {"_made_of": made_of})
+    _begin(model, environment, algorithm, optimizers)  # type: ignore[arg-type]
+    return model
 
 
-def _listed(
-    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-) -> Sequence[torch.optim.Optimizer]:
+def _begin(
+    wrapper: DistributedDataParallel,
+    environment: Environment,
+    algorithm: str | Algorithm,
+    optimizers: Optimizers,
+) -> None:
+    listed = _listed(optimizers)
+    if algorithm != DEFAULT_ALGORITHM:
+        algorithm = find(algorithm) if isinstance(algorithm, str) else algorithm
+        wrapper._tunable = _new_tunable(wrapper, algorithm)
+    if not environment.autotune:
+        return
+    # Without autotuning not even the agent's code is loaded.
+    from bagua_client.agent import is_admitted, start_agent
+
+    if not is_admitted(wrapper):
+        return
+    tunable = _tunable_of(wrapper)
+    wrapper._agent = start_agent(tunable, listed, environment, type(wrapper.module).__name__)
+    if wrapper._agent is not None:
+        # At the end of the process the reporter itself says goodbye, and waits a moment for it.
+        weakref.finalize(wrapper, wrapper._agent.close).atexit = False
+
+
+def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
+    """Made when it is needed first, on all ranks together."""
+    if wrapper._tunable is None:
+        wrapper._tunable = _new_tunable(wrapper, find(DEFAULT_ALGORITHM))
+    return wrapper._tunable
+
+
+def _new_tunable(wrapper: DistributedDataParallel, algorithm: Algorithm) -> TunableReducer:
+    group = wrapper.process_group
+    on_cpu = dist.get_backend(group) == dist.Backend.GLOO
+    communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
+    return TunableReducer(wrapper, algorithm, communicator)
+
+
+def _listed(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:
     if optimizers is None:
         return []
     listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     for optimizer in listed:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizers must be torch optimizers, not {optimizer!r}; device_ids are not needed"
-            )
+            raise TypeError(f"optimizers must be torch optimizers, not {optimizer!r}")
     return listed

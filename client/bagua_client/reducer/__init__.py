@@ -1,1 +1,1 @@
-"""The reducer: collects tensors into buckets as they become ready and communicates them."""
+"""The reducer: torch's own, cut anew while the job runs, its buckets carried in chosen ways."""

@@ -7,10 +7,10 @@ import logging
 import torch
 import torch.distributed as dist
 
-from bagua_client.buckets.layout import Layout
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
-from bagua_client.reducer.reducer import Reducer
+from bagua_client.layout import Layout
+from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Reconfiguration:
     """Starts the vote; all ranks must do so together.
 
     Args:
-        reducer: of the model to re-cut.
+        tunable: of the model to re-cut.
         configuration: what this rank was told; None if it could make nothing of that.
         group: the group to vote in, over the same ranks as the reducer's.
         device: a device that ``group`` communicates from.
@@ -30,14 +30,14 @@ class Reconfiguration:
 
     def __init__(
         self,
-        reducer: Reducer,
+        tunable: Tunable,
         configuration: Configuration | None,
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        self._reducer = reducer
+        self._tunable = tunable
         self._configuration = configuration
-        self._layout = None if configuration is None else _planned(reducer, configuration)
+        self._layout = None if configuration is None else _planned(tunable, configuration)
         self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
         self.dissenters: list[int] = []
         self.agreed = False
@@ -49,10 +49,10 @@ class Reconfiguration:
         if self._layout is not None and not self.dissenters:
             self.agreed = True
             return self._layout
-        baseline = self._reducer.plan(self._reducer.default)
-        if self._reducer.communicator.rank == 0:
+        baseline = self._tunable.plan(self._tunable.default)
+        if self._tunable.communicator.rank == 0:
             logger.error(
-                "%s: all ranks return to the default (%s)", self.reason, self._reducer.default
+                "%s: all ranks return to the default (%s)", self.reason, self._tunable.default
             )
         return baseline
 
@@ -66,11 +66,11 @@ class Reconfiguration:
         return f"{plural} {ranks} disagreed with the others on the buckets to cut"
 
 
-def _planned(reducer: Reducer, configuration: Configuration) -> Layout | None:
+def _planned(tunable: Tunable, configuration: Configuration) -> Layout | None:
     """None if the configuration does not fit the model: others may have been told another."""
     try:
-        return reducer.plan(configuration)
+        return tunable.plan(configuration)
     except ValueError as error:
-        rank = reducer.communicator.rank
+        rank = tunable.communicator.rank
         logger.warning("rank %d cannot carry out %s: %s", rank, configuration, error)
         return None

@@ -15,13 +15,15 @@ class Timeline:
 
     Attributes:
         ready: the mark of each tensor, by its index in the model.
-        started: the mark of each bucket, in the order of the layout.
+        bucket_bytes: of each bucket, in the order in which they began to travel.
+        started: the mark of each bucket, in that order.
         ended: by the bucket's place in that order; marks come from any thread.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:
         self._mark = mark
         self.ready: dict[int, Any] = {}
+        self.bucket_bytes: list[int] = []
         self.started: list[Any] = []
         self.ended: dict[int, Any] = {}
 
@@ -29,8 +31,9 @@ class Timeline:
         """The tensor is final for this step."""
         self.ready[index] = self._mark()
 
-    def bucket_starts(self) -> Callable[[], None]:
-        """The next bucket is handed to its process group; answers with what to call at its end."""
+    def bucket_starts(self, size_bytes: int) -> Callable[[], None]:
+        """The next bucket is about to travel; answers with what to call when it has arrived."""
+        self.bucket_bytes.append(size_bytes)
         self.started.append(self._mark())
         return partial(self._bucket_ends, len(self.started) - 1)
 

@@ -154,8 +154,12 @@ def _times_on_the_gpu() -> tuple[list[StepTime], float]:
     plain = _Model(slow_rank=-1).to(device)
     model = DistributedDataParallel(plain, process_group=dist.new_group(backend="nccl"))
     timer, steps = StepTimer(clock_for(device)), count()
-    model._reducer.on_last_ready = timer.computed
-    model._reducer.after_reduction = lambda: timer.tick(next(steps))
+    assert model.reconfigure(model.configuration)
+    tunable = model._tunable
+    assert tunable is not None
+    tunable.attach()
+    tunable.on_last_ready = timer.computed
+    tunable.after_reduction = lambda: timer.tick(next(steps))
     for _ in range(3):  # NCCL starts with the first, and buckets are cut anew
         model(torch.ones(2, 16, device=device)).backward()
     torch.cuda.synchronize()

@@ -26,7 +26,7 @@ def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
 def test_with_the_service_away_what_is_old_is_dropped_but_no_event() -> None:
     inbox = Inbox()
     event = Event("disagreement", 3, 10, "rank 1 disagreed")
-    inbox.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, [], []))
+    inbox.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, []))
     inbox.put(event)
     for step in range(3 * LARGEST_INBOX):
         inbox.put(Samples(0, [RankTimes(step, [0.1])]))

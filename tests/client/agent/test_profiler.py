@@ -25,7 +25,8 @@ def _tune(url: str, backward_passes: int) -> list[int]:
     for step in range(3000):
         for _ in range(backward_passes):
             model(torch.ones(1, WIDTH)).sum().backward()
-            if model._reducer.timeline is not None:
+            assert model._tunable is not None
+            if model._tunable._timeline is not None:
                 recorded.append(step)
         optimizer.step()
         if not model.is_tuning:

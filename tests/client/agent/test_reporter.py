@@ -72,8 +72,8 @@ def _recording(trial: int) -> Recording:
     timeline = Timeline(lambda: 2.0)
     for index in (1, 0):
         timeline.tensor_ready(index)
-    timeline.bucket_starts()()
-    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0), [24])
+    timeline.bucket_starts(24)()
+    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0))
 
 
 @pytest.mark.parametrize("closes", [False, True])

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel, torch_private
 from bagua_client.agent.job import describe_job
-from bagua_client.communication.communicator import Communicator, timeout_of
+from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
@@ -29,7 +29,7 @@ def _timeouts() -> list[timedelta | None]:
     user = dist.new_group(timeout=timedelta(seconds=41))
     partition = [[rank] for rank in range(dist.get_world_size())]
     made = Communicator(user, CPU).new_group(partition)
-    return [timeout_of(user, CPU), timeout_of(made, CPU)]
+    return [torch_private.timeout_of(user, CPU), torch_private.timeout_of(made, CPU)]
 
 
 def test_a_new_group_has_the_timeout_of_the_users(two_ranks: RankPool) -> None:
@@ -198,17 +198,19 @@ def _without_groups() -> list[str]:
     if dist.get_rank() == 3:
         return []
     model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=user)
-    reducer = model._reducer
-    offered = [describe_job(reducer, Environment(), "job")["knobs"]]
+    assert model.reconfigure(model.configuration)
+    tunable = model._tunable
+    assert tunable is not None
+    offered = [describe_job(tunable, Environment(), "job")["knobs"]]
     messages = []
     _world().bound_device_id = BOUND
     try:
-        offered.append(describe_job(reducer, Environment(), "job")["knobs"])
+        offered.append(describe_job(tunable, Environment(), "job")["knobs"])
         for configuration in (Configuration(channels=2), Configuration(1, "leaders")):
             with pytest.raises(RuntimeError) as caught:
                 model.reconfigure(configuration)
             messages.append(str(caught.value))
-        assert model.configuration == Configuration()
+        assert model.configuration == tunable.default
         assert model.reconfigure(Configuration(9))
         model(torch.ones(1, 3)).sum().backward()
     finally:

@@ -23,20 +23,23 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
         torch.nn.Sequential(*layers).to(device), process_group=dist.new_group(backend=backend)
     )
     assert model.reconfigure(configuration)
+    tunable = model._tunable
+    assert tunable is not None
+    tunable.attach()
     inputs = torch.ones(1, 64, device=device)
     clock = clock_for(device)
     for _ in range(4):  # the order of gradients is recorded, and buckets cut by it
         model(inputs).sum().backward()
     timeline = Timeline(clock.mark)
     began = clock.mark()
-    model._reducer.timeline = timeline
+    tunable.record(timeline)
     model(inputs).sum().backward()
-    model._reducer.timeline = None
+    tunable.record(None)
     finished = clock.mark()
     model(inputs).sum().backward()  # not recorded
     if device.type == "cuda":
         torch.cuda.synchronize()
-    partition = model._reducer.layout.partition
+    partition = tunable.layout.partition
     assert len(partition) > 2
     if sorted(timeline.ready) != list(range(12)) or len(timeline.started) != len(partition):
         return [f"incomplete: {timeline.ready}, {timeline.started}"]

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.buckets.layout import (
+from bagua_client.configuration import Configuration
+from bagua_client.layout import (
     Partition,
     TensorSpec,
     cut,
@@ -17,7 +18,6 @@ from bagua_client.buckets.layout import (
     digest_of,
     plan,
 )
-from bagua_client.configuration import Configuration
 
 DTYPES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float64": 8}
 

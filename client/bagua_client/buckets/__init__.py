@@ -1,1 +1,0 @@
-"""Buckets: which tensors travel as one message, and the flat memory they travel in."""

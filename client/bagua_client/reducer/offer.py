@@ -1,0 +1,146 @@
+"""What of a wrapped model may be changed while it trains, and why the rest may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.nn.parallel import DistributedDataParallel
+
+from bagua_client import torch_private
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import CHANNELS_VALUES, MIB, Configuration
+from bagua_client.layout import Layout, TensorSpec
+from bagua_client.reducer.comm_hook import keeps_state, survives_recut
+from bagua_client.torch_private import Caps, UserHook
+
+KNOWN_DEVICES = ("cpu", "cuda")
+MOST = 2**62
+EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
+"""Sizes tried for the first and the last bucket; 0: like the others."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What torch and the training leave to us.
+
+    Attributes:
+        default: the configuration the model was wrapped with.
+        baseline: what torch cuts under it.
+        tensors: of the model.
+        in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
+        hook: the training's own communication hook, which carries the buckets; None: torch or we
+            do.
+    """
+
+    default: Configuration
+    baseline: Caps
+    tensors: Sequence[TensorSpec]
+    in_ready_order: bool
+    hook: UserHook | None
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why less than everything is offered, a sentence each."""
+        found = []
+        if self.hook is not None:
+            found.append("buckets travel by the training's own communication hook")
+        if self._obstacle:
+            found.append(f"explicit buckets and a last bucket of its own: {self._obstacle}")
+        return found
+
+    @property
+    def has_explicit_buckets(self) -> bool:
+        """Whether any list of buckets can be cut."""
+        return not self._obstacle
+
+    def values(self, communicator: Communicator) -> dict[str, list[int] | list[str]]:
+        """Those worth trying, by knob, of the knobs that have few."""
+        topology = communicator.topology
+        hierarchical, channels = ["off"], [1]
+        if communicator.can_make_groups and self.hook is None:
+            channels = list(CHANNELS_VALUES)
+            if topology.is_hierarchical:
+                # Which of the two wins depends on the links inside and between the nodes:
+                # measured on the job itself, like everything else.
+                hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
+        first = {self.default.first_bucket_bytes}
+        if self.in_ready_order:
+            first |= {
+                size for size in EDGE_BUCKET_BYTES if torch_private.can_cut(_ends(MOST, size))
+            }
+        return {
+            "hierarchical": hierarchical,
+            "channels": channels,
+            "first_bucket_bytes": sorted(first),
+            "last_bucket_bytes": [0] if self._obstacle else list(EDGE_BUCKET_BYTES),
+        }
+
+    def caps(self, layout: Layout) -> Caps:
+        """What torch must be told to cut ``layout``.
+
+        Raises:
+            ValueError: it cannot cut that, or buckets cannot travel so.
+        """
+        asked = layout.configuration
+        if asked == self.default:
+            return self.baseline
+        if self.hook is not None and self.hook.run is not None and keeps_state(self.hook.run):
+            raise ValueError(_obstacle_of(self.hook))
+        if self.hook is not None and (asked.hierarchical != "off" or asked.channels != 1):
+            raise ValueError(
+                "the training's own communication hook carries the buckets; only their sizes "
+                "can be changed"
+            )
+        if not asked.buckets and not asked.last_bucket_bytes:
+            caps = _ends(asked.bucket_bytes, asked.first_bucket_bytes)
+            if not torch_private.can_cut(caps):
+                raise ValueError(f"this torch cannot cut a first bucket of {caps.first_bytes} B")
+            return caps
+        if self._obstacle:
+            raise ValueError(f"no explicit buckets or last bucket of its own: {self._obstacle}")
+        sizes = tuple(sum(self.tensors[i].bytes for i in bucket) for bucket in layout.partition)
+        return Caps(max(sizes), sizes[0], sizes)
+
+    @property
+    def _obstacle(self) -> str:
+        """Why torch cannot give each bucket a cap of its own; empty: it can."""
+        if not torch_private.HAS_BUCKET_CAPS:
+            return "torch before 2.11 has no cap for each bucket"
+        if not self.in_ready_order:
+            return (
+                "with find_unused_parameters=True torch cuts in the order in which the model "
+                "lists its parameters"
+            )
+        if len({tensor.group for tensor in self.tensors}) > 1:
+            return "torch counts its caps anew for each dtype and device, and this model has more"
+        return ""
+
+
+def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
+    """Why nothing at all can be changed while this training runs; empty: it can."""
+    if not torch_private.has_reducer(ddp):
+        return "torch carries the gradients without its C++ reducer, so there are no buckets"
+    if ddp.device.type not in KNOWN_DEVICES:
+        return f"steps on devices of type {ddp.device.type} cannot be timed here"
+    if baseline.each_bytes:
+        return "bucket_cap_mb_list was given, and its buckets are kept"
+    if torch_private.finalizes_by_hand(ddp):
+        return "the training says itself when a backward pass is over"
+    if torch_private.leaves_buckets_out(ddp):
+        return "skip_all_reduce_unused_params=True leaves buckets out of a step"
+    hook = torch_private.user_hook_of(ddp)
+    return "" if hook is None else _obstacle_of(hook)
+
+
+def _obstacle_of(hook: UserHook) -> str:
+    if hook.run is not None and survives_recut(hook.run):
+        return ""
+    return (
+        f"the training's communication hook {hook.name} may remember something of each bucket, "
+        "which a re-cut would spoil; if it does not, say so by setting survives_recut = True on it"
+    )
+
+
+def _ends(bucket_bytes: int, first_bucket_bytes: int) -> Caps:
+    return Caps(bucket_bytes, min(first_bucket_bytes or bucket_bytes, bucket_bytes))

@@ -1,0 +1,394 @@
+"""Torch's reducer, cut anew between two steps, with buckets that travel in a way of our choice.
+
+A configuration comes into force before the next forward pass that synchronises, after torch's own
+check of the last step: a new reducer takes the place of the old one, and takes over the gradients
+that are there. In its first step torch sees in which order gradients become ready, and before the
+next forward pass it cuts the buckets in that order. All ranks do each of this in the same step,
+and vote on how it went: if one could not, all go back to what they had.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from bagua_client import torch_private
+from bagua_client.algorithms import Algorithm, GradientAllReduce
+from bagua_client.communication.agreement import Vote
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import MIB, Configuration
+from bagua_client.layout import Layout, describe, plan
+from bagua_client.reducer.comm_hook import Mark, Travel, watched
+from bagua_client.reducer.offer import Offer, refusal_of
+from bagua_client.reducer.timeline import Timeline
+from bagua_client.torch_private import GradBucket
+
+logger = logging.getLogger(__name__)
+
+GRAPH_BYTES = 4 * MIB
+"""Of the gradients of one part of a compiled wrapper's graph, while it is tuned."""
+FAILED, DONE, CUT = 1, 2, 3
+"""Votes on a change that was tried; CUT: done, and torch has cut the buckets for good."""
+
+
+class TunableReducer:
+    """The reducer of one wrapped model. All ranks make theirs together.
+
+    Attributes:
+        communicator: of the ranks that train the model.
+        parameters: of the model, in the reducer's order.
+        tensors: their specs.
+        order: indices of ``tensors``, in the order in which gradients become ready.
+        default: the configuration that the model was wrapped with.
+        layout: what is in force.
+        recut_seconds: how long the latest change took.
+        after_reduction: called at the end of every step's communication, where all ranks are
+            known to be in the same step.
+        on_last_ready: called when a step's last bucket is full on this rank.
+        on_return: called with the reason when a change failed on some rank and all went back.
+        waiting: a context around communication in a forward pass.
+        may_join: the training is under torch's ``join``, if that is enabled.
+    """
+
+    def __init__(
+        self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
+    ) -> None:
+        self._wrapper = weakref.ref(ddp)
+        self._parameters = torch_private.parameters_of(ddp)
+        self.parameters = self._parameters.tensors
+        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        self.tensors = describe([(names[id(p)], p) for p in self._parameters.tensors])
+        self.order: tuple[int, ...] = tuple(reversed(range(len(self.tensors))))
+        self.communicator = communicator
+        self._baseline = caps = torch_private.caps_of(ddp)
+        self._caps: torch_private.Caps | None = caps
+        self.default = configuration_of(caps)
+        self.layout = plan(self.tensors, self.order, self.default)
+        self.recut_seconds = 0.0
+        self.after_reduction: Callable[[], None] | None = None
+        self.on_last_ready: Callable[[], None] | None = None
+        self.on_return: Callable[[str], None] | None = None
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.may_join = False
+        self._algorithm = algorithm
+        self._travel = Travel(algorithm, communicator, self.default, self)
+        self._voters = communicator.group, communicator.device
+        self._timeline: Timeline | None = None
+        self._ready_handles: list[RemovableHandle] = []
+        self._is_attached = False
+        self._is_hooked = False
+        self._is_stale = True
+        self._next: Layout | None = None
+        self._before = self.layout
+        self._reductions = 0
+        self._made_after: int | None = None
+        self._first_seen = 0
+        self._theirs: torch_private.UserHook | None = None
+        self._seen: list[int] | None = []
+        self._used = {i for i, p in enumerate(self.parameters) if p.grad is not None}
+        if not torch_private.rebuilds(ddp):
+            weakref.finalize(ddp, _remove, self._on_each_gradient(self._used.add))
+        weakref.finalize(ddp, self._travel.close)
+
+    # What may be changed
+
+    @property
+    def offer(self) -> Offer:
+        """What may be changed, and why the rest may not."""
+        ddp = self._ddp
+        if ddp.logger is not None:  # Else a change has failed on the way.
+            self._theirs = torch_private.user_hook_of(ddp)
+        return Offer(
+            default=self.default,
+            baseline=self._baseline,
+            tensors=self.tensors,
+            in_ready_order=torch_private.rebuilds(ddp),
+            hook=self._theirs,
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing at all can be changed while this training runs; empty: it can."""
+        return refusal_of(self._ddp, self._baseline)
+
+    @property
+    def order_is_agreed(self) -> bool:
+        """Whether gradients were seen to become ready; torch tells rank 0's order to all."""
+        return self._seen is None
+
+    def plan(self, configuration: Configuration) -> Layout:
+        """The buckets this model would have under ``configuration``; changes nothing.
+
+        Raises:
+            ValueError: it does not fit the model, or torch cannot carry it out here.
+        """
+        if configuration.buckets and not self.order_is_agreed:
+            raise ValueError(
+                "explicit buckets count tensors in the order in which gradients become ready, "
+                "which is known after the first steps"
+            )
+        layout = plan(self.tensors, self.order, configuration)
+        self.offer.caps(layout)
+        return layout
+
+    # Changes
+
+    @property
+    def is_recut_due(self) -> bool:
+        """Whether a layout was scheduled that is not in force yet."""
+        return self._next is not None
+
+    @property
+    def layout_to_come(self) -> Layout:
+        """What is in force, or scheduled."""
+        return self._next or self.layout
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what was asked for last is in force, and cut as it will stay."""
+        return self._next is None and self._made_after is None
+
+    def schedule(self, layout: Layout) -> None:
+        """Put ``layout`` into force before the next forward pass that synchronises. All ranks
+        must have agreed on it, and call this in the same step."""
+        self.communicator.prepare(layout.configuration)
+        self._next = layout
+
+    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Vote on changes in ``group``, which communicates from ``device``, from now on."""
+        self._voters = group, device
+
+    def before_forward(self) -> None:
+        """A training forward pass begins: between two steps, where changes are made.
+
+        Raises:
+            RuntimeError: torch's own, of a last step that did not reach all parameters; or a
+                change failed on this rank, and so did going back.
+        """
+        ddp = self._ddp
+        if not (torch.is_grad_enabled() and ddp.module.training):
+            return
+        is_joining = self.may_join and torch_private.is_join_enabled(ddp)
+        if not is_joining and self._made_after is not None and self._reductions > self._made_after:
+            self._let_torch_cut()
+        if not ddp.require_backward_grad_sync:
+            return
+        if is_joining:
+            self.stand_back()
+            return
+        if self._is_stale:
+            self._is_stale = False
+            self._build(self.layout)
+        if self._next is not None:
+            torch_private.rebuild(ddp)
+            self._carry_out(self._next)
+
+    def _let_torch_cut(self) -> None:
+        """A new reducer cuts its buckets itself, once. Whether it has is known by counting: torch's
+        own word may come earlier on one rank, in a forward pass of its own."""
+        ddp, steps = self._ddp, self._reductions - (self._made_after or 0)
+
+        def cut() -> bool:
+            torch_private.rebuild(ddp)
+            return steps >= _steps_to_cut(ddp)
+
+        if self._on_all_ranks(cut) == CUT:
+            self._made_after = None
+
+    def _carry_out(self, layout: Layout) -> None:
+        began = time.perf_counter()
+        self._next, self._before = None, self.layout
+        if self._on_all_ranks(lambda: self._build(layout)) == FAILED:
+            return
+        self.recut_seconds = time.perf_counter() - began
+        if self.communicator.rank == 0 and layout.digest != self._before.digest:
+            logger.info(
+                "cut %d tensors into %d buckets (%s) in %.1f ms",
+                len(self.tensors),
+                len(layout.partition),
+                layout.configuration,
+                self.recut_seconds * 1e3,
+            )
+
+    def _on_all_ranks(self, change: Callable[[], bool | None]) -> int:
+        """Make ``change`` on all ranks; FAILED: one could not, and all are as before it."""
+        error = ""
+        try:
+            vote = CUT if change() else DONE
+        except Exception as failure:
+            # Not the exception itself: it may hold on to the memory that is short.
+            vote, error = FAILED, f"{type(failure).__name__}: {failure}"
+        votes = Vote(vote, *self._voters).values()
+        if FAILED not in votes:
+            return votes[0]
+        ranks = ", ".join(str(rank) for rank, value in enumerate(votes) if value == FAILED)
+        if error:
+            logger.error("rank %s cannot re-cut its buckets (%s)", self.communicator.rank, error)
+        self._build(self._before)
+        reason = f"re-cutting the buckets failed on rank {ranks}"
+        if self.communicator.rank == 0:
+            logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
+        if self.on_return is not None:
+            self.on_return(reason)
+        return FAILED
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        ddp = self._wrapper()
+        if ddp is None:
+            raise RuntimeError("the wrapper of the model is gone")
+        return ddp
+
+    def _build(self, layout: Layout, bare: bool = False) -> None:
+        """Have ``layout`` in force, with a new reducer unless that of now can stay.
+
+        Args:
+            bare: with no hook of ours, so that torch alone carries the buckets.
+        """
+        ddp = self._ddp
+        offer = self.offer
+        caps, theirs = offer.caps(layout), offer.hook
+        is_flat = layout.configuration.hierarchical == "off" and layout.configuration.channels == 1
+        is_torchs = type(self._algorithm) is GradientAllReduce and is_flat
+        # Our hook also sees the order that explicit buckets count in, and where steps end.
+        sees = self._seen is not None and offer.has_explicit_buckets
+        has_use = not is_torchs or sees or not torch_private.rebuilds(ddp)
+        hooked = not bare and (self._is_attached or (theirs is None and has_use))
+        self.layout, self._travel.configuration = layout, layout.configuration
+        self._travel.close()
+        if caps == self._caps:
+            if hooked == self._is_hooked:
+                return
+            if hooked and theirs is None:
+                torch_private.register_hook(ddp, self._travel)
+                self._is_hooked = True
+                return
+        self._is_hooked, self._caps = False, None
+        in_order = torch_private.rebuilds(ddp)
+        torch_private.new_reducer(ddp, self._parameters, caps, () if in_order else self._used)
+        self._caps, self._made_after = caps, self._reductions
+        self._first_seen = self._reductions
+        if theirs is not None:
+            run = watched(theirs.run, theirs.state, self) if hooked and theirs.run else None
+            torch_private.register_user_hook(ddp, theirs, run)
+        elif hooked:
+            torch_private.register_hook(ddp, self._travel)
+        self._is_hooked = hooked
+        if not hooked:
+            self._made_after = None  # Torch cuts it as it would its own, and nobody is told.
+
+    # Who else carries buckets
+
+    def stand_back(self) -> None:
+        """Ranks end their training one by one: torch divides by those that are left, and nobody
+        may wait for a vote. Until all have, everything is torch's."""
+        if self._is_hooked:
+            self._is_stale = True
+            self._build(self.layout, bare=True)
+
+    def give_way(self) -> None:
+        """A hook of the user's is about to come, and torch takes one only."""
+        self._next = None
+        if self._is_hooked:
+            self._build(plan(self.tensors, self.order, self.default), bare=True)
+
+    def look_on(self) -> None:
+        """A hook of the user's has come: it carries the buckets, and we only see them pass."""
+        self._is_stale = True
+
+    # What the steps tell
+
+    def attach(self) -> None:
+        """Follow the steps from the next one on. All ranks must come to this together."""
+        self._is_attached = self._is_stale = True
+        torch_private.split_graphs(self._ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
+
+    def detach(self) -> None:
+        """Follow them no longer; buckets go on to travel as they do."""
+        self.after_reduction = self.on_last_ready = self.on_return = None
+        self.waiting = nullcontext
+        self.record(None)
+        self._is_attached = False
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Where the steps to come are recorded; None: they are not."""
+        self._timeline = timeline
+        _remove(self._ready_handles)
+        self._ready_handles = (
+            [] if timeline is None else self._on_each_gradient(timeline.tensor_ready)
+        )
+
+    def _on_each_gradient(self, tell: Callable[[int], None]) -> list[RemovableHandle]:
+        """Call ``tell`` with the index of each parameter whose gradient is accumulated."""
+
+        def hook(index: int) -> Callable[[torch.Tensor], None]:
+            return lambda _: tell(index)
+
+        return [
+            parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self.parameters)
+            if parameter.requires_grad
+        ]
+
+    def bucket_starts(self, bucket: GradBucket) -> Mark | None:
+        """A bucket is full on this rank and about to travel; in the backward pass."""
+        if self._seen is not None:
+            self._seen += self._indices(bucket)
+        on_end = None
+        if self._timeline is not None:
+            on_end = self._timeline.bucket_starts(bucket.buffer().nbytes)
+        if bucket.is_last():
+            if self.on_last_ready is not None:
+                self.on_last_ready()
+            torch_private.after_backward(self._reduced)
+        return on_end
+
+    def _indices(self, bucket: GradBucket) -> list[int]:
+        index_of = {id(parameter): i for i, parameter in enumerate(self._parameters.tensors)}
+        return [index_of[id(parameter)] for parameter in bucket.parameters()]
+
+    def _reduced(self) -> None:
+        """The backward pass is over, and torch has waited for all buckets."""
+        self._reductions += 1
+        self._used.clear()
+        if self._seen is not None:
+            self._learn_order(self._seen)
+        if self.after_reduction is not None:
+            self.after_reduction()
+
+    def _learn_order(self, seen: list[int]) -> None:
+        """From the buckets of a step: torch has cut them in rank 0's order on all ranks."""
+        ddp = self._ddp
+        if self._reductions - self._first_seen <= _steps_to_cut(ddp):
+            self._seen = []
+            return
+        self._seen = None
+        if torch_private.rebuilds(ddp):
+            self.order = tuple(seen)
+            self.layout = plan(self.tensors, self.order, self.layout.configuration)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _steps_to_cut(ddp: DistributedDataParallel) -> int:
+    """So many steps a new reducer of torch's sees before it cuts its buckets."""
+    if not torch_private.rebuilds(ddp):
+        return 0
+    return 2 if ddp.static_graph else 1
+
+
+def configuration_of(caps: torch_private.Caps) -> Configuration:
+    """The configuration that torch's own caps amount to."""
+    first_bytes = caps.first_bytes if caps.first_bytes < caps.bucket_bytes else 0
+    return Configuration(caps.bucket_bytes, first_bucket_bytes=first_bytes)

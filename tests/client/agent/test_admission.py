@@ -1,0 +1,167 @@
+"""Who is tuned: the ranks ask one another, and what is wrong on one turns it off on all."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+from bagua_client import DistributedDataParallel, torch_private, tune
+from bagua_client.agent import admission
+from tests.ranks import RankPool
+
+
+@contextmanager
+def _autotune(**variables: str) -> Iterator[list[str]]:
+    """The client's warnings while it is on."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    url = {"BAGUA_AUTOTUNE_URL": "http://127.0.0.1:9"}
+    try:
+        with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", **url, **variables}):
+            yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def _trains(model: Any) -> bool:
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    return model.is_tuning if isinstance(model, DistributedDataParallel) else False
+
+
+def _with_one_rank_on_torchs_class() -> tuple[bool, list[str], float]:
+    admission.ANSWER_SECONDS = 2.0
+    began = time.monotonic()
+    with _autotune() as lines:
+        kind = Stock if dist.get_rank() == 1 else DistributedDataParallel
+        return _trains(kind(nn.Linear(4, 4))), lines, time.monotonic() - began
+
+
+def test_a_rank_on_torchs_own_class_turns_it_off_for_the_others(three_ranks: RankPool) -> None:
+    results = three_ranks.run(_with_one_rank_on_torchs_class)
+    assert [tunes for tunes, _, _ in results] == [False] * 3
+    (line,) = [line for _, lines, _ in results for line in lines]
+    assert line.startswith("autotune is off: ")
+    assert "on some ranks only" in line
+
+
+def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
+    """``hidden``: gloo only notices when the ranks connect."""
+    admission.CONNECT_SECONDS = 3.0
+    wrong = {"GLOO_SOCKET_IFNAME": "nosuch0"} if dist.get_rank() == rank else {}
+    look = (lambda: "") if hidden else admission._device_error
+    with _autotune(**wrong) as lines, mock.patch.object(admission, "_device_error", look):
+        return _trains(DistributedDataParallel(nn.Linear(4, 4))), lines
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_gloo_has_no_interface_turns_it_off_for_all(
+    two_ranks: RankPool, rank: int, hidden: bool
+) -> None:
+    results = two_ranks.run(_with_no_interface_on, rank, hidden)
+    assert [tunes for tunes, _ in results] == [False, False]
+    lines = [line for _, lines in results for line in lines]
+    assert any(f"rank {rank} cannot make a gloo group" in line for line in lines)
+    assert any("training goes on without" in line for line in lines)
+    assert any("GLOO_SOCKET_IFNAME" in line for line in results[rank][1])
+
+
+ARGUMENTS = inspect.signature(Stock.__init__).parameters
+REFUSED = [
+    (options, reason)
+    for argument, options, reason in [
+        (
+            "skip_all_reduce_unused_params",
+            {"skip_all_reduce_unused_params": True, "find_unused_parameters": True},
+            "leaves buckets out",
+        ),
+        ("bucket_cap_mb_list", {"bucket_cap_mb_list": [1, 2]}, "its buckets are kept"),
+    ]
+    if argument in ARGUMENTS
+]
+
+
+def _refused(options: dict[str, Any]) -> tuple[bool, list[str]]:
+    with _autotune() as lines:
+        return _trains(DistributedDataParallel(nn.Linear(4, 4), **options)), lines
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED)
+def test_what_cannot_be_tuned_is_trained_and_said(
+    two_ranks: RankPool, options: dict[str, Any], reason: str
+) -> None:
+    results = two_ranks.run(_refused, options)
+    assert [tunes for tunes, _ in results] == [False, False]
+    (line,) = [line for _, lines in results for line in lines]
+    assert line.startswith("autotune is off: ")
+    assert reason in line
+
+
+def _unknown_device() -> str:
+    ddp = Stock(nn.Linear(4, 4))
+    ddp.device = torch.device("meta")
+    from bagua_client.reducer.offer import refusal_of
+
+    return refusal_of(ddp, torch_private.caps_of(ddp))
+
+
+def test_a_device_that_nobody_can_time_is_refused_in_words(two_ranks: RankPool) -> None:
+    for sentence in two_ranks.run(_unknown_device):
+        assert sentence == "steps on devices of type meta cannot be timed here"
+
+
+def _tuned_by_tune() -> tuple[bool, list[str]]:
+    with _autotune() as lines:
+        return _trains(tune(Stock(nn.Linear(4, 4)))), lines
+
+
+def test_a_wrapper_of_somebody_elses_is_admitted_as_ours_is(two_ranks: RankPool) -> None:
+    for tunes, lines in two_ranks.run(_tuned_by_tune):
+        assert tunes
+        assert not any("autotune is off" in line for line in lines)
+
+
+def _hook_in_mid_tuning(stateful: bool) -> tuple[bool, list[str], bool]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    calls = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        calls.append(bucket.index())
+        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+    with _autotune() as lines:
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        assert _trains(model)
+        model.register_comm_hook(None, hook if stateful else default_hooks.allreduce_hook)
+        for _ in range(40):
+            model(torch.ones(2, 4)).sum().backward()
+            time.sleep(0.005)
+        return model.is_tuning, lines, bool(calls)
+
+
+def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
+    two_ranks: RankPool,
+) -> None:
+    for tunes, lines, runs in two_ranks.run(_hook_in_mid_tuning, True):
+        assert (tunes, runs) == (False, True)
+        assert any("autotune stops: the training's communication hook" in line for line in lines)
+    for tunes, lines, _ in two_ranks.run(_hook_in_mid_tuning, False):
+        assert tunes
+        assert not any("stops" in line for line in lines)

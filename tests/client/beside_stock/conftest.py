@@ -1,0 +1,69 @@
+"""The ways in which ours is treated beside torch's wrapper, and pools that give up soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bagua_client import Configuration
+from tests.client.beside_stock.side_by_side import BY_NODE, FLAT
+from tests.ranks import RankPool
+
+COLLECTIVE_SECONDS = 15.0
+RUN_SECONDS = 45.0
+
+
+def _pool(*ranks_per_node: int, seconds: float = COLLECTIVE_SECONDS) -> Iterator[RankPool]:
+    pool = RankPool(ranks_per_node, collective_timeout_seconds=seconds)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def pair_of_ranks() -> Iterator[RankPool]:
+    """Two ranks on one node; a collective that some of them never enter fails soon."""
+    yield from _pool(2)
+
+
+@pytest.fixture(scope="session")
+def hasty_ranks() -> Iterator[RankPool]:
+    """Two ranks of which one always waits for the other in vain."""
+    yield from _pool(2, seconds=2.0)
+
+
+@pytest.fixture(scope="session")
+def two_by_two_ranks() -> Iterator[RankPool]:
+    """Two ranks on each of two nodes, as impatient."""
+    yield from _pool(2, 2)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A pool, and what ours is re-cut to on it, in turn; nothing: tuning is off."""
+
+    pool: RankPool
+    recuts: tuple[Configuration, ...]
+
+    def check(self, function: Callable[..., str | None], *args: Any) -> None:
+        """``function(recuts, *args)`` finds no difference on any rank, and comes to an end."""
+        found: Sequence[str | None] = self.pool.run(
+            function, self.recuts, *args, timeout_seconds=RUN_SECONDS
+        )
+        assert found == [None] * self.pool.world_size
+
+
+WAYS = {
+    "off": ("pair_of_ranks", ()),
+    "recut": ("pair_of_ranks", FLAT),
+    "recut-by-node": ("two_by_two_ranks", BY_NODE),
+}
+
+
+@pytest.fixture(params=list(WAYS))
+def beside(request: pytest.FixtureRequest) -> Beside:
+    """Each of the ways in turn."""
+    pool, recuts = WAYS[request.param]
+    return Beside(request.getfixturevalue(pool), recuts)

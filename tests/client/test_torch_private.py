@@ -1,0 +1,204 @@
+"""Every private name of torch that the client uses is there, and means what the client thinks."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from bagua_client import torch_private
+from bagua_client.torch_private import Caps
+from tests.ranks import RankPool
+
+MIB = 1 << 20
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+
+def _step(model: nn.Module) -> None:
+    model(torch.ones(2, 8)).sum().backward()
+
+
+def test_the_methods_that_are_overridden_exist() -> None:
+    """What torch's forward pass no longer calls would never be called."""
+    called = inspect.getsource(DistributedDataParallel.forward)
+    assert "self._pre_forward(" in called
+    assert "self._sync_buffers(" in inspect.getsource(DistributedDataParallel._pre_forward)
+    for name in ("_register_builtin_comm_hook", "register_comm_hook", "join_hook"):
+        assert callable(getattr(DistributedDataParallel, name))
+
+
+def _caps() -> list[Caps]:
+    wrapped = [
+        DistributedDataParallel(_model()),
+        DistributedDataParallel(_model(), bucket_cap_mb=3),
+    ]
+    return [torch_private.caps_of(ddp) for ddp in wrapped]
+
+
+def test_the_caps_are_what_the_user_gave(two_ranks: RankPool) -> None:
+    expected = [Caps(25 * MIB, MIB), Caps(3 * MIB, 3 * MIB)]
+    assert two_ranks.run(_caps) == [expected] * 2
+
+
+class _Seen:
+    """A hook that notes the buckets' sizes."""
+
+    def __init__(self) -> None:
+        self.elements: list[int] = []
+
+    def __call__(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.elements.append(bucket.buffer().numel())
+        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+
+def _cut(caps: Caps, **options: Any) -> list[list[int]]:
+    """The buckets of three steps with a new reducer, and whether torch has cut them."""
+    ddp = DistributedDataParallel(_model(), **options)
+    parameters = torch_private.parameters_of(ddp)
+    assert [id(p) for p in parameters.tensors] == [id(p) for p in ddp.module.parameters()]
+    _step(ddp)
+    torch_private.rebuild(ddp)
+    torch_private.new_reducer(ddp, parameters, caps)
+    torch_private.register_hook(ddp, seen := _Seen())
+    steps = []
+    for _ in range(4):
+        _step(ddp)
+        steps.append(list(seen.elements))
+        seen.elements.clear()
+        steps[-1].append(int(ddp._has_rebuilt_buckets))
+    assert torch_private.user_hook_of(ddp) is None
+    return steps
+
+
+WHOLE = 72  # elements of a layer
+
+
+@pytest.mark.parametrize(
+    ("caps", "cut"),
+    [
+        (Caps(4 * WHOLE, 4 * WHOLE), [WHOLE] * 4),
+        (Caps(8 * WHOLE, 4 * WHOLE), [WHOLE, 2 * WHOLE, WHOLE]),
+        (Caps(12 * WHOLE, 4 * WHOLE, (4 * WHOLE, 12 * WHOLE)), [WHOLE, 3 * WHOLE]),
+    ],
+)
+def test_a_new_reducer_cuts_by_its_caps_once_it_has_seen_a_step(
+    two_ranks: RankPool, caps: Caps, cut: list[int]
+) -> None:
+    if not torch_private.can_cut(caps):
+        pytest.skip("this torch cannot cut that, and is not asked to")
+    for steps in two_ranks.run(_cut, caps):
+        assert sum(steps[0]) == 4 * WHOLE
+        assert steps[0][-1] == 0
+        assert steps[1:] == [[*cut, 1]] * 3
+
+
+def _static() -> tuple[list[bool], bool]:
+    ddp = DistributedDataParallel(_model(), static_graph=True)
+    assert torch_private.rebuilds(ddp)
+    for _ in range(3):
+        _step(ddp)
+    torch_private.new_reducer(ddp, torch_private.parameters_of(ddp), Caps(1, 1))
+    rebuilt = []
+    for _ in range(4):
+        _step(ddp)
+        rebuilt.append(ddp._has_rebuilt_buckets)
+    return rebuilt, all(p.grad is not None for p in ddp.parameters())
+
+
+def test_a_static_graph_is_told_to_the_new_reducer(two_ranks: RankPool) -> None:
+    """Torch learns what is used in its first step, and cuts after its second."""
+    assert two_ranks.run(_static) == [([False, False, True, True], True)] * 2
+
+
+def _kinds() -> list[bool]:
+    plain = DistributedDataParallel(_model())
+    unused = DistributedDataParallel(_model(), find_unused_parameters=True)
+    joining = []
+    for enable in (True, False):
+        with plain.join(enable=enable):
+            joining.append(torch_private.is_join_enabled(plain))
+    return [
+        torch_private.rebuilds(plain),
+        torch_private.rebuilds(unused),
+        torch_private.has_reducer(plain),
+        torch_private.finalizes_by_hand(plain),
+        *joining,
+    ]
+
+
+def test_what_kind_of_wrapper_it_is(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_kinds) == [[True, False, True, False, True, False]] * 2
+
+
+def _user_hooks() -> list[tuple[str, bool] | None]:
+    ddps = [DistributedDataParallel(_model()) for _ in range(3)]
+    ddps[1].register_comm_hook(None, default_hooks.fp16_compress_hook)
+    ddps[2]._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    found: list[tuple[str, bool] | None] = []
+    for ddp in ddps:
+        hook = torch_private.user_hook_of(ddp)
+        found.append(None if hook is None else (hook.name, hook.run is not None))
+        torch_private.new_reducer(ddp, torch_private.parameters_of(ddp), Caps(1, 1))
+        if hook is not None:
+            torch_private.register_user_hook(ddp, hook, None)
+            assert torch_private.user_hook_of(ddp) == hook
+        _step(ddp)
+    return found
+
+
+def test_the_users_hooks_are_found_and_registered_again(two_ranks: RankPool) -> None:
+    python, builtin = "fp16_compress_hook", "BuiltinCommHookType.FP16_COMPRESS"
+    assert two_ranks.run(_user_hooks) == [[None, (python, True), (builtin, False)]] * 2
+
+
+def _order_of_callbacks() -> list[bool]:
+    """Whether the last gradient is averaged when we are called, in each of two steps."""
+    ddp = DistributedDataParallel(_model())
+    last = ddp.module[3].bias
+    found: list[bool] = []
+
+    def look() -> None:
+        assert last.grad is not None
+        found.append(bool(torch.all(last.grad == 3.0)))
+
+    last.register_post_accumulate_grad_hook(lambda _: torch_private.after_backward(look))
+    for _ in range(2):
+        ddp.zero_grad()
+        (ddp(torch.ones(2, 8)).sum() * (dist.get_rank() + 1)).backward()
+    return found
+
+
+def test_after_the_backward_pass_gradients_are_averaged(two_ranks: RankPool) -> None:
+    """Two rows in a batch, times 1 and 2 on the ranks: 3 on average."""
+    assert two_ranks.run(_order_of_callbacks) == [[True, True]] * 2
+
+
+def _groups() -> tuple[timedelta | None, bool, int, bool]:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=50))
+    device = torch.device("cpu")
+    before = torch_private.timeout_of(group, device)
+    torch_private.set_timeout(group, timedelta(seconds=70))
+    made = len(torch_private.pg_names())
+    with torch_private.counting_groups_from(made + 5):
+        counted = len(torch_private.pg_names()) - made
+    store = torch_private.store()
+    assert store is not None
+    store.set("here", "1")
+    works = torch.ones(1)
+    dist.all_reduce(works, group=group)
+    return before, torch_private.is_bound_to_device(), counted, store.get("here") == b"1"
+
+
+def test_groups_timeouts_and_the_store(two_ranks: RankPool) -> None:
+    expected = (timedelta(seconds=50), False, 5, True)
+    assert two_ranks.run(_groups) == [expected] * 2

@@ -1,0 +1,74 @@
+"""The class of mode ``recut``: ours, its buckets cut anew in every second step of a test."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from itertools import zip_longest
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua_client
+from bagua_client import Configuration
+from bagua_client.integrations.distributed_data_parallel import _tunable_of
+from bagua_client.reducer.offer import refusal_of
+from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.torch_private import caps_of
+
+SIZES_BYTES = (1, 100 * 1024, 4096, 25 << 20, 1 << 20)
+
+counts: Counter[str] = Counter()
+"""Of this process: wrappers that were ``wrapped``, those ``refused``, as a tuning would have, and
+buckets ``recut``."""
+
+
+class Recut(bagua_client.DistributedDataParallel):
+    """Every second step comes with other buckets, which travel in another way.
+
+    By the rules of a tuning: from after a step that all ranks are in, as they all agreed; a
+    training that a tuning leaves alone is left alone here, too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        counts["wrapped"] += 1
+        if refusal_of(self, caps_of(self)):
+            counts["refused"] += 1
+            return
+        tunable = _tunable_of(self)
+        tunable.attach()
+        tunable.after_reduction = _Changes(tunable)
+
+
+class _Changes:
+    """Called at the end of each step."""
+
+    def __init__(self, tunable: TunableReducer) -> None:
+        self._tunable = weakref.ref(tunable)
+        self._steps = 0
+
+    def __call__(self) -> None:
+        tunable = self._tunable()
+        self._steps += 1
+        if tunable is None or self._steps % 2:
+            return
+        if tunable.refusal:
+            counts["refused"] += 1
+            tunable.after_reduction = None
+            return
+        turn = self._steps // 2 - 1
+        values = tunable.offer.values(tunable.communicator)
+        channels = [int(number) for number in values["channels"]]
+        flat = [("off", number) for number in [*channels[1:], channels[0]]]
+        by_node = [(str(way), n) for n in channels for way in values["hierarchical"][1:]]
+        ways = [way for pair in zip_longest(flat, by_node) for way in pair if way is not None]
+        way, number = ways[turn % len(ways)]
+        configuration = Configuration(SIZES_BYTES[turn % len(SIZES_BYTES)], way, number)
+        tunable.schedule(tunable.plan(configuration))
+        counts["recut"] += 1
+
+
+def distributed_data_parallel() -> type[DistributedDataParallel]:
+    """The class that PyTorch's tests get in mode ``recut``."""
+    return Recut

@@ -1,0 +1,125 @@
+"""The table, the failures, and what in them makes the run fail."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+from tests.upstream.classes import MODES, OURS, RECUT, STOCK
+from tests.upstream.exceptions import Known
+from tests.upstream.results import FAILED, PASSED, Result
+
+_LEAST_SHARES = {OURS: 0.99, RECUT: 0.95}
+# Of all tests. Fewer with torch's own class say that the harness is broken, or PyTorch changed.
+_LEAST_COUNTED = 90
+
+
+class Report:
+    """Results, seen beside the failures that are known.
+
+    Args:
+        is_full: all tests ran, so that it means something how many pass.
+    """
+
+    def __init__(self, results: Sequence[Result], known: Sequence[Known], is_full: bool) -> None:
+        self._results = results
+        self._reasons = {
+            (each.mode, each.test, ranks): each.reason
+            for each in known
+            for ranks in each.world_sizes
+        }
+        self._is_full = is_full
+        groups: dict[tuple[str, int], list[Result]] = defaultdict(list)
+        for result in results:
+            groups[result.mode, result.world_size].append(result)
+        self._groups = {
+            group: groups[group]
+            for group in sorted(groups, key=lambda group: (MODES.index(group[0]), group[1]))
+        }
+
+    def print(self) -> None:
+        """The table, what does not pass with torch's class, other failures, where time went."""
+        line = "{:<6} {:>5} {:>5} {:>8} {:>8} {:>8}"
+        print(line.format("mode", "ranks", "ran", "passed", "percent", "seconds"))
+        for (mode, world_size), members in self._groups.items():
+            passed = _passed(members)
+            share = "" if mode == STOCK else f"{passed / max(len(members), 1):.1%}"
+            seconds = f"{sum(result.seconds for result in members):.0f}"
+            print(line.format(mode, world_size, len(members), passed, share, seconds))
+        self._print_recuts()
+        self._print_others("Not counted, as they do not pass with torch's own class", [STOCK])
+        self._print_others("Failures", list(_LEAST_SHARES))
+        print("\nSlowest")
+        for result in sorted(self._results, key=lambda result: -result.seconds)[:8]:
+            where = f"{result.mode}, {result.world_size} ranks"
+            print(f"  {result.seconds:5.1f} s  {where}: {result.test}")
+
+    def problems(self) -> Iterator[str]:
+        """What makes the run fail, a line for each."""
+        for mode, least in _LEAST_SHARES.items() if self._is_full else ():
+            ran = [r for (of, _), members in self._groups.items() if of == mode for r in members]
+            passed, whole = _passed(ran), len(ran)
+            if passed < least * whole:
+                yield f"{mode}: {passed} of {whole} pass, fewer than {least:.0%}"
+        for (mode, world_size), members in self._groups.items():
+            passed = _passed(members)
+            where = f"{mode}, {world_size} ranks"
+            if self._is_full and mode == STOCK and passed < _LEAST_COUNTED:
+                yield f"{where}: only {passed} tests pass with torch's own class"
+            if mode != STOCK:
+                yield from self._wrong_exceptions(where, members)
+
+    def _print_recuts(self) -> None:
+        """So that nobody takes it for a re-cutting that passed when nothing was re-cut."""
+        for (mode, world_size), members in self._groups.items():
+            recut = [result for result in members if result.counts.get("recut")]
+            if mode == RECUT:
+                times = sum(result.counts["recut"] for result in recut)
+                print(f"{mode}, {world_size} ranks: {times} times, in {len(recut)} of the tests")
+
+    def _wrong_exceptions(self, where: str, members: Sequence[Result]) -> Iterator[str]:
+        unnamed = [
+            result.test
+            for result in members
+            if result.outcome != PASSED and self._reason(result) is None
+        ]
+        passing = [
+            result.test
+            for result in members
+            if result.outcome == PASSED and self._reason(result) is not None
+        ]
+        if unnamed:
+            yield f"{where}: not among the exceptions: {', '.join(unnamed)}"
+        if passing:
+            yield f"{where}: pass, and are still among the exceptions: {', '.join(passing)}"
+
+    def _reason(self, result: Result) -> str | None:
+        return self._reasons.get((result.mode, result.test, result.world_size))
+
+    def _print_others(self, title: str, modes: Collection[str]) -> None:
+        others = [
+            result
+            for (mode, _), members in self._groups.items()
+            for result in members
+            if mode in modes and result.outcome != PASSED
+        ]
+        if others:
+            print(f"\n{title}")
+        for result in others:
+            verb = "" if result.outcome == FAILED else f"{result.outcome}: "
+            known = self._reason(result)
+            print(
+                f"  {result.mode}, {result.world_size} ranks: {result.test}: {verb}{result.reason}"
+                + (f" (known: {known})" if known else "")
+            )
+
+
+def unknown_names(known: Sequence[Known], names: Collection[str]) -> Iterator[str]:
+    """Exceptions that name no mode or no test, a line for each."""
+    for each in known:
+        if each.mode not in _LEAST_SHARES or each.test not in names:
+            yield f"the exceptions name {each.test} ({each.mode}), which there is not"
+
+
+def _passed(results: Sequence[Result]) -> int:
+    return sum(result.outcome == PASSED for result in results)

@@ -1,0 +1,57 @@
+"""What became of a test in one mode, and how it is written to a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+PASSED = "passed"
+FAILED = "failed"
+SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One test in one mode.
+
+    Attributes:
+        outcome: "passed", "failed" or "skipped".
+        seconds: on the wall, without the start of ranks.
+        reason: one line on why it failed or was skipped.
+        error: the whole text of one rank's failure.
+        counts: of what the class under test did on rank 0, if it counts anything.
+    """
+
+    test: str
+    mode: str
+    world_size: int
+    outcome: str
+    seconds: float = 0.0
+    reason: str = ""
+    error: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def write_json(path: Path, results: Iterable[Result]) -> None:
+    """All results, with the version of PyTorch that the tests are from."""
+    content = {"torch": torch.__version__, "results": [asdict(result) for result in results]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def one_line(error: str, limit: int = 160) -> str:
+    """What a traceback ends with: the exception and its message, cut to ``limit`` characters."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    last_frame = max((i for i, line in enumerate(lines) if _is_frame(line)), default=-1)
+    message = itertools.dropwhile(lambda line: line.startswith(" "), lines[last_frame + 1 :])
+    text = " ".join(line.strip() for line in message)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _is_frame(line: str) -> bool:
+    return re.match(r'\s+File ".*", line \d+', line) is not None

@@ -1,0 +1,87 @@
+"""Runs tests on ranks that stay, one after the other; ranks start anew after a failure only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.ranks import Outcome, RankFailure, RankPool
+from tests.upstream.adjusted import LEFT_OUT
+from tests.upstream.one_test import prepare, run_test
+from tests.upstream.results import FAILED, PASSED, SKIPPED, Result, one_line
+
+# By the process that ranks are forked from: what takes long to import.
+_IMPORTED_ONCE = [
+    "torch._inductor.compile_fx",
+    "torch.distributed.optim",
+    "torch.testing._internal.common_distributed",
+]
+# A collective without its peer ends first, so that the rank can say where it stood.
+_COLLECTIVE_SECONDS = 20.0
+# Of three ranks two share a node, so that buckets can also be reduced there first.
+_NODES = {2: [2], 3: [2, 1]}
+_TEST_SECONDS = 40.0
+_START_SECONDS = 100.0
+# What the others see when one rank has failed.
+_AFTERMATH = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+
+
+def run_tests(
+    names: Iterable[str], mode: str, world_size: int, shows_output: bool = False
+) -> Iterator[Result]:
+    """Results of the tests, each as soon as it is known."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED_ONCE)
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = _NODES.get(world_size, [world_size])
+        pool = RankPool(nodes, _COLLECTIVE_SECONDS, _environment(Path(folder), shows_output))
+        try:
+            for name in names:
+                if name in LEFT_OUT:
+                    yield Result(name, mode, world_size, SKIPPED, reason=LEFT_OUT[name])
+                else:
+                    yield _run_test(pool, name, mode)
+        finally:
+            pool.close()
+
+
+def _environment(folder: Path, shows_output: bool) -> dict[str, str]:
+    """What PyTorch's runner sets for these tests."""
+    return {
+        "BACKEND": "gloo",
+        "TEMP_DIR": str(folder),
+        "INIT_METHOD": f"file://{folder}/init",
+        # A test of saved communication hooks is older than PyTorch's safe loading.
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+        **({"UPSTREAM_OUTPUT": "shown"} if shows_output else {}),
+    }
+
+
+def _run_test(pool: RankPool, name: str, mode: str) -> Result:
+    started = time.monotonic()
+    try:
+        if not pool.pids:
+            pool.run(prepare, mode, timeout_seconds=_START_SECONDS)
+            started = time.monotonic()
+        outcomes = pool.outcomes(run_test, name, mode, timeout_seconds=_TEST_SECONDS)
+    except RankFailure as failure:  # A rank did not start.
+        outcomes = {0: Outcome(error=str(failure))}
+    seconds = round(time.monotonic() - started, 2)
+    error = _most_telling(outcomes)
+    if error is not None:
+        result = Result(name, mode, pool.world_size, FAILED, seconds, one_line(error), error)
+    else:
+        done = outcomes[0].result
+        outcome = PASSED if done.skipped is None else SKIPPED
+        reason = done.skipped or ""
+        result = Result(name, mode, pool.world_size, outcome, seconds, reason, counts=done.counts)
+    return result
+
+
+def _most_telling(outcomes: Mapping[int, Outcome]) -> str | None:
+    """The first rank's error that is no consequence of another's; in the order of arrival."""
+    errors = [outcome.error for outcome in outcomes.values() if outcome.error is not None]
+    causes = [error for error in errors if not any(sign in error for sign in _AFTERMATH)]
+    return next(iter(causes or errors), None)
