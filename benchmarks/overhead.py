@@ -4,8 +4,9 @@ the tuning, and when off.
 Ranks train a small model with a real service; each step sleeps, so that it takes about 50 ms as
 on a device that computes by itself. What the agent does at the end of each step is timed on every
 rank; the rank with the highest mean counts. What a profiled step costs more is timed on rank 0,
-which alone has some; a switch, its new groups and buckets, by itself. When off, nothing of the
-agent is called: what is left, and is there in the other phases too, is timed in a loop.
+which alone has some; a switch, its new groups and its reducer with the votes on it, by itself. When
+off, nothing of the agent is called: what is left, and is there in the other phases too, is timed in
+a loop. That buckets travel by our hook is not counted here but in reducer.py.
 
     python benchmarks/overhead.py --json overhead.json
 """
@@ -116,25 +117,30 @@ def train(rank: int, folder: str, on: bool, ranks: int, results: Any) -> None:
 
 
 def time_switches(switches: list[float]) -> None:
-    """Time the groups that each switch makes and the re-cut, which falls into unmeasured steps."""
+    """Time the groups that each switch makes, the new reducer, and torch's own cut of it a step
+    later; all fall into unmeasured steps."""
     from bagua_client.communication.communicator import Communicator
-    from bagua_client.reducer.reducer import Reducer
+    from bagua_client.reducer.tunable_reducer import TunableReducer
 
-    prepare, recut = Communicator.prepare, Reducer.recut
+    prepare = Communicator.prepare
 
     def timed_prepare(self: Communicator, *arguments: Any) -> None:
         began = time.perf_counter()
         prepare(self, *arguments)
         switches.append(time.perf_counter() - began)
 
-    def timed_recut(self: Reducer, *arguments: Any) -> None:
-        began = time.perf_counter()
-        recut(self, *arguments)
-        if switches:
-            switches[-1] += time.perf_counter() - began
+    def timed(change: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            began = time.perf_counter()
+            change(*arguments)
+            if switches:
+                switches[-1] += time.perf_counter() - began
+
+        return call
 
     Communicator.prepare = timed_prepare  # type: ignore[method-assign]
-    Reducer.recut = timed_recut  # type: ignore[method-assign]
+    for name in ("_carry_out", "_let_torch_cut"):
+        setattr(TunableReducer, name, timed(getattr(TunableReducer, name)))
 
 
 def time_the_agent(spent: list[float], switches: list[float]) -> None:
@@ -194,18 +200,13 @@ def time_the_profiler(profiled: list[float]) -> None:
 
 
 def idle_seconds(model: Any) -> list[float]:
-    """All that a step still does for the agent: a question in forward and one after reducing, and
-    one for each tensor and two for each bucket."""
+    """All that a step still does for us: a question as the forward pass begins, and one around the
+    broadcast of buffers."""
     loops = 2_000
-    places = range(LAYERS + 2 * len(model._reducer.layout.partition))
-    question = (
-        "reducer.after_reduction is not None; model._agent is not None\n"
-        "for _ in places: reducer.timeline is not None"
-    )
-    names = {"reducer": model._reducer, "model": model, "places": places}
+    question = "model._is_followed; model._is_followed"
     return [
         seconds / loops
-        for seconds in timeit.repeat(question, number=loops, repeat=20, globals=names)
+        for seconds in timeit.repeat(question, number=loops, repeat=20, globals={"model": model})
     ]
 
 

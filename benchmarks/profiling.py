@@ -19,12 +19,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from harness import compare, in_turns, print_table
-from reducer import REAL, WARM_UP_STEPS
+from recut import hooked, recut
+from stepping import REAL, WARM_UP_STEPS
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.clock import CudaClock
 from bagua_client.agent.profiler import Recording
 from bagua_client.reducer.timeline import Timeline
+from bagua_client.reducer.tunable_reducer import TunableReducer
 
 MIB = 1024 * 1024
 
@@ -34,6 +36,7 @@ def measure(rank: int, model: str, bucket_mib: int, pairs: int) -> tuple[list[fl
     device = torch.device("cuda", torch.cuda.current_device())
     kind, batch_size = REAL[model]
     wrapped = DistributedDataParallel(kind().to(device, memory_format=torch.channels_last))
+    tunable = hooked(wrapped)
     inputs = kind.batch(batch_size, device)
     clock = CudaClock()
 
@@ -42,7 +45,7 @@ def measure(rank: int, model: str, bucket_mib: int, pairs: int) -> tuple[list[fl
         dist.barrier()
         torch.cuda.synchronize()
         timeline = Timeline(clock.mark) if records and rank == 0 else None
-        wrapped._reducer.timeline = timeline
+        tunable.record(timeline)
         began = clock.mark()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = wrapped(*inputs)
@@ -50,30 +53,29 @@ def measure(rank: int, model: str, bucket_mib: int, pairs: int) -> tuple[list[fl
         ended = clock.mark()
         torch.cuda.synchronize()
         if timeline is not None:
-            _check(wrapped, timeline, began, ended)
+            _check(tunable, timeline, began, ended)
         return clock.seconds(began, ended)
 
     plain, recorded = partial(step, False), partial(step, True)
     in_turns(plain, plain, WARM_UP_STEPS)
-    wrapped.reconfigure(Configuration(bucket_bytes=bucket_mib * MIB))
+    recut(wrapped, Configuration(bucket_bytes=bucket_mib * MIB), plain)
     in_turns(plain, recorded, WARM_UP_STEPS)
     return in_turns(plain, recorded, pairs)
 
 
 def _check(
-    wrapped: DistributedDataParallel,
+    tunable: TunableReducer,
     timeline: Timeline,
     began: torch.cuda.Event,
     ended: torch.cuda.Event,
 ) -> None:
     """A record that makes no sense would be a cheap one."""
-    reducer = wrapped._reducer
-    sizes = [1] * len(reducer.layout.partition)
-    recording = Recording(0, 0, CudaClock(), timeline, began, ended, reducer.order, sizes)
+    order, partition = tunable.order, tunable.layout.partition
+    recording = Recording(0, 0, CudaClock(), timeline, began, ended, order)
     assert recording.is_known
     profile = recording.read()
-    for bucket, indices in zip(profile.buckets, reducer.layout.partition, strict=True):
-        places = [reducer.order.index(index) for index in indices]
+    for bucket, indices in zip(profile.buckets, partition, strict=True):
+        places = [order.index(index) for index in indices]
         last_ready = max(profile.ready_seconds[place] for place in places)
         assert 0 < last_ready <= bucket.started_seconds <= bucket.ended_seconds
 

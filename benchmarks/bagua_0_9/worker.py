@@ -91,7 +91,7 @@ class BaguaWorker:
     """Attaches itself to ``model``; all ranks must make one together.
 
     Args:
-        model: its gradients' order is known, so at least two steps were trained.
+        model: its gradients' order is known: two steps were trained by our hook.
         address: ``address:port`` of Bagua's service.
         bagua: what ``load`` gave.
         clock: of the model's device.
@@ -117,8 +117,9 @@ class BaguaWorker:
     ) -> None:
         self._model = model
         self._report_every = report_every
-        reducer = model._reducer  # nothing public tells the order of the gradients
-        self._tensors = [reducer.tensors[index] for index in reducer.order]
+        tunable = model._tunable  # nothing public tells the order of the gradients
+        assert tunable is not None
+        self._tensors = [tunable.tensors[index] for index in tunable.order]
         self._gibibytes = sum(tensor.bytes for tensor in self._tensors) / GIB
         self._make_client = partial(bagua.AutotuneClient, *address.rsplit(":", 1))
         self._client = self._make_client()

@@ -23,11 +23,11 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bagua_client import DistributedDataParallel
-from bagua_client.reducer.ready_order import RECORDED_STEPS
 from benchmarks.bagua_0_9 import REPORT_EVERY
 from benchmarks.bagua_0_9.environment import release_path
 from benchmarks.bagua_0_9.worker import BaguaWorker, Report, load
 from benchmarks.jobs.rank import TimedSteps, run, tuned
+from benchmarks.recut import hooked
 from benchmarks.workloads import training
 
 
@@ -36,19 +36,21 @@ def tune(spec: Mapping[str, Any], device: torch.device, bagua: SimpleNamespace) 
     workload = training(spec, dist.get_rank(), device)
     wrapped = DistributedDataParallel(workload.model())
     steps = TimedSteps(workload.stepper(wrapped), device)
-    for _ in range(RECORDED_STEPS):
+    tunable = hooked(wrapped)
+    while not tunable.order_is_agreed:
         steps()
+    before = len(steps)
     report_every = spec.get("report_every", REPORT_EVERY)
     worker = BaguaWorker(wrapped, spec["service"], bagua, steps.clock, report_every)
     while not worker.is_completed and len(steps) < spec["most_steps"]:
         steps()
         worker.after_backward()
-    ended, tuning_steps = worker.is_completed, len(steps) - RECORDED_STEPS
+    ended, tuning_steps = worker.is_completed, len(steps) - before
     for _ in range(max(1, spec["after_steps"])):
         steps()
     return {
-        **tuned(wrapped, steps, ended, RECORDED_STEPS, tuning_steps),
-        "first_tuning_step": RECORDED_STEPS,
+        **tuned(wrapped, steps, ended, before, tuning_steps),
+        "first_tuning_step": before,
         "samples": samples(worker.reports),
         "reports": [report.to_json() for report in worker.reports],
     }

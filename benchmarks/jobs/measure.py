@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bagua_client import Configuration, DistributedDataParallel
 from benchmarks.jobs.rank import TimedSteps, gradients, run
+from benchmarks.recut import hooked, recut
 from benchmarks.workloads import training
 from benchmarks.workloads.training import Training
 
-# Torch cuts its buckets anew after the first step, ours are cut anew after the second.
+# Torch cuts its buckets anew after the first step.
 SETTLING_STEPS = 3
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is measured under one name: a step, and what brings it about before each block."""
+    """What is measured under one name: a step, and what brings it about before each block, which
+    answers with the number of steps that it took."""
 
     step: Callable[[], None]
-    prepare: Callable[[], None] = lambda: None
+    prepare: Callable[[], int] = lambda: 0
 
 
 def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
-    """By name. Torch's wrapper has its buckets for life, one of ours serves all configurations."""
+    """By name. Torch's wrapper has its buckets for life, one of ours serves all configurations; it
+    is as in a tuned job, where all buckets travel by our hook."""
     arms: dict[str, Arm] = {}
     ours: DistributedDataParallel | None = None
     for spec in specs:
@@ -63,9 +67,10 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
         elif spec["kind"] == "ours":
             if ours is None:
                 ours = DistributedDataParallel(workload.model())
+                hooked(ours)
                 step = _settled(workload, ours)
             configuration = Configuration.from_json(spec["configuration"])
-            arms[spec["name"]] = Arm(step, _reconfiguration(ours, configuration))
+            arms[spec["name"]] = Arm(step, partial(recut, ours, configuration, step))
         else:
             raise ValueError(f"arm {spec['name']}: there is no kind {spec['kind']}")
     return arms
@@ -78,21 +83,11 @@ def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
     return step
 
 
-def _reconfiguration(
-    wrapped: DistributedDataParallel, configuration: Configuration
-) -> Callable[[], None]:
-    def reconfigure() -> None:
-        if not wrapped.reconfigure(configuration):
-            raise RuntimeError(f"the model cannot run under {configuration}")
-
-    return reconfigure
-
-
 def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list[float]:
-    """Seconds of each step but the first ``warmup_steps``, on the slowest rank."""
-    arm.prepare()
+    """Seconds of each step but the first ``warmup_steps`` or more, on the slowest rank."""
+    unmeasured = arm.prepare()
     dist.barrier(device_ids=None if device.index is None else [device.index])
-    for _ in range(warmup_steps):
+    for _ in range(warmup_steps - unmeasured):
         arm.step()
     timed = TimedSteps(arm.step, device)
     for _ in range(steps):

@@ -54,8 +54,9 @@ def tune(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     def step() -> None:
         nonlocal current
         steps()
+        # Agreed on at the end of a step, in force from the next one on.
         if wrapped.configuration != current:
-            current = configurations[len(steps) - 1] = wrapped.configuration
+            current = configurations[len(steps)] = wrapped.configuration
 
     while wrapped.is_tuning and len(steps) < spec["most_steps"]:
         step()
