@@ -29,7 +29,7 @@ from stepping import (
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.torch_private import rebuild
+from bagua_client.torch_private.reducer import rebuild
 
 MIB = 1024 * 1024
 SWAP_MS, SWAP_US_PER_TENSOR = 5.0, 20.0

@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client import torch_private
-from bagua_client.torch_private import Caps
+from bagua_client.torch_private import groups as torch_groups
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
 
 MIB = 1 << 20
@@ -42,7 +43,7 @@ def _caps() -> list[Caps]:
         DistributedDataParallel(_model()),
         DistributedDataParallel(_model(), bucket_cap_mb=3),
     ]
-    return [torch_private.caps_of(ddp) for ddp in wrapped]
+    return [torchs.caps_of(ddp) for ddp in wrapped]
 
 
 def test_the_caps_are_what_the_user_gave(two_ranks: RankPool) -> None:
@@ -64,19 +65,19 @@ class _Seen:
 def _cut(caps: Caps, **options: Any) -> list[list[int]]:
     """The buckets of three steps with a new reducer, and whether torch has cut them."""
     ddp = DistributedDataParallel(_model(), **options)
-    parameters = torch_private.parameters_of(ddp)
+    parameters = torchs.parameters_of(ddp)
     assert [id(p) for p in parameters.tensors] == [id(p) for p in ddp.module.parameters()]
     _step(ddp)
-    torch_private.rebuild(ddp)
-    torch_private.new_reducer(ddp, parameters, caps)
-    torch_private.register_hook(ddp, seen := _Seen())
+    torchs.rebuild(ddp)
+    torchs.new_reducer(ddp, parameters, caps)
+    torchs.register_hook(ddp, seen := _Seen())
     steps = []
     for _ in range(4):
         _step(ddp)
         steps.append(list(seen.elements))
         seen.elements.clear()
         steps[-1].append(int(ddp._has_rebuilt_buckets))
-    assert torch_private.user_hook_of(ddp) is None
+    assert torchs.user_hook_of(ddp) is None
     return steps
 
 
@@ -94,7 +95,7 @@ WHOLE = 72  # elements of a layer
 def test_a_new_reducer_cuts_by_its_caps_once_it_has_seen_a_step(
     two_ranks: RankPool, caps: Caps, cut: list[int]
 ) -> None:
-    if not torch_private.can_cut(caps):
+    if not torchs.can_cut(caps):
         pytest.skip("this torch cannot cut that, and is not asked to")
     for steps in two_ranks.run(_cut, caps):
         assert sum(steps[0]) == 4 * WHOLE
@@ -104,10 +105,10 @@ def test_a_new_reducer_cuts_by_its_caps_once_it_has_seen_a_step(
 
 def _static() -> tuple[list[bool], bool]:
     ddp = DistributedDataParallel(_model(), static_graph=True)
-    assert torch_private.rebuilds(ddp)
+    assert torchs.rebuilds(ddp)
     for _ in range(3):
         _step(ddp)
-    torch_private.new_reducer(ddp, torch_private.parameters_of(ddp), Caps(1, 1))
+    torchs.new_reducer(ddp, torchs.parameters_of(ddp), Caps(1, 1))
     rebuilt = []
     for _ in range(4):
         _step(ddp)
@@ -126,12 +127,12 @@ def _kinds() -> list[bool]:
     joining = []
     for enable in (True, False):
         with plain.join(enable=enable):
-            joining.append(torch_private.is_join_enabled(plain))
+            joining.append(torchs.is_join_enabled(plain))
     return [
-        torch_private.rebuilds(plain),
-        torch_private.rebuilds(unused),
-        torch_private.has_reducer(plain),
-        torch_private.finalizes_by_hand(plain),
+        torchs.rebuilds(plain),
+        torchs.rebuilds(unused),
+        torchs.has_reducer(plain),
+        torchs.finalizes_by_hand(plain),
         *joining,
     ]
 
@@ -146,12 +147,12 @@ def _user_hooks() -> list[tuple[str, bool] | None]:
     ddps[2]._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     found: list[tuple[str, bool] | None] = []
     for ddp in ddps:
-        hook = torch_private.user_hook_of(ddp)
+        hook = torchs.user_hook_of(ddp)
         found.append(None if hook is None else (hook.name, hook.run is not None))
-        torch_private.new_reducer(ddp, torch_private.parameters_of(ddp), Caps(1, 1))
+        torchs.new_reducer(ddp, torchs.parameters_of(ddp), Caps(1, 1))
         if hook is not None:
-            torch_private.register_user_hook(ddp, hook, None)
-            assert torch_private.user_hook_of(ddp) == hook
+            torchs.register_user_hook(ddp, hook, None)
+            assert torchs.user_hook_of(ddp) == hook
         _step(ddp)
     return found
 
@@ -171,7 +172,7 @@ def _order_of_callbacks() -> list[bool]:
         assert last.grad is not None
         found.append(bool(torch.all(last.grad == 3.0)))
 
-    last.register_post_accumulate_grad_hook(lambda _: torch_private.after_backward(look))
+    last.register_post_accumulate_grad_hook(lambda _: torchs.after_backward(look))
     for _ in range(2):
         ddp.zero_grad()
         (ddp(torch.ones(2, 8)).sum() * (dist.get_rank() + 1)).backward()
@@ -186,17 +187,17 @@ def test_after_the_backward_pass_gradients_are_averaged(two_ranks: RankPool) -> 
 def _groups() -> tuple[timedelta | None, bool, int, bool]:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=50))
     device = torch.device("cpu")
-    before = torch_private.timeout_of(group, device)
-    torch_private.set_timeout(group, timedelta(seconds=70))
-    made = len(torch_private.pg_names())
-    with torch_private.counting_groups_from(made + 5):
-        counted = len(torch_private.pg_names()) - made
-    store = torch_private.store()
+    before = torch_groups.timeout_of(group, device)
+    torch_groups.set_timeout(group, timedelta(seconds=70))
+    made = len(torch_groups.pg_names())
+    with torch_groups.counting_groups_from(made + 5):
+        counted = len(torch_groups.pg_names()) - made
+    store = torch_groups.store()
     assert store is not None
     store.set("here", "1")
     works = torch.ones(1)
     dist.all_reduce(works, group=group)
-    return before, torch_private.is_bound_to_device(), counted, store.get("here") == b"1"
+    return before, torch_groups.is_bound_to_device(), counted, store.get("here") == b"1"
 
 
 def test_groups_timeouts_and_the_store(two_ranks: RankPool) -> None:

@@ -14,7 +14,7 @@ from bagua_client import Configuration
 from bagua_client.integrations.distributed_data_parallel import _tunable_of
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from bagua_client.torch_private import caps_of
+from bagua_client.torch_private.reducer import caps_of
 
 SIZES_BYTES = (1, 100 * 1024, 4096, 25 << 20, 1 << 20)
 

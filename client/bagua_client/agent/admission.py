@@ -10,11 +10,12 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client import torch_private
 from bagua_client.agent import report
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.reducer.offer import refusal_of
+from bagua_client.torch_private import groups as torch_groups
+from bagua_client.torch_private import reducer as torchs
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,11 @@ def is_admitted(ddp: DistributedDataParallel) -> bool:
     if world_size == 1:
         logger.info("autotune is off: a single rank communicates nothing")
         return False
-    store = torch_private.store()
+    store = torch_groups.store()
     if store is None:
         logger.warning("autotune is off: the ranks have no store to ask one another over")
         return False
-    refusal = refusal_of(ddp, torch_private.caps_of(ddp))
+    refusal = refusal_of(ddp, torchs.caps_of(ddp))
     answer = f"no: {refusal}" if refusal else f"format {report.FORMAT}"
     rank = dist.get_rank(group)
     speaker, reason = _verdict(store, f"bagua/{group.group_name}", rank, world_size, answer)
@@ -50,7 +51,7 @@ def is_admitted(ddp: DistributedDataParallel) -> bool:
 
 
 def _verdict(
-    store: torch_private.Store, name: str, rank: int, world_size: int, answer: str
+    store: torch_groups.Store, name: str, rank: int, world_size: int, answer: str
 ) -> tuple[int, str]:
     """The same on all ranks: who found it, and why the job is not tuned (empty: it is)."""
     # Counted by each rank for itself: ranks that wrapped as many models speak of the same one.
@@ -100,8 +101,8 @@ def control_group(communicator: Communicator) -> dist.ProcessGroup | None:
     except Exception as failure:
         error = str(failure)
     if _agreed(communicator, error) and group is not None:
-        usual = torch_private.timeout_of(communicator.group, communicator.device)
-        torch_private.set_timeout(group, usual or torch_private.DEFAULT_TIMEOUT)
+        usual = torch_groups.timeout_of(communicator.group, communicator.device)
+        torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
         return group
     if group is not None:
         dist.destroy_process_group(group)

@@ -96,7 +96,8 @@ class Profiler:
             is_first: of the step's reductions; a step of several is not recorded.
         """
         timeline, self._timeline = self._timeline, None
-        if timeline is not None and is_first:
+        # A step may have used no parameter on this rank; nothing can be learned from it.
+        if timeline is not None and timeline.ready and is_first:
             self._keep(step, timeline)
         if step + 1 in self._steps and is_first:
             self._began = self._clock.mark()

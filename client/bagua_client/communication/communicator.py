@@ -10,7 +10,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bagua_client import torch_private
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -22,6 +21,7 @@ from bagua_client.communication.operations import (
 )
 from bagua_client.communication.topology import discover
 from bagua_client.configuration import Configuration
+from bagua_client.torch_private import groups as torch_groups
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Communicator:
         """
         if self.world_size == dist.get_world_size() or dist.get_backend(self.group) == "gloo":
             return True
-        return not torch_private.is_bound_to_device()
+        return not torch_groups.is_bound_to_device()
 
     def check(self, configuration: Configuration) -> None:
         """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
@@ -187,7 +187,7 @@ class Communicator:
             backend, timeout: None: those of ``self.group``.
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
-        timeout = timeout or torch_private.timeout_of(self.group, self.device)
+        timeout = timeout or torch_groups.timeout_of(self.group, self.device)
         # By default c10d takes the backend of all ranks' group, not of the one given to us.
         backend = backend or dist.get_backend(self.group)
         own: dist.ProcessGroup | None = None
@@ -214,9 +214,9 @@ class Communicator:
         name, so c10d counts up to a number that none of the ranks has had yet.
         """
         global _group_names_taken
-        highest = max(len(torch_private.pg_names()), _group_names_taken)
+        highest = max(len(torch_groups.pg_names()), _group_names_taken)
         level = torch.tensor([highest], device=self.device)
         dist.all_reduce(level, op=dist.ReduceOp.MAX, group=self.group)
         _group_names_taken = int(level) + 1
-        with torch_private.counting_groups_from(int(level)):
+        with torch_groups.counting_groups_from(int(level)):
             yield

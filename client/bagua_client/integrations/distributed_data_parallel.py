@@ -18,9 +18,11 @@ from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
 from bagua_client.environment import Environment
+from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
-from bagua_client.reducer.tunable_reducer import TunableReducer, configuration_of
-from bagua_client.torch_private import WithMoments, caps_of, has_reducer
+from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.torch_private.reducer import caps_of, has_reducer, leaves_first_step_out
+from bagua_client.torch_private.wrapper import WithMoments
 
 if TYPE_CHECKING:
     from bagua_client.agent import Agent
@@ -106,6 +108,8 @@ class DistributedDataParallel(WithMoments):
             )
         if not has_reducer(self):
             raise RuntimeError("torch carries this model's gradients without a reducer to re-cut")
+        if leaves_first_step_out(self):
+            raise RuntimeError(LEAVES_FIRST_STEP_OUT)
         tunable = _tunable_of(self)
         communicator = tunable.communicator
         change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
@@ -124,9 +128,8 @@ class DistributedDataParallel(WithMoments):
             state.pop(ours, None)
         return state
 
-    def _forward_begins(self) -> None:
-        if self._tunable is not None:
-            self._tunable.before_forward()
+    def _forward_begins(self) -> bool:
+        return self._tunable is not None and self._tunable.before_forward()
 
     def _buffers_travel(self) -> AbstractContextManager[None]:
         return nullcontext() if self._tunable is None else self._tunable.waiting()

@@ -12,7 +12,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
 from bagua_client.configuration import Configuration
-from bagua_client.torch_private import GradBucket, Hook
+from bagua_client.torch_private.reducer import GradBucket, Hook
 
 Mark = Callable[[], None]
 

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_client import torch_private
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import CHANNELS_VALUES, MIB, Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import keeps_state, survives_recut
-from bagua_client.torch_private import Caps, UserHook
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.reducer import Caps, UserHook
 
 KNOWN_DEVICES = ("cpu", "cuda")
 MOST = 2**62
+LEAVES_FIRST_STEP_OUT = (
+    "torch has not reduced the first step of this static graph, as its backward pass did not begin "
+    "at the wrapper's output; it would not reduce the first one after a re-cut either"
+)
 EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
 """Sizes tried for the first and the last bucket; 0: like the others."""
 
@@ -66,9 +70,7 @@ class Offer:
                 hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
         first = {self.default.first_bucket_bytes}
         if self.in_ready_order:
-            first |= {
-                size for size in EDGE_BUCKET_BYTES if torch_private.can_cut(_ends(MOST, size))
-            }
+            first |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
         return {
             "hierarchical": hierarchical,
             "channels": channels,
@@ -94,7 +96,7 @@ class Offer:
             )
         if not asked.buckets and not asked.last_bucket_bytes:
             caps = _ends(asked.bucket_bytes, asked.first_bucket_bytes)
-            if not torch_private.can_cut(caps):
+            if not torchs.can_cut(caps):
                 raise ValueError(f"this torch cannot cut a first bucket of {caps.first_bytes} B")
             return caps
         if self._obstacle:
@@ -105,7 +107,7 @@ class Offer:
     @property
     def _obstacle(self) -> str:
         """Why torch cannot give each bucket a cap of its own; empty: it can."""
-        if not torch_private.HAS_BUCKET_CAPS:
+        if not torchs.HAS_BUCKET_CAPS:
             return "torch before 2.11 has no cap for each bucket"
         if not self.in_ready_order:
             return (
@@ -119,17 +121,19 @@ class Offer:
 
 def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
     """Why nothing at all can be changed while this training runs; empty: it can."""
-    if not torch_private.has_reducer(ddp):
+    if not torchs.has_reducer(ddp):
         return "torch carries the gradients without its C++ reducer, so there are no buckets"
     if ddp.device.type not in KNOWN_DEVICES:
         return f"steps on devices of type {ddp.device.type} cannot be timed here"
     if baseline.each_bytes:
         return "bucket_cap_mb_list was given, and its buckets are kept"
-    if torch_private.finalizes_by_hand(ddp):
+    if torchs.finalizes_by_hand(ddp):
         return "the training says itself when a backward pass is over"
-    if torch_private.leaves_buckets_out(ddp):
+    if torchs.leaves_buckets_out(ddp):
         return "skip_all_reduce_unused_params=True leaves buckets out of a step"
-    hook = torch_private.user_hook_of(ddp)
+    if torchs.leaves_first_step_out(ddp):
+        return LEAVES_FIRST_STEP_OUT
+    hook = torchs.user_hook_of(ddp)
     return "" if hook is None else _obstacle_of(hook)
 
 
@@ -144,3 +148,9 @@ def _obstacle_of(hook: UserHook) -> str:
 
 def _ends(bucket_bytes: int, first_bucket_bytes: int) -> Caps:
     return Caps(bucket_bytes, min(first_bucket_bytes or bucket_bytes, bucket_bytes))
+
+
+def configuration_of(caps: Caps) -> Configuration:
+    """The configuration that torch's own caps amount to."""
+    first_bytes = caps.first_bytes if caps.first_bytes < caps.bucket_bytes else 0
+    return Configuration(caps.bucket_bytes, first_bucket_bytes=first_bytes)

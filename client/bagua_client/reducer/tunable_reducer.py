@@ -20,16 +20,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client import torch_private
 from bagua_client.algorithms import Algorithm, GradientAllReduce
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
 from bagua_client.layout import Layout, describe, plan
 from bagua_client.reducer.comm_hook import Mark, Travel, watched
-from bagua_client.reducer.offer import Offer, refusal_of
+from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
 from bagua_client.reducer.timeline import Timeline
-from bagua_client.torch_private import GradBucket
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private.reducer import GradBucket
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +62,14 @@ class TunableReducer:
         self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:
         self._wrapper = weakref.ref(ddp)
-        self._parameters = torch_private.parameters_of(ddp)
+        self._parameters = torchs.parameters_of(ddp)
         self.parameters = self._parameters.tensors
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         self.tensors = describe([(names[id(p)], p) for p in self._parameters.tensors])
         self.order: tuple[int, ...] = tuple(reversed(range(len(self.tensors))))
         self.communicator = communicator
-        self._baseline = caps = torch_private.caps_of(ddp)
-        self._caps: torch_private.Caps | None = caps
+        self._baseline = caps = torchs.caps_of(ddp)
+        self._caps: torchs.Caps | None = caps
         self.default = configuration_of(caps)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
@@ -91,10 +91,10 @@ class TunableReducer:
         self._reductions = 0
         self._made_after: int | None = None
         self._first_seen = 0
-        self._theirs: torch_private.UserHook | None = None
+        self._theirs: torchs.UserHook | None = None
         self._seen: list[int] | None = []
         self._used = {i for i, p in enumerate(self.parameters) if p.grad is not None}
-        if not torch_private.rebuilds(ddp):
+        if not torchs.rebuilds(ddp):
             weakref.finalize(ddp, _remove, self._on_each_gradient(self._used.add))
         weakref.finalize(ddp, self._travel.close)
 
@@ -105,12 +105,12 @@ class TunableReducer:
         """What may be changed, and why the rest may not."""
         ddp = self._ddp
         if ddp.logger is not None:  # Else a change has failed on the way.
-            self._theirs = torch_private.user_hook_of(ddp)
+            self._theirs = torchs.user_hook_of(ddp)
         return Offer(
             default=self.default,
             baseline=self._baseline,
             tensors=self.tensors,
-            in_ready_order=torch_private.rebuilds(ddp),
+            in_ready_order=torchs.rebuilds(ddp),
             hook=self._theirs,
         )
 
@@ -166,38 +166,45 @@ class TunableReducer:
         """Vote on changes in ``group``, which communicates from ``device``, from now on."""
         self._voters = group, device
 
-    def before_forward(self) -> None:
-        """A training forward pass begins: between two steps, where changes are made.
+    def before_forward(self) -> bool:
+        """A forward pass begins. Between two steps, which is before a training pass that
+        synchronises, changes are made.
+
+        Returns:
+            Whether torch must leave its buckets as they are in this pass.
 
         Raises:
             RuntimeError: torch's own, of a last step that did not reach all parameters; or a
                 change failed on this rank, and so did going back.
         """
         ddp = self._ddp
-        if not (torch.is_grad_enabled() and ddp.module.training):
-            return
-        is_joining = self.may_join and torch_private.is_join_enabled(ddp)
-        if not is_joining and self._made_after is not None and self._reductions > self._made_after:
+        if not torch.is_grad_enabled():
+            return False
+        is_between_steps = ddp.module.training and ddp.require_backward_grad_sync
+        if self.may_join and torchs.is_join_enabled(ddp):
+            if is_between_steps:
+                self.stand_back()
+            return False
+        is_cut_due = self._made_after is not None and self._reductions > self._made_after
+        if not is_between_steps:
+            return is_cut_due
+        if is_cut_due:
             self._let_torch_cut()
-        if not ddp.require_backward_grad_sync:
-            return
-        if is_joining:
-            self.stand_back()
-            return
         if self._is_stale:
             self._is_stale = False
             self._build(self.layout)
         if self._next is not None:
-            torch_private.rebuild(ddp)
+            torchs.rebuild(ddp)
             self._carry_out(self._next)
+        return False
 
     def _let_torch_cut(self) -> None:
-        """A new reducer cuts its buckets itself, once. Whether it has is known by counting: torch's
-        own word may come earlier on one rank, in a forward pass of its own."""
+        """A new reducer cuts its buckets itself, once. Whether it has is known by counting: others
+        than we may have had torch do it, as Lightning does before each backward pass."""
         ddp, steps = self._ddp, self._reductions - (self._made_after or 0)
 
         def cut() -> bool:
-            torch_private.rebuild(ddp)
+            torchs.rebuild(ddp)
             return steps >= _steps_to_cut(ddp)
 
         if self._on_all_ranks(cut) == CUT:
@@ -260,7 +267,7 @@ class TunableReducer:
         is_torchs = type(self._algorithm) is GradientAllReduce and is_flat
         # Our hook also sees the order that explicit buckets count in, and where steps end.
         sees = self._seen is not None and offer.has_explicit_buckets
-        has_use = not is_torchs or sees or not torch_private.rebuilds(ddp)
+        has_use = not is_torchs or sees or not torchs.rebuilds(ddp)
         hooked = not bare and (self._is_attached or (theirs is None and has_use))
         self.layout, self._travel.configuration = layout, layout.configuration
         self._travel.close()
@@ -268,19 +275,19 @@ class TunableReducer:
             if hooked == self._is_hooked:
                 return
             if hooked and theirs is None:
-                torch_private.register_hook(ddp, self._travel)
+                torchs.register_hook(ddp, self._travel)
                 self._is_hooked = True
                 return
         self._is_hooked, self._caps = False, None
-        in_order = torch_private.rebuilds(ddp)
-        torch_private.new_reducer(ddp, self._parameters, caps, () if in_order else self._used)
+        in_order = torchs.rebuilds(ddp)
+        torchs.new_reducer(ddp, self._parameters, caps, () if in_order else self._used)
         self._caps, self._made_after = caps, self._reductions
         self._first_seen = self._reductions
         if theirs is not None:
             run = watched(theirs.run, theirs.state, self) if hooked and theirs.run else None
-            torch_private.register_user_hook(ddp, theirs, run)
+            torchs.register_user_hook(ddp, theirs, run)
         elif hooked:
-            torch_private.register_hook(ddp, self._travel)
+            torchs.register_hook(ddp, self._travel)
         self._is_hooked = hooked
         if not hooked:
             self._made_after = None  # Torch cuts it as it would its own, and nobody is told.
@@ -309,7 +316,7 @@ class TunableReducer:
     def attach(self) -> None:
         """Follow the steps from the next one on. All ranks must come to this together."""
         self._is_attached = self._is_stale = True
-        torch_private.split_graphs(self._ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
+        torchs.split_graphs(self._ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
 
     def detach(self) -> None:
         """Follow them no longer; buckets go on to travel as they do."""
@@ -332,11 +339,12 @@ class TunableReducer:
         def hook(index: int) -> Callable[[torch.Tensor], None]:
             return lambda _: tell(index)
 
-        return [
-            parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(self.parameters)
-            if parameter.requires_grad
-        ]
+        # A frozen one too: the next step may be that of another optimizer, with other weights.
+        with torchs.all_trained(self.parameters):
+            return [
+                parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
+                for index, parameter in enumerate(self.parameters)
+            ]
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel; in the backward pass."""
@@ -348,7 +356,7 @@ class TunableReducer:
         if bucket.is_last():
             if self.on_last_ready is not None:
                 self.on_last_ready()
-            torch_private.after_backward(self._reduced)
+            torchs.after_backward(self._reduced)
         return on_end
 
     def _indices(self, bucket: GradBucket) -> list[int]:
@@ -371,7 +379,7 @@ class TunableReducer:
             self._seen = []
             return
         self._seen = None
-        if torch_private.rebuilds(ddp):
+        if torchs.rebuilds(ddp):
             self.order = tuple(seen)
             self.layout = plan(self.tensors, self.order, self.layout.configuration)
 
@@ -383,12 +391,6 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 def _steps_to_cut(ddp: DistributedDataParallel) -> int:
     """So many steps a new reducer of torch's sees before it cuts its buckets."""
-    if not torch_private.rebuilds(ddp):
+    if not torchs.rebuilds(ddp):
         return 0
     return 2 if ddp.static_graph else 1
-
-
-def configuration_of(caps: torch_private.Caps) -> Configuration:
-    """The configuration that torch's own caps amount to."""
-    first_bytes = caps.first_bytes if caps.first_bytes < caps.bucket_bytes else 0
-    return Configuration(caps.bucket_bytes, first_bucket_bytes=first_bytes)

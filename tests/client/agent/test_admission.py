@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_client import DistributedDataParallel, torch_private, tune
+from bagua_client import DistributedDataParallel, tune
 from bagua_client.agent import admission
+from bagua_client.torch_private import reducer as torchs
 from tests.ranks import RankPool
 
 
@@ -118,7 +119,7 @@ def _unknown_device() -> str:
     ddp.device = torch.device("meta")
     from bagua_client.reducer.offer import refusal_of
 
-    return refusal_of(ddp, torch_private.caps_of(ddp))
+    return refusal_of(ddp, torchs.caps_of(ddp))
 
 
 def test_a_device_that_nobody_can_time_is_refused_in_words(two_ranks: RankPool) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bagua_client import Configuration, DistributedDataParallel, torch_private
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.torch_private import reducer as torchs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -43,7 +44,7 @@ def _tune(url: str) -> list[tuple[Configuration, list[int], float]]:
 
 
 @pytest.mark.skipif(
-    not torch_private.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
 )
 def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
     with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:

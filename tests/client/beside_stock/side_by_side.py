@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_client import Configuration, DistributedDataParallel, torch_private
+from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.configuration import MIB
+from bagua_client.torch_private import reducer as torchs
 from tests.client import comparison
 
 Recuts = Sequence[Configuration]
@@ -130,8 +131,8 @@ def recut(ours: DistributedDataParallel, recuts: Recuts, step: int) -> None:
 
 def counted_reducers() -> AbstractContextManager[mock.Mock]:
     """Counts the reducers that ours makes."""
-    new_reducer = torch_private.new_reducer
-    return mock.patch.object(torch_private, "new_reducer", wraps=new_reducer)
+    new_reducer = torchs.new_reducer
+    return mock.patch.object(torchs, "new_reducer", wraps=new_reducer)
 
 
 def sizes_only(recuts: Recuts) -> Recuts:

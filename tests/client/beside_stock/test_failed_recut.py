@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_client import Configuration, DistributedDataParallel, torch_private
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.torch_private import reducer as torchs
 from tests.client.beside_stock.side_by_side import LEARNING_RATE, difference, wrapped
 from tests.ranks import RankPool
 
@@ -37,9 +38,9 @@ class Messages(logging.Handler):
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "new reducer": (torch_private, "new_reducer"),
+    "new reducer": (torchs, "new_reducer"),
     "torch's reducer": (dist, "Reducer"),
-    "torch's cut": (torch_private, "rebuild"),
+    "torch's cut": (torchs, "rebuild"),
 }
 
 

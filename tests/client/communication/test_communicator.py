@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bagua_client import Configuration, DistributedDataParallel, torch_private
+from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.job import describe_job
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
 from bagua_client.environment import Environment
+from bagua_client.torch_private import groups as torch_groups
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def _timeouts() -> list[timedelta | None]:
     user = dist.new_group(timeout=timedelta(seconds=41))
     partition = [[rank] for rank in range(dist.get_world_size())]
     made = Communicator(user, CPU).new_group(partition)
-    return [torch_private.timeout_of(user, CPU), torch_private.timeout_of(made, CPU)]
+    return [torch_groups.timeout_of(user, CPU), torch_groups.timeout_of(made, CPU)]
 
 
 def test_a_new_group_has_the_timeout_of_the_users(two_ranks: RankPool) -> None:

@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bagua_client import Configuration, DistributedDataParallel, torch_private
+from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.reducer.timeline import Timeline
+from bagua_client.torch_private import reducer as torchs
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 
 needs_bucket_caps = pytest.mark.skipif(
-    not torch_private.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
 )
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 
