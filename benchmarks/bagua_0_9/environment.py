@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -26,14 +27,13 @@ def prepare() -> None:
     if complete.exists() and complete.read_text() == " ".join(PACKAGES):
         return
     print(f"making an environment for Bagua in {ENVIRONMENT}", file=sys.stderr)
-    try:
-        venv.create(ENVIRONMENT, clear=True, with_pip=True)
-    except subprocess.CalledProcessError as error:
-        # Debian's Python has no ensurepip without the package python3-venv.
-        raise RuntimeError(f"no environment for Bagua: {error}") from None
-    constraints = ROOT / "constraints.txt"
-    command = [str(PYTHON), "-m", "pip", "install", "--quiet", *PACKAGES, "-c", str(constraints)]
-    if subprocess.run(command).returncode:
+    venv.create(ENVIRONMENT, clear=True)
+    # What the project's own environment has need not be installed again.
+    (site,) = ENVIRONMENT.glob("lib/python*/site-packages")
+    (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    constraints = str(ROOT / "constraints.txt")
+    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    if subprocess.run([*pip, "install", "--quiet", *PACKAGES, "-c", constraints]).returncode:
         raise RuntimeError("Bagua's environment could not be made")
     complete.write_text(" ".join(PACKAGES))
 

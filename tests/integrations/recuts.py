@@ -70,13 +70,19 @@ class Recuts:
     def _recut(self) -> None:
         if self._run.url:
             time.sleep(STEP_SECONDS)
-        elif self._steps % self._every == 0:
+        elif self._steps % self._every == 0 and self._is_settled:
             setting = self._settings[self._steps // self._every % len(self._settings)]
             try:
                 if not self._wrapper.reconfigure(setting.of(self._wrapper)):
                     self._seen.refusals.add("the ranks did not agree")
             except RuntimeError as refusal:
                 self._seen.refusals.add(str(refusal))
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether torch has cut its buckets for good, which takes it two passes that synchronise;
+        in between they are not seen."""
+        return self._wrapper._tunable is None or self._wrapper._tunable.is_settled
 
     def trained(self, module: torch.nn.Module, losses: Sequence[float]) -> Trained:
         """What the training of ``module`` came to."""

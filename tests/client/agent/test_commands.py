@@ -70,3 +70,29 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
     for edge in ("first_bucket_bytes", "last_bucket_bytes"):
         assert offered[edge] == {"type": "categorical", "values": [0, 2**20, 2**22]}
     assert offered["buckets"] == {"type": "partition"}
+
+
+def _set_by_hand(url: str) -> tuple[str, Configuration, bool]:
+    """What is said to who sets a configuration during a tuning; what is in force at its end, and
+    whether one can be set then."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(16, 16))
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"]
+    with pytest.raises(RuntimeError) as refusal:
+        model.reconfigure(Configuration(1))
+    for _ in range(MOST_STEPS):
+        model(torch.ones(1, 16)).sum().backward()
+        if not model.is_tuning:
+            break
+    kept = model.configuration
+    return str(refusal.value), kept, model.reconfigure(Configuration(1))
+
+
+def test_nothing_is_set_by_hand_during_a_tuning(four_ranks: RankPool) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED[:2]]]) as service:
+        for message, kept, is_set in four_ranks.run(_set_by_hand, service.url):
+            assert "is being tuned" in message
+            assert kept == TRIED[1]
+            assert is_set

@@ -8,8 +8,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from tests.client.beside_stock.conftest import RUN_SECONDS, Beside
+from bagua_client import Configuration
+from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import (
+    BY_NODE,
+    FLAT,
     STEPS,
     Recuts,
     failure_of,
@@ -18,8 +21,11 @@ from tests.client.beside_stock.side_by_side import (
     side_by_side,
     wrapped,
 )
+from tests.ranks import RankPool
 
 WIDTH = 24
+SOON_SECONDS = 6.0
+"""Ranks that wait in vain wait so long."""
 ALL = (0, 1, 2, 3)
 
 
@@ -123,17 +129,24 @@ def _unused_on_one_rank(recuts: Recuts, is_ours: bool) -> list[str]:
     return ["no step", ""]
 
 
-def test_the_error_for_unused_parameters_on_one_rank(beside: Beside) -> None:
+@pytest.mark.parametrize(
+    ("ranks_per_node", "ways"), [([2], ((), FLAT)), ([2, 2], (BY_NODE,))], ids=["pair", "by-node"]
+)
+def test_the_error_for_unused_parameters_on_one_rank(
+    ranks_per_node: list[int], ways: tuple[tuple[Configuration, ...], ...]
+) -> None:
     """The others cannot go on either, and end with an error of the process group."""
-    stock, ours = (
-        beside.pool.run(_unused_on_one_rank, beside.recuts, is_ours, timeout_seconds=RUN_SECONDS)
-        for is_ours in (False, True)
-    )
+    pool = RankPool(ranks_per_node, collective_timeout_seconds=SOON_SECONDS)
+    try:
+        stock = pool.run(_unused_on_one_rank, (), False)
+        found = [stock, *(pool.run(_unused_on_one_rank, recuts, True) for recuts in ways)]
+    finally:
+        pool.close()
     assert stock[1][0] == "4"
     assert UNFINISHED in stock[1][1]
-    assert ours[1] == stock[1]
-    for rank in range(beside.pool.world_size):
-        for step, error in (stock[rank], ours[rank]):
+    for ranks in found:
+        assert ranks[1] == stock[1]
+        for step, error in ranks:
             assert step in ("3", "4")
             assert error.startswith("RuntimeError")
 
