@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests that leave the cores to each other; real ranks, hosts and browsers want them alone.
-TOGETHER := tests/autotune tests/dashboards tests/deploy tests/client/beside_stock tests/client/reducer
+# Tests that leave the cores to each other, or mostly wait; whole jobs, hosts and browsers want them
+# alone.
+TOGETHER := tests/autotune tests/dashboards tests/deploy tests/client tests/integrations
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test upstream-ddp test-torch fuzz lint format bench image clean
@@ -25,7 +26,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	@status=0; set -x; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TOGETHER) || status=1; \
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(TOGETHER) || status=1; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TOGETHER)) || status=1; \
 	$(MAKE) upstream-ddp || status=1; \
 	exit $$status

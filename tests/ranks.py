@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +139,7 @@ class RankPool:
                 daemon=True,
                 name=f"rank {rank} of {self.world_size}",
             )
-            with _hash_seed(rank + 1):
+            with _starting, _hash_seed(rank + 1):
                 process.start()
             far_end.close()
             self._processes.append(process)
@@ -186,6 +187,10 @@ class RankPool:
             return Outcome(error=f"ended with exit code {self._processes[rank].exitcode}")
         assert isinstance(outcome, Outcome)
         return outcome
+
+
+_starting = threading.Lock()
+"""The variable below is the whole process's, and pools may be started by several threads."""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.upstream.classes import MODES, STOCK
@@ -27,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"no test has {options.only} in its name", file=sys.stderr)
         return 2
-    results: list[Result] = []
-    for world_size in options.world_sizes:
-        results += _run_modes(chosen, options.modes, world_size, options.show_output)
+    # Ranks mostly wait for one another: those of one world size leave room for the others'.
+    with ThreadPoolExecutor() as threads:
+        runs = threads.map(
+            lambda world_size: _run_modes(chosen, options.modes, world_size, options.show_output),
+            options.world_sizes,
+        )
+        results = [result for run in runs for result in run]
     report = Report(results, KNOWN, is_full=chosen == names)
     report.print()
     if options.json is not None:
