@@ -9,7 +9,8 @@ from typing import Any
 MIB = 1024 * 1024
 DEFAULT_BUCKET_BYTES = 25 * MIB
 HIERARCHICAL_VALUES = ("off", "leaders", "shards")
-CHANNELS_VALUES = (1, 2, 4)
+CHANNELS_VALUES = (1, 2, 4, 8, 16)
+WIRE_PRECISIONS = ("as_is", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Configuration:
             rank of each node, all-reduce between those, broadcast inside the node.
             ``shards``: reduce-scatter inside the node, all-reduce each shard across the
             nodes, all-gather inside the node (needs as many ranks on every node).
-        channels: process groups that the buckets use in turn, so that they overlap.
+        channels: parts of a bucket that travel at once, each on a process group of its own;
+            buckets too small to be divided use the groups in turn.
         first_bucket_bytes: the first bucket (of each dtype and device) is closed as soon as
             it holds this many bytes, if that is less than ``bucket_bytes``; 0: like the others.
         last_bucket_bytes: the last bucket holds as few tensors as amount to this many
             bytes, if that is less than ``bucket_bytes``; 0: what is left over.
+        wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
         buckets: the number of tensors of each bucket, in the order in which gradients become
             ready; nothing is cut by bytes then. Empty: cut by bytes.
 
@@ -40,6 +43,7 @@ class Configuration:
     first_bucket_bytes: int = 0
     last_bucket_bytes: int = 0
     buckets: tuple[int, ...] = ()
+    wire_precision: str = "as_is"
 
     def __post_init__(self) -> None:
         _check_number("bucket_bytes", self.bucket_bytes, at_least=1)
@@ -47,6 +51,7 @@ class Configuration:
         _check_choice("channels", self.channels, CHANNELS_VALUES)
         _check_number("first_bucket_bytes", self.first_bucket_bytes, at_least=0)
         _check_number("last_bucket_bytes", self.last_bucket_bytes, at_least=0)
+        _check_choice("wire_precision", self.wire_precision, WIRE_PRECISIONS)
         if not isinstance(self.buckets, list | tuple):
             raise ValueError(f"buckets must be a list of tensor counts, not {self.buckets!r}")
         for count in self.buckets:
@@ -69,6 +74,12 @@ class Configuration:
             )
         return cls(**values)
 
+    @property
+    def is_torchs_way(self) -> bool:
+        """Whether buckets travel as torch sends them, however they are cut."""
+        way = self.hierarchical, self.channels, self.wire_precision
+        return way == ("off", 1, "as_is")
+
     def to_json(self) -> dict[str, Any]:
         """The configuration as the service reads it."""
         return {**asdict(self), "buckets": list(self.buckets)}
@@ -87,6 +98,8 @@ class Configuration:
             words.append(f"hierarchical {self.hierarchical}")
         if self.channels != 1:
             words.append(f"{self.channels} channels")
+        if self.wire_precision != "as_is":
+            words.append(f"{self.wire_precision} on the wire (changes the numbers)")
         return ", ".join(words)
 
 

@@ -15,6 +15,10 @@ SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
 """What a switch may say, in any case, instead of a number (Bagua's are levels)."""
 
 
+ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
+"""What BAGUA_AUTOTUNE_ALLOW may list, and which value of a knob it allows."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """Settings of the client.
@@ -32,6 +36,7 @@ class Environment:
         server_wait_seconds: how long an absent service is looked for eagerly.
         service_port: for a service that rank 0 starts; 0: any free one.
         default_bucket_bytes: the baseline's bucket size; None: torch's.
+        allowed: what may be tried though it changes the numbers: values of knobs.
     """
 
     autotune: bool = False
@@ -45,6 +50,7 @@ class Environment:
     server_wait_seconds: float = 300.0
     service_port: int = 0
     default_bucket_bytes: int | None = None
+    allowed: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -97,4 +103,14 @@ class Environment:
             # Bagua's own default is -1, which means any.
             service_port=max(number("BAGUA_SERVICE_PORT", int, 0, -1), 0),
             default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, 0, 1) or None,
+            allowed=_allowed(variables.get("BAGUA_AUTOTUNE_ALLOW", "")),
         )
+
+
+def _allowed(text: str) -> frozenset[str]:
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in ALLOWED_WORDS:
+            known = ", ".join(ALLOWED_WORDS)
+            raise ValueError(f"BAGUA_AUTOTUNE_ALLOW lists {word!r}; it may list {known}")
+    return frozenset(ALLOWED_WORDS[word] for word in words)

@@ -60,7 +60,7 @@ def test_a_message_without_the_newer_knobs_means_their_defaults() -> None:
         ({"hierarchical": True}, "one of off, leaders, shards"),
         ({"hierarchical": "tree"}, "one of off, leaders, shards"),
         ({"hierarchical": ["off"]}, "one of off, leaders, shards"),
-        ({"channels": 3}, "one of 1, 2, 4, not 3"),
+        ({"channels": 3}, "one of 1, 2, 4, 8, 16, not 3"),
         ({"channels": 0}, "one of 1, 2, 4"),
         ({"channels": True}, "one of 1, 2, 4"),
         ({"channels": 2.0}, "one of 1, 2, 4"),
@@ -76,7 +76,8 @@ def test_a_message_without_the_newer_knobs_means_their_defaults() -> None:
         ({"buckets": [3, 0]}, "number of tensors must be at least 1"),
         ({"buckets": [3, "1"]}, "number of tensors must be a whole number"),
         ({"buckets": [[1], 2]}, "number of tensors must be a whole number"),
-        ({"wire_precision": "bf16"}, "does not know the knob wire_precision"),
+        ({"wire_precision": "bfloat16"}, "one of as_is, bf16, fp16"),
+        ({"algorithm": "bytegrad"}, "does not know the knob algorithm"),
     ],
 )
 def test_what_is_outside_the_domain_is_refused_in_words(

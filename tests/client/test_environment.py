@@ -39,6 +39,7 @@ def test_every_variable_is_read() -> None:
             "BAGUA_AUTOTUNE_SERVER_WAIT_TIME": "12.5",
             "BAGUA_SERVICE_PORT": "8123",
             "BAGUA_DEFAULT_BUCKET_SIZE": "1048576",
+            "BAGUA_AUTOTUNE_ALLOW": "bfloat16, FP16,",
         }
     ) == Environment(
         autotune=True,
@@ -52,7 +53,13 @@ def test_every_variable_is_read() -> None:
         server_wait_seconds=12.5,
         service_port=8123,
         default_bucket_bytes=1048576,
+        allowed=frozenset({"bf16", "fp16"}),
     )
+
+
+def test_what_may_be_allowed_is_said() -> None:
+    with pytest.raises(ValueError, match="ALLOW lists 'int4'; it may list bfloat16, float16"):
+        Environment.read({"BAGUA_AUTOTUNE_ALLOW": "bfloat16,int4"})
 
 
 def test_baguas_port_of_minus_one_is_any_port() -> None:

@@ -38,7 +38,7 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "backend": str(dist.get_backend(communicator.group)),
         "device": _device_name(communicator.device),
     }
-    knobs, default = _knobs(tunable), tunable.default.to_json()
+    knobs, default = _knobs(tunable, environment.allowed), tunable.default.to_json()
     description: dict[str, Any] = {
         "name": name,
         "world_size": communicator.world_size,
@@ -67,7 +67,7 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
     return description
 
 
-def _knobs(tunable: Tunable) -> dict[str, Any]:
+def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
     default, offer = tunable.default.bucket_bytes, tunable.offer
     knobs: dict[str, Any] = {
         "bucket_bytes": {
@@ -76,7 +76,7 @@ def _knobs(tunable: Tunable) -> dict[str, Any]:
             "high": max(LARGEST_BUCKET_BYTES, default),
         }
     }
-    for knob, values in offer.values(tunable.communicator).items():
+    for knob, values in offer.values(tunable.communicator, allowed).items():
         knobs[knob] = {"type": "categorical", "values": values}
     if offer.has_explicit_buckets:
         knobs["buckets"] = {"type": "partition"}

@@ -39,6 +39,14 @@ class Pipeline(Protocol):
         ahead of the device, with a current stream that waits for the end.
         """
 
+    def gather(
+        self,
+        flat: torch.Tensor,
+        arrivals: Sequence[Arrival],
+        on_end: Callable[[], None] | None = None,
+    ) -> Arrival:
+        """Of ``flat``, whose parts' ``arrivals`` are."""
+
     def close(self) -> None:
         """Let go of threads; nothing may be in flight."""
 
@@ -132,6 +140,21 @@ class ThreadPipeline:
             on_end()
         return arrived(flat)
 
+    def gather(
+        self,
+        flat: torch.Tensor,
+        arrivals: Sequence[Arrival],
+        on_end: Callable[[], None] | None = None,
+    ) -> Arrival:
+        def end(done: torch.futures.Future[list[Arrival]]) -> torch.Tensor:
+            for arrival in done.value():
+                arrival.value()  # Raises what went wrong on its way.
+            if on_end is not None:
+                on_end()
+            return flat
+
+        return torch.futures.collect_all(list(arrivals)).then(end)
+
     def close(self) -> None:
         for relay in self._queues:
             relay.put(None)
@@ -193,6 +216,19 @@ class StreamPipeline:
                     work.wait()
                 work = operation.start(flat)
         return self._finish(stream, flat, work, on_end)
+
+    def gather(
+        self,
+        flat: torch.Tensor,
+        arrivals: Sequence[Arrival],
+        on_end: Callable[[], None] | None = None,
+    ) -> Arrival:
+        with torch.cuda.stream(self._waiting()):
+            for arrival in arrivals:
+                arrival.wait()
+            if on_end is not None:
+                on_end()
+            return arrived(flat)
 
     def _finish(
         self,

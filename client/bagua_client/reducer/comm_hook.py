@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +16,11 @@ from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket, Hook
 
 Mark = Callable[[], None]
+WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SMALLEST_PART_BYTES = 512 * 1024
+"""A bucket is divided into no smaller ones: each costs a latency."""
+ALIGNED_ELEMENTS = 16
+"""At whose multiples a part begins: NCCL copies by 16 bytes."""
 
 
 class Watcher(Protocol):
@@ -46,27 +52,57 @@ class Travel:
         self._communicator = communicator
         self._watcher = watcher
         self._scale = algorithm.scale(communicator.world_size)
+        self._turn = 0
         # One for each channel: a chain waits for no chain of another channel.
         self._pipelines: dict[tuple[torch.device, int], Pipeline] = {}
 
     def __call__(self, state: object, bucket: GradBucket) -> Arrival:
         on_end = self._watcher.bucket_starts(bucket)
+        if bucket.index() == 0:
+            self._turn = 0
         flat = bucket.buffer()
-        if self._scale != 1.0:
-            flat.mul_(self._scale)
         if flat.layout is not torch.strided:
             # A sparse gradient: nothing but one whole sum is known for it.
             operations = (AllReduce(self._communicator.group),)
-            return self._pipeline(flat.device, 0).start(flat, operations, on_end)
-        channel = bucket.index() % self.configuration.channels
-        pipeline = self._pipeline(flat.device, channel)
-        chain = self._algorithm.operations(self._communicator, self.configuration, channel)
-        multiple_of = self._communicator.padding_multiple(self.configuration)
-        missing = -flat.numel() % multiple_of
-        if not missing:
-            return pipeline.start(flat, chain, on_end)
-        padded = torch.nn.functional.pad(flat, (0, missing))
-        return pipeline.start(padded, chain, on_end).then(lambda done: _unpad(done, flat))
+            return self._pipeline(flat.device, 0).start(flat.mul_(self._scale), operations, on_end)
+        wire = self._onto_wire(flat)
+        arrival = self._carry(wire, on_end)
+        if wire is flat:
+            return arrival
+        return arrival.then(lambda done: flat.copy_(done.value()[: flat.numel()]))
+
+    def _onto_wire(self, flat: torch.Tensor) -> torch.Tensor:
+        """What travels: the bucket itself where it can, scaled; else a copy that was scaled and
+        cast in one pass. Scaled before: a sum of 16 bits overflows soon."""
+        dtype = WIRE_DTYPES.get(self.configuration.wire_precision, flat.dtype)
+        if not flat.is_floating_point() or flat.itemsize <= dtype.itemsize:
+            dtype = flat.dtype
+        missing = -flat.numel() % self._communicator.padding_multiple(self.configuration)
+        if not missing and dtype == flat.dtype:
+            return flat if self._scale == 1.0 else flat.mul_(self._scale)
+        wire = torch.empty(flat.numel() + missing, dtype=dtype, device=flat.device)
+        wire[flat.numel() :] = 0
+        torch.mul(flat, self._scale, out=wire[: flat.numel()])
+        return wire
+
+    def _carry(self, wire: torch.Tensor, on_end: Mark | None) -> Arrival:
+        """In parts that travel at once, each on the next channel; a small bucket in one."""
+        arrivals = []
+        parts = self._parts(wire)
+        for part in parts:
+            channel = self._turn % self.configuration.channels
+            self._turn += 1
+            chain = self._algorithm.operations(self._communicator, self.configuration, channel)
+            pipeline = self._pipeline(wire.device, channel)
+            arrivals.append(pipeline.start(part, chain, on_end if len(parts) == 1 else None))
+        return arrivals[0] if len(parts) == 1 else pipeline.gather(wire, arrivals, on_end)
+
+    def _parts(self, wire: torch.Tensor) -> Sequence[torch.Tensor]:
+        most = min(self.configuration.channels, wire.nbytes // SMALLEST_PART_BYTES)
+        if most <= 1:
+            return (wire,)
+        unit = self._communicator.padding_multiple(self.configuration) * ALIGNED_ELEMENTS
+        return torch.split(wire, math.ceil(wire.numel() / most / unit) * unit)
 
     def close(self) -> None:
         """Let go of threads; those that are still needed come back with the first chain."""
@@ -79,10 +115,6 @@ class Travel:
         if key not in self._pipelines:
             self._pipelines[key] = pipeline_for(device)
         return self._pipelines[key]
-
-
-def _unpad(done: Arrival, flat: torch.Tensor) -> torch.Tensor:
-    return flat.copy_(done.value()[: flat.numel()])
 
 
 def watched(hook: Hook, state: object, watcher: Watcher) -> Hook:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration import CHANNELS_VALUES, MIB, Configuration
+from bagua_client.configuration import CHANNELS_VALUES, MIB, WIRE_PRECISIONS, Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import keeps_state, survives_recut
 from bagua_client.torch_private import reducer as torchs
@@ -58,8 +58,14 @@ class Offer:
         """Whether any list of buckets can be cut."""
         return not self._obstacle
 
-    def values(self, communicator: Communicator) -> dict[str, list[int] | list[str]]:
-        """Those worth trying, by knob, of the knobs that have few."""
+    def values(
+        self, communicator: Communicator, allowed: Collection[str] = ()
+    ) -> dict[str, list[int] | list[str]]:
+        """Those worth trying, by knob, of the knobs that have few.
+
+        Args:
+            allowed: of those that change the numbers.
+        """
         topology = communicator.topology
         hierarchical, channels = ["off"], [1]
         if communicator.can_make_groups and self.hook is None:
@@ -71,11 +77,14 @@ class Offer:
         first = {self.default.first_bucket_bytes}
         if self.in_ready_order:
             first |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
+        is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
+        precisions = [p for p in WIRE_PRECISIONS if p in allowed and is_wide and self.hook is None]
         return {
             "hierarchical": hierarchical,
             "channels": channels,
             "first_bucket_bytes": sorted(first),
             "last_bucket_bytes": [0] if self._obstacle else list(EDGE_BUCKET_BYTES),
+            **({"wire_precision": ["as_is", *precisions]} if precisions else {}),
         }
 
     def caps(self, layout: Layout) -> Caps:
@@ -89,7 +98,7 @@ class Offer:
             return self.baseline
         if self.hook is not None and self.hook.run is not None and keeps_state(self.hook.run):
             raise ValueError(_obstacle_of(self.hook))
-        if self.hook is not None and (asked.hierarchical != "off" or asked.channels != 1):
+        if self.hook is not None and not asked.is_torchs_way:
             raise ValueError(
                 "the training's own communication hook carries the buckets; only their sizes "
                 "can be changed"

@@ -263,8 +263,8 @@ class TunableReducer:
         ddp = self._ddp
         offer = self.offer
         caps, theirs = offer.caps(layout), offer.hook
-        is_flat = layout.configuration.hierarchical == "off" and layout.configuration.channels == 1
-        is_torchs = type(self._algorithm) is GradientAllReduce and is_flat
+        is_torchs_way = layout.configuration.is_torchs_way
+        is_torchs = type(self._algorithm) is GradientAllReduce and is_torchs_way
         # Our hook also sees the order that explicit buckets count in, and where steps end.
         sees = self._seen is not None and offer.has_explicit_buckets
         has_use = not is_torchs or sees or not torchs.rebuilds(ddp)

@@ -228,7 +228,7 @@ def test_where_no_groups_can_be_made_none_are_offered_and_those_asked_for_are_an
     *inside, outside = four_ranks.run(_without_groups)
     assert outside == []
     for rank, (channels, leaders, *values) in enumerate(inside):
-        assert values == ["[1, 2, 4]", "['off', 'leaders']", "[1]", "['off']"]
+        assert values == ["[1, 2, 4, 8, 16]", "['off', 'leaders']", "[1]", "['off']"]
         for message in (channels, leaders):
             assert f"rank {rank} cannot make" in message
             assert "3 of the job's 4 ranks" in message
