@@ -29,7 +29,7 @@ SPACES: dict[str, dict[str, Knob]] = {
     "small": _SMALL,
     "large": {
         **_SMALL,
-        "channels": Categorical(values=(1, 2, 4)),
+        "channels": Categorical(values=(1, 2, 4, 8, 16)),
         "wire_precision": Categorical(values=("as_is", "bf16")),
     },
 }
@@ -144,14 +144,16 @@ class Landscape:
 class RippledSimulator(Simulator):
     """A network whose bandwidth depends on the size in a way that no cost model expects."""
 
-    def _phases(self, bucket: Bucket, configuration: Mapping[str, Value]) -> tuple[Phase, ...]:
+    def _parts(
+        self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
+    ) -> list[tuple[Phase, ...]]:
         turns = math.log2(max(bucket.bytes, 1)) / RIPPLE_OCTAVES
         factor = 1 + RIPPLE * math.sin(2 * math.pi * turns)
         # Bytes rather than bandwidth: what the link allows at most ripples too then.
-        return tuple(
-            replace(phase, bytes=phase.bytes / factor)
-            for phase in super()._phases(bucket, configuration)
-        )
+        return [
+            tuple(replace(phase, bytes=phase.bytes / factor) for phase in phases)
+            for phases in super()._parts(bucket, configuration, channels)
+        ]
 
 
 def load(problem: str, space: str, is_rippled: bool) -> Landscape:

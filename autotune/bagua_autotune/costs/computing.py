@@ -13,6 +13,7 @@ import numpy as np
 
 from bagua_autotune.costs.collectives import Kind
 from bagua_autotune.costs.layouts import Floats
+from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.profile import Profile
 
 # What launching one operation takes, before anything is measured of it; about as uncertain.
@@ -37,7 +38,7 @@ def fit_computing(profiled: Sequence[tuple[Kind, Profile]]) -> Computing | None:
     if not profiled:
         return None
     last = np.array([max(profile.ready_seconds) for _, profile in profiled])
-    operations = np.array([kind.operations * len(profile.buckets) for kind, profile in profiled])
+    operations = np.array([sum(_launches(kind, profile)) for kind, profile in profiled])
     spread = COMPUTING_SPREAD * max(float(np.median(last)), 1e-9)
     centred = operations - operations.mean()
     precision = float(centred @ centred) / spread**2 + 1 / USUAL_LAUNCH_SECONDS**2
@@ -50,7 +51,15 @@ def fit_computing(profiled: Sequence[tuple[Kind, Profile]]) -> Computing | None:
 
 def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Floats:
     ready = np.asarray(profile.ready_seconds, float)
-    started = np.sort([bucket.started_seconds for bucket in profile.buckets])
-    before = np.searchsorted(started, ready, side="left")
-    found: Floats = ready - launch_seconds * kind.operations * before
+    started = np.array([bucket.started_seconds for bucket in profile.buckets])
+    order = np.argsort(started)
+    launches = np.concatenate([[0.0], np.cumsum(_launches(kind, profile)[order])])
+    before = np.searchsorted(started[order], ready, side="left")
+    found: Floats = ready - launch_seconds * launches[before]
     return found
+
+
+def _launches(kind: Kind, profile: Profile) -> Floats:
+    """Operations of each bucket."""
+    sizes_bytes = np.array([bucket.bytes for bucket in profile.buckets], float)
+    return kind.operations * parts(sizes_bytes, kind.channel_count)

@@ -2,7 +2,10 @@
 
 Kinds differ by factors: each value of a knob changes latency and time per byte by a factor of
 its own, whatever the other knobs say.  So a kind that was never tried is predicted from those
-that were, and a factor that nothing was measured of stays at what is usual.
+that were, and a factor that nothing was measured of stays at what is usual.  What channels do to
+the time per byte follows one curve besides: one of them has a rate, the link has a rate, and k of
+them run at k times the one or at the other, whichever is less.  So what four of them show tells of
+eight.
 """
 
 from __future__ import annotations
@@ -32,8 +35,14 @@ UNKNOWN_SPREAD = 0.4
 SMALLEST_SECONDS = 1e-7
 # The rest of a hierarchical chain, as a share of the time for which it takes the network.
 USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
+# By how much the link is faster than one channel, as a logarithm: usually it is not, and may be
+# several times. How sharply the rate of many channels bends into the link's.
+USUAL_WIDTH, WIDTH_SPREAD = -0.4, 0.8
+BEND = 4.0
+# More channels than needed take something from each other, and from the computing.
+CHANNEL_LOSS = 0.02
 # Where these parameters stand in the vector.
-CHAIN, EFFECTS = 4, 5
+CHAIN, WIDTH, EFFECTS = 4, 5, 6
 
 
 class Effect(NamedTuple):
@@ -65,15 +74,33 @@ class Point(NamedTuple):
 def usual_effect(knob: str, value: Value) -> Effect:
     """What is expected of a value before anything is measured of it.
 
-    Channels together fill the link a little better than one.  Half the bytes take half the time.
-    Latencies stay what they are.
+    Half the bytes take half the time. Latencies stay what they are. What channels do besides
+    filling the link, see widening, is little.
     """
-    if knob == "channels" and isinstance(value, int) and value > 1:
-        rate = -0.05 * math.log(value)
-        return Effect(rate, -rate, 0.1, 0.4)
+    if knob == "channels" and isinstance(value, int):
+        loss = CHANNEL_LOSS * math.log2(value)
+        return Effect(loss, -loss, 0.1, 0.4)
     if knob == "wire_precision" and value in ("bf16", "fp16"):
         return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)
     return Effect(0.0, 0.0, UNKNOWN_SPREAD, 0.8)
+
+
+def widening(width: float, channels: Floats) -> Floats:
+    """What channels do to log(seconds per byte), beside one.
+
+    Args:
+        width: log of the link's rate over one channel's.
+        channels: so many of them.
+    """
+    link = math.exp(-BEND * width)
+    found: Floats = (np.log(channels**-BEND + link) - math.log(1.0 + link)) / BEND
+    return found
+
+
+def _widening_slope(width: float, channels: Floats) -> Floats:
+    link = math.exp(-BEND * width)
+    found: Floats = link / (1.0 + link) - link / (channels**-BEND + link)
+    return found
 
 
 def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
@@ -112,10 +139,10 @@ def _split(buckets: Sequence[BucketTiming], kind: Kind) -> list[Queue]:
     began = buckets[0].started_seconds
     if kind.is_chain or kind.channel_count > 1:
         ended = max(bucket.ended_seconds for bucket in buckets)
-        sizes = [bucket.bytes for bucket in buckets]
-        tail_bytes = max(sizes) if kind.is_chain else 0
-        count = latencies(len(buckets), kind.channel_count)
-        return [_queue(count, sum(sizes), tail_bytes, ended - began)]
+        sizes = np.array([bucket.bytes for bucket in buckets], float)
+        tail_bytes = float(sizes.max()) if kind.is_chain else 0.0
+        count = latencies(sizes, kind.channel_count)
+        return [_queue(count, float(sizes.sum()), tail_bytes, ended - began)]
     queues = []
     for bucket in buckets:
         began = max(began, bucket.started_seconds)
@@ -124,13 +151,14 @@ def _split(buckets: Sequence[BucketTiming], kind: Kind) -> list[Queue]:
     return queues
 
 
-def _queue(count: float, held: int, tail: int, seconds: float) -> Queue:
-    return Queue(count, float(max(held, 1)), float(tail), max(seconds, SMALLEST_SECONDS))
+def _queue(count: float, held: float, tail: float, seconds: float) -> Queue:
+    return Queue(count, max(held, 1.0), tail, max(seconds, SMALLEST_SECONDS))
 
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Where each parameter stands in the vector: base, shift, chain, then two for each effect."""
+    """Where each parameter stands in the vector: base, shift, chain, width, then two for each
+    effect."""
 
     levels: tuple[tuple[int, Value], ...]
 
@@ -162,8 +190,9 @@ class _Parameters:
 
     def prior(self, rate: float) -> tuple[Floats, Floats]:
         """Means and spreads; the base's rate is as good as unknown."""
-        means = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0, math.log(USUAL_CHAIN_SHARE)]
-        spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD, CHAIN_SPREAD]
+        base = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0]
+        means = [*base, math.log(USUAL_CHAIN_SHARE), USUAL_WIDTH]
+        spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD, CHAIN_SPREAD, WIDTH_SPREAD]
         for place, value in self.levels:
             effect = usual_effect(Kind._fields[place], value)
             means += [effect.rate, effect.half]
@@ -229,24 +258,38 @@ class _Data:
         )
         targets = [log / INHERITED_SPREAD for _, logs in known for log in logs]
         self._targets = np.concatenate([np.array(targets), self.means / spreads])
+        self._channels = np.array([point.kind.channel_count for point in points], float)
+        # What widens the rate leaves latencies as they are; priors do not know of it.
+        signs = [sign / INHERITED_SPREAD for _ in known for sign in (1.0, -1.0)]
+        self._signs = np.array(signs + [0.0] * parameters.count)
+        channels = [kind.channel_count for kind, _ in known for _ in range(2)]
+        self._linear_channels = np.array(channels + [1] * parameters.count, float)
 
     def residuals(self, x: Floats) -> Floats:
-        predicted = self._rate @ x + np.log(sum(self._terms(x)))
-        return np.concatenate(
-            [(predicted - self._seconds) * self._weights, self._linear @ x - self._targets]
-        )
+        wide = widening(_width(x), self._channels)
+        predicted = self._rate @ x + wide + np.log(sum(self._terms(x, wide)))
+        linear = self._linear @ x + self._signs * widening(_width(x), self._linear_channels)
+        return np.concatenate([(predicted - self._seconds) * self._weights, linear - self._targets])
 
     def jacobian(self, x: Floats) -> Floats:
-        half_bytes, tail_bytes, held_bytes = self._terms(x)
+        half_bytes, tail_bytes, held_bytes = self._terms(x, widening(_width(x), self._channels))
         total = half_bytes + tail_bytes + held_bytes
         measured = self._rate + self._half * (half_bytes / total)[:, None]
         measured[:, CHAIN] += tail_bytes / total
-        return np.concatenate([measured * self._weights[:, None], self._linear])
+        slope = _widening_slope(_width(x), self._channels)
+        measured[:, WIDTH] += slope * (1.0 - half_bytes / total)
+        linear = self._linear.copy()
+        linear[:, WIDTH] += self._signs * _widening_slope(_width(x), self._linear_channels)
+        return np.concatenate([measured * self._weights[:, None], linear])
 
-    def _terms(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+    def _terms(self, x: Floats, wide: Floats) -> tuple[Floats, Floats, Floats]:
         """What each queue took, in bytes: its latencies, the end of its last chain, its own."""
-        latencies_ = np.exp(np.clip(self._half @ x + self._latencies, -60.0, 60.0))
+        latencies_ = np.exp(np.clip(self._half @ x - wide + self._latencies, -60.0, 60.0))
         return latencies_, self._tail_bytes * np.exp(np.clip(x[CHAIN], -60.0, 60.0)), self._bytes
+
+
+def _width(x: Floats) -> float:
+    return min(max(float(x[WIDTH]), -10.0), 10.0)
 
 
 def _logs(cost: Cost) -> tuple[float, float]:
@@ -256,5 +299,7 @@ def _logs(cost: Cost) -> tuple[float, float]:
 
 def _cost(parameters: _Parameters, x: Floats, kind: Kind) -> Cost:
     rate, half = (float(row @ x) for row in parameters.row(kind))
+    wide = float(widening(_width(x), np.array([kind.channel_count], float))[0])
+    rate, half = rate + wide, half - wide
     chain = math.exp(rate + float(x[CHAIN])) if kind.is_chain else 0.0
     return Cost(math.exp(rate + half), math.exp(rate), chain)

@@ -12,7 +12,7 @@ from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_
 from bagua_autotune.costs.fitting import fit_costs, points_of
 from bagua_autotune.costs.layouts import Floats, Layouts
 from bagua_autotune.costs.partition import best_partition
-from bagua_autotune.costs.timeline import ends
+from bagua_autotune.costs.timeline import ends, parts
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 
@@ -52,16 +52,18 @@ class CostModel:
         """See Predictor. Raises KeyError for a kind that has no costs."""
         table = self._layouts.table(configurations)
         ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
-        launches = np.where(table.is_bucket, np.arange(1, table.is_bucket.shape[1] + 1), 0.0)
         places: dict[Kind, list[int]] = {}
         for place, configuration in enumerate(configurations):
             places.setdefault(Kind.of(configuration), []).append(place)
         seconds = np.empty(len(configurations))
         for kind, members in places.items():
             rows, row_of = np.unique(table.row_of[members], return_inverse=True)
+            sizes_bytes = table.sizes_bytes[rows].astype(float)
+            launches = np.cumsum(parts(sizes_bytes, kind.channel_count), axis=1)
+            launched = self.launch_seconds * kind.operations * launches
             found = ends(
-                ready[rows] + self.launch_seconds * kind.operations * launches[rows],
-                table.sizes_bytes[rows].astype(float),
+                ready[rows] + np.where(table.is_bucket[rows], launched, 0.0),
+                sizes_bytes,
                 table.is_bucket[rows].astype(float),
                 self.costs[kind],
                 kind.channel_count,

@@ -2,9 +2,10 @@
 
 Buckets travel in order, each when it is full and the network is free: eq. 7 of Shi, Chu and Li,
 "MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms" (INFOCOM
-2019).  Channels share the link, so that together they carry no more than one; what they hide is
-latency: with k of them a queue moves on by a k-th of it for each bucket, and the last bucket
-waits for the rest of its own.  A hierarchical chain leaves the slow network before it has ended;
+2019).  A large bucket travels in parts, one on each of the channels, which a small one takes in
+turn: with k of them a queue moves on by a k-th of a latency for each part, and the last bucket
+waits for the rest of its own.  What the channels carry together is the kind's rate, of all its
+bytes.  A hierarchical chain leaves the slow network before it has ended;
 the next bucket takes that meanwhile.
 """
 
@@ -15,10 +16,19 @@ import numpy as np
 from bagua_autotune.costs.collectives import Cost
 from bagua_autotune.costs.layouts import Floats
 
+# The client divides a bucket into no smaller parts (its reducer/comm_hook.py).
+SMALLEST_PART_BYTES = 512 * 1024
 
-def latencies(buckets: int, channels: int) -> float:
-    """How many latencies a queue of so many buckets takes."""
-    return buckets / channels + (1 - 1 / channels)
+
+def parts(bytes_: Floats, channels: int) -> Floats:
+    """In how many each of some buckets travels."""
+    return np.clip(bytes_ // SMALLEST_PART_BYTES, 1.0, float(channels))
+
+
+def latencies(bytes_: Floats, channels: int) -> float:
+    """How many latencies a queue of buckets of these sizes takes."""
+    shares = parts(bytes_, channels) / channels
+    return float(shares.sum() + 1 - shares[-1])
 
 
 def ends(
@@ -31,15 +41,16 @@ def ends(
         bytes_: same shape; 0 behind the last.
         is_bucket: same shape; 1, and 0 behind the last.
         cost: of one collective.
-        channels: process groups that the buckets use in turn.
+        channels: process groups that the parts of the buckets use in turn.
 
     Returns:
         Seconds, shape (layouts,).
     """
-    latency = cost.latency_seconds / channels
-    durations = latency * is_bucket + cost.seconds_per_byte * bytes_
+    latency = cost.latency_seconds * parts(bytes_, channels) / channels * is_bucket
+    durations = latency + cost.seconds_per_byte * bytes_
     travelled = np.cumsum(durations, axis=1)
     # end_i = max(ready_i, end_{i-1}) + d_i, unrolled: the latest ready_j plus all from j on.
     free = np.maximum.accumulate(ready_seconds - (travelled - durations), axis=1) + travelled
-    last: Floats = (free + cost.chain_seconds_per_byte * bytes_).max(axis=1)
-    return last + cost.latency_seconds - latency
+    rest = cost.latency_seconds * is_bucket - latency + cost.chain_seconds_per_byte * bytes_
+    last: Floats = (free + rest).max(axis=1)
+    return last

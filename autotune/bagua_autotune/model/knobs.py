@@ -50,7 +50,7 @@ class LogInteger(BaseModel):
 
 
 class Categorical(BaseModel):
-    """One of a few named values, without an order."""
+    """One of a few named values; without an order, unless all are numbers above 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -65,6 +65,11 @@ class Categorical(BaseModel):
 
     def contains(self, value: Value) -> bool:
         return value in self.values
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its values are sizes, of which what one shows tells of the next."""
+        return all(isinstance(value, int) and value > 0 for value in self.values)
 
     @property
     def choices(self) -> int:

@@ -96,6 +96,8 @@ def describe_knob(knob: str, value: Value) -> str:
         return f"{knob.split('_')[0]} bucket {describe_bytes(value)}"
     if knob == "channels":
         return f"{value} channels"
+    if knob == "wire_precision" and value != UNUSED[knob]:
+        return f"{value} on the wire (changes the numbers)"
     return f"{knob} {value}"
 
 

@@ -53,8 +53,7 @@ class BayesianSearcher:
         if not self._is_guided:
             return len(self._design)
         levels = design.missing_levels(self._candidates, self._knobs, self._candidates[:1])
-        knobs = [knob for knob, _ in levels]
-        return 2 + max((knobs.count(knob) for knob in knobs), default=0)
+        return 2 + design.most_levels(levels, self._knobs)
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         if not math.isfinite(cost):

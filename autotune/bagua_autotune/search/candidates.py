@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 
 from bagua_autotune.costs import CostModel, Kind, Layouts
+from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
@@ -35,7 +36,7 @@ def enumerate_candidates(
 ) -> tuple[Configuration, ...]:
     """All candidates that are cut by size, the baseline first.
 
-    Of those that do the same (the same buckets, on no more channels than there are buckets) one
+    Of those that do the same (the same buckets, on no more channels than they have parts) one
     stands for all: the baseline, or the one with the smallest values.
     """
     choices = {
@@ -58,7 +59,7 @@ def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...
     cut = layouts.cut(configuration)
     channels = configuration.get("channels", 1)
     if isinstance(channels, int):
-        channels = min(channels, len(cut.last))
+        channels = min(channels, int(parts(cut.sizes_bytes.astype(float), channels).sum()))
     rest = [
         (knob, value)
         for knob, value in configuration.items()

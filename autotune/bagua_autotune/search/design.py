@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.costs import Kind
-from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space, Value
+from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space, Value
 from bagua_autotune.search.points import Floats
 
 SPREAD_TRIALS = 4
+# Of values with an order so many tell of the others, one that is far off among them.
+ORDERED_LEVELS = 2
 # So much slower than the incumbent, by a model that may be wrong about a whole kind.
 PROMISING = 0.1
 
@@ -29,7 +32,8 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
         for knob, domain in knobs.items()
         if isinstance(domain, Categorical)
     }
-    count = max([SPREAD_TRIALS, *(len(values) for values in choices.values())])
+    named = {knob for knob in choices if not _is_ordered(knobs[knob])}
+    count = max([SPREAD_TRIALS, *(len(choices[knob]) for knob in named)])
     design = [baseline]
     missing = missing_levels(candidates, knobs, design)
     while (len(design) <= count or missing) and len(design) < len(candidates):
@@ -48,10 +52,24 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
 def missing_levels(
     candidates: Sequence[Configuration], knobs: Space, told: Sequence[Configuration]
 ) -> set[tuple[str, Value]]:
-    """The values of categorical knobs that candidates have and nothing measured has."""
-    categorical = [knob for knob, domain in knobs.items() if isinstance(domain, Categorical)]
-    offered = {(knob, c[knob]) for c in candidates for knob in categorical}
-    return offered - {(knob, c[knob]) for c in told for knob in categorical}
+    """The values of categorical knobs that candidates have and nothing measured has; of a knob
+    whose values have an order none, once ``ORDERED_LEVELS`` were measured."""
+    missing: set[tuple[str, Value]] = set()
+    for knob, domain in knobs.items():
+        if isinstance(domain, Categorical):
+            measured = {c[knob] for c in told}
+            if not domain.is_ordered or len(measured) < ORDERED_LEVELS:
+                missing |= {(knob, c[knob]) for c in candidates if c[knob] not in measured}
+    return missing
+
+
+def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
+    """So many trials measure all missing values, each trial one of every knob."""
+    count = Counter(knob for knob, _ in missing)
+    ordered = ORDERED_LEVELS - 1
+    return max(
+        (min(n, ordered) if _is_ordered(knobs[k]) else n for k, n in count.items()), default=0
+    )
 
 
 def promising_kinds(
@@ -81,3 +99,7 @@ def promising_kinds(
             best = min(members, key=lambda i: float(means[i]))
             found[best] = kinds[best] not in known and means[best] < lowest + PROMISING
     return found
+
+
+def _is_ordered(domain: Domain) -> bool:
+    return isinstance(domain, Categorical) and domain.is_ordered

@@ -74,11 +74,13 @@ def _scaled(exponents: Floats) -> Floats:
 
 
 def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
-    """One knob's inputs. Two values need one input; more have one each."""
+    """One knob's inputs. Two values need one input, and those with an order; more have one each."""
     if isinstance(domain, LogInteger):
         return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     if isinstance(domain, Partition):
         return np.array([[float(bool(configuration[knob]))] for configuration in configurations])
+    if domain.is_ordered:
+        return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     place_of = {str(value): place for place, value in enumerate(domain.values)}
     places = [place_of[str(configuration[knob])] for configuration in configurations]
     count = len(domain.values)

@@ -22,6 +22,8 @@ TREE_BANDWIDTH = 0.92
 RISE = 0.6
 # A conversion reads and writes GPU memory (900 GB/s on a V100), at both ends of the way.
 CONVERTED_BYTES_PER_SECOND = 300e9
+# The client divides a bucket into no smaller parts.
+SMALLEST_PART_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
     inside = _inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
     inside = replace(inside, most=inside.most * cluster.shards_share)
     return (inside, _across(cluster, size_bytes, flows=ranks), inside)
+
+
+def parts(size_bytes: float, channels: int) -> int:
+    """In how many a bucket of so many bytes on the wire travels at once."""
+    return max(1, min(channels, int(size_bytes // SMALLEST_PART_BYTES)))
 
 
 def converted_seconds(size_bytes: float) -> float:

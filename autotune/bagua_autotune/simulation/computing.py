@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.profile import Profile
+from bagua_autotune.simulation.collectives import parts
 from bagua_autotune.simulation.robust import bounded, softened
 from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS
 
@@ -88,21 +89,28 @@ class _Course:
         most = channels if isinstance(channels, int) else 1
         stages = 1 if configuration.get("hierarchical", "off") == "off" else 3
         ready = np.array(profile.ready_seconds)
-        starts = np.sort([bucket.started_seconds for bucket in profile.buckets])
-        ends = np.sort([bucket.ended_seconds for bucket in profile.buckets])
+        counts = np.array([parts(bucket.bytes, most) for bucket in profile.buckets])
+        starts, begun_parts = _counted([b.started_seconds for b in profile.buckets], counts)
+        ends, ended_parts = _counted([b.ended_seconds for b in profile.buckets], counts)
         moments = np.unique(np.concatenate([ready, starts, ends]))
         self.began_seconds = float(ready.min())
         moments = moments[moments >= self.began_seconds]
-        begun = np.searchsorted(starts, moments[:-1], "right")
-        under_way = begun - np.searchsorted(ends, moments[:-1], "right")
+        begun = begun_parts[np.searchsorted(starts, moments[:-1], "right")]
+        under_way = begun - ended_parts[np.searchsorted(ends, moments[:-1], "right")]
         self._lengths = np.diff(moments)
         self._flows = np.sqrt(np.clip(under_way, 0, most))
         # Every tensor's is one of the moments.
         self._places = np.searchsorted(moments, ready)
-        self._launches = np.searchsorted(starts, ready, "right") * stages
+        self._launches = begun_parts[np.searchsorted(starts, ready, "right")] * stages
 
     def idle_ready(self, contention: float, launch_seconds: float) -> Floats:
         """When each tensor would have been ready, since the first one, with an idle network."""
         computed = np.cumsum(self._lengths / (1 + contention * self._flows))
         found: Floats = np.concatenate([[0.0], computed])[self._places]
         return found - self._launches * launch_seconds
+
+
+def _counted(seconds: Sequence[float], counts: Floats) -> tuple[Floats, Floats]:
+    """The moments in their order, and how many parts there were before each of them."""
+    order = np.argsort(seconds)
+    return np.asarray(seconds)[order], np.concatenate([[0], np.cumsum(counts[order])])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import reduction
+from bagua_autotune.simulation.collectives import Phase, parts, reduction
 from bagua_autotune.simulation.recorded import Record
 from bagua_autotune.simulation.robust import bounded, softened
 from bagua_autotune.simulation.simulator import Simulator
@@ -159,7 +159,7 @@ def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Flo
     measured = np.array([bucket.ended_seconds for bucket in buckets])
     begun = np.maximum(starts, starts[0] + late_seconds).tolist()
     messages = [
-        Message(start, 0.0, reduction(cluster, traffic.hierarchical, bucket.bytes))
+        Message(start, 0.0, _parts(cluster, traffic, bucket.bytes))
         for start, bucket in zip(begun, buckets, strict=True)
     ]
     step = Step(messages, begun[-1], traffic.channels, cluster, contention=0.0)
@@ -172,6 +172,11 @@ def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Flo
     durations = softened(each / DURATION_SPREAD) / math.sqrt(len(each))
     whole /= WHOLE_SPREAD
     return np.append(bounded(certainty * durations), bounded(certainty * np.array([whole])))
+
+
+def _parts(cluster: Cluster, traffic: Traffic, size_bytes: int) -> tuple[tuple[Phase, ...], ...]:
+    count = parts(size_bytes, traffic.channels)
+    return (reduction(cluster, traffic.hierarchical, size_bytes / count),) * count
 
 
 def _logarithms(predicted: Floats, measured: Floats) -> Floats:

@@ -23,7 +23,7 @@ from bagua_autotune.model.knobs import (
 )
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import Phase, converted_seconds, reduction
+from bagua_autotune.simulation.collectives import Phase, converted_seconds, parts, reduction
 from bagua_autotune.simulation.layout import Bucket, Layouts
 from bagua_autotune.simulation.step import Message, Step, Trace
 from bagua_autotune.simulation.workload import Workload
@@ -37,6 +37,7 @@ DEFAULT = Configuration(
     last_bucket_bytes=0,
     buckets=(),
 )
+CHANNELS = (1, 2, 4, 8, 16)
 # Bytes on the wire for each byte of a float32 gradient.
 PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
 # Ranks of one step differ by so much although the slowest decides: their clocks read at other
@@ -78,7 +79,7 @@ class Simulator:
         return {
             "bucket_bytes": LogInteger(low=64 * KIB, high=1024 * MIB),
             "hierarchical": Categorical(values=levels),
-            "channels": Categorical(values=(1, 2, 4)),
+            "channels": Categorical(values=CHANNELS),
             "first_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
             "last_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
             "buckets": Partition(),
@@ -175,32 +176,36 @@ class Simulator:
         disturbance: _Disturbance | None,
         ready: NDArray[np.float64] | None = None,
     ) -> Trace:
-        times = self.workload.ready_seconds if ready is None else ready.tolist()
-        messages = []
-        for bucket in buckets:
-            phases = self._phases(bucket, configuration)
-            if disturbance:
-                phases = disturbance.of(phases)
-            launch_seconds = self.launch_seconds * len(phases)
-            messages.append(Message(times[bucket.last], launch_seconds, phases))
         channels = configuration.get("channels", 1)
         if not isinstance(channels, int) or channels < 1:
             raise ValueError(f"channels is {channels!r} and not a positive number")
+        times = self.workload.ready_seconds if ready is None else ready.tolist()
+        messages = []
+        for bucket in buckets:
+            phases = self._parts(bucket, configuration, channels)
+            if disturbance:
+                phases = [disturbance.of(part) for part in phases]
+            launch_seconds = self.launch_seconds * sum(map(len, phases))
+            messages.append(Message(times[bucket.last], launch_seconds, tuple(phases)))
         return Step(messages, times[-1], channels, self.cluster, self.contention).run()
 
-    def _phases(self, bucket: Bucket, configuration: Mapping[str, Value]) -> tuple[Phase, ...]:
+    def _parts(
+        self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
+    ) -> list[tuple[Phase, ...]]:
+        """The phases of each part in which a bucket travels."""
         precision = str(configuration.get("wire_precision", "as_is"))
         if precision not in PRECISIONS:
             raise ValueError(f"wire_precision is {precision!r} and not as_is, bf16 or fp16")
         hierarchical = str(configuration.get("hierarchical", "off"))
-        if precision == "as_is" or bucket.dtype != "torch.float32":
-            return reduction(self.cluster, hierarchical, bucket.bytes)
-        phases = reduction(self.cluster, hierarchical, bucket.bytes * PRECISIONS[precision])
-        converting = converted_seconds(bucket.bytes)
-        return tuple(
-            replace(phase, seconds=phase.seconds + converting) if place == 0 else phase
-            for place, phase in enumerate(phases)
-        )
+        is_cast = precision != "as_is" and bucket.dtype == "torch.float32"
+        wire_bytes = bucket.bytes * PRECISIONS[precision] if is_cast else bucket.bytes
+        count = parts(wire_bytes, channels)
+        phases = reduction(self.cluster, hierarchical, wire_bytes / count)
+        if is_cast and phases:
+            first = phases[0]
+            converting = converted_seconds(bucket.bytes)
+            phases = (replace(first, seconds=first.seconds + converting), *phases[1:])
+        return [phases] * count
 
 
 class _Disturbance:

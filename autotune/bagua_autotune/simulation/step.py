@@ -20,11 +20,12 @@ from bagua_autotune.simulation.collectives import Phase
 
 @dataclass(frozen=True)
 class Message:
-    """A bucket's way: full after ``ready_seconds`` of computing, then launched, then its phases."""
+    """A bucket's way: full after ``ready_seconds`` of computing, then launched, then its parts
+    travel at once, each through phases of its own."""
 
     ready_seconds: float
     launch_seconds: float
-    phases: tuple[Phase, ...]
+    parts: tuple[tuple[Phase, ...], ...]
 
 
 @dataclass
@@ -45,12 +46,12 @@ class Trace:
 
 
 class _Flow:
-    """A phase under way."""
+    """A phase of a part under way."""
 
-    __slots__ = ("flows", "left_bytes", "left_seconds", "link", "message", "most", "place", "rate")
+    __slots__ = ("flows", "left_bytes", "left_seconds", "link", "most", "part", "place", "rate")
 
-    def __init__(self, message: int, place: int, phase: Phase) -> None:
-        self.message = message
+    def __init__(self, part: int, place: int, phase: Phase) -> None:
+        self.part = part
         self.place = place
         self.link = phase.link
         self.flows = phase.flows
@@ -66,7 +67,7 @@ class Step:
     Args:
         messages: in the order in which they become full.
         compute_seconds: of the whole backward pass.
-        channels: process groups that are used in turn.
+        channels: process groups that the parts use in turn.
         cluster: whose links they share.
         contention: computing takes ``1 + contention * sqrt(n)`` times as long while ``n`` phases
             are under way.
@@ -81,6 +82,10 @@ class Step:
         contention: float,
     ) -> None:
         self._messages = messages
+        self._parts = [
+            (index, phases) for index, message in enumerate(messages) for phases in message.parts
+        ]
+        self._left = [len(message.parts) for message in messages]
         self._compute_seconds = compute_seconds
         self._channels = channels
         self._cluster = cluster
@@ -94,12 +99,15 @@ class Step:
 
     def run(self) -> Trace:
         """Run to the end of computing and communicating."""
+        part = 0
         for index, message in enumerate(self._messages):
             self._compute_until(message.ready_seconds)
             self._pass(message.launch_seconds)
             self._trace.computed.append((self._now, message.ready_seconds))
             self._trace.started_seconds[index] = self._now
-            self._enter(index, 0)
+            for _ in message.parts:
+                self._enter(part, 0)
+                part += 1
         self._compute_until(self._compute_seconds)
         while self._flows:
             self._advance(self._next_event_seconds())
@@ -157,20 +165,23 @@ class Step:
         for key, flow in done:
             self._leave(key, flow)
 
-    def _enter(self, message: int, place: int) -> None:
-        """A message begins the phase at ``place``, or waits for those before it."""
-        if place == len(self._messages[message].phases):
-            self._trace.ended_seconds[message] = self._now
+    def _enter(self, part: int, place: int) -> None:
+        """A part begins the phase at ``place``, or waits for those before it."""
+        message, phases = self._parts[part]
+        if place == len(phases):
+            self._left[message] -= 1
+            if not self._left[message]:
+                self._trace.ended_seconds[message] = self._now
             return
-        key = (message % self._channels, place)
+        key = (part % self._channels, place)
         if key in self._flows:
-            self._waiting.setdefault(key, deque()).append(message)
+            self._waiting.setdefault(key, deque()).append(part)
         else:
-            self._begin(key, message)
+            self._begin(key, part)
 
-    def _begin(self, key: tuple[int, int], message: int) -> None:
+    def _begin(self, key: tuple[int, int], part: int) -> None:
         place = key[1]
-        flow = _Flow(message, place, self._messages[message].phases[place])
+        flow = _Flow(part, place, self._parts[part][1][place])
         self._flows[key] = flow
         if not flow.left_seconds:
             self._send(flow)
@@ -183,7 +194,7 @@ class Step:
         waiting = self._waiting.get(key)
         if waiting:
             self._begin(key, waiting.popleft())
-        self._enter(flow.message, flow.place + 1)
+        self._enter(flow.part, flow.place + 1)
 
     def _send(self, flow: _Flow) -> None:
         self._by_link[flow.link].append(flow)

@@ -34,8 +34,9 @@ def profile(
         factor = float(generator.lognormal(0.0, noise)) * (slow or {}).get(place, 1.0)
         ready = 0.1 + 0.01 * place
         # The network is taken for so long; the rest goes on beside the next bucket.
-        taken = cost.latency_seconds / channels + cost.seconds_per_byte * size
-        beside = cost.latency_seconds * (1 - 1 / channels) + cost.chain_seconds_per_byte * size
+        share = min(max(size // (512 * KIB), 1), channels) / channels
+        taken = cost.latency_seconds * share + cost.seconds_per_byte * size
+        beside = cost.latency_seconds * (1 - share) + cost.chain_seconds_per_byte * size
         free = max(ready, free) + taken * factor
         buckets.append(
             BucketTiming(bytes=size, started_seconds=ready, ended_seconds=free + beside * factor)

@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.costs import Cost
+from bagua_autotune.costs import Cost, timeline
 from bagua_autotune.costs.timeline import ends, latencies
+from bagua_autotune.simulation import collectives
+from bagua_client.reducer import comm_hook
 
-BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000)), min_size=1, max_size=12)
+SIZES = st.integers(0, 1000) | st.integers(0, 20).map(lambda parts: parts * 2**18)
+BUCKETS = st.lists(st.tuples(st.floats(0, 100), SIZES), min_size=1, max_size=12)
 COSTS = st.builds(Cost, st.floats(0, 10), st.floats(0, 1), st.floats(0, 1))
 CHANNELS = st.sampled_from([1, 2, 4])
 
@@ -16,10 +19,11 @@ CHANNELS = st.sampled_from([1, 2, 4])
 def one_by_one(buckets: list[tuple[float, int]], cost: Cost, channels: int) -> float:
     """The network takes bucket after bucket; what is not on it goes on beside the next ones."""
     free, last = 0.0, 0.0
-    beside = cost.latency_seconds * (1 - 1 / channels)
     for ready, size in sorted(buckets):
-        free = max(ready, free) + cost.latency_seconds / channels + cost.seconds_per_byte * size
-        last = max(last, free + cost.chain_seconds_per_byte * size + beside)
+        share = min(max(size // 2**19, 1), channels) / channels
+        free = max(ready, free) + cost.latency_seconds * share + cost.seconds_per_byte * size
+        beside = cost.latency_seconds * (1 - share) + cost.chain_seconds_per_byte * size
+        last = max(last, free + beside)
     return last
 
 
@@ -51,8 +55,18 @@ def test_more_channels_never_make_a_step_longer_nor_faster_than_the_link(
     assert four >= cost.seconds_per_byte * sum(size for _, size in step) * (1 - 1e-9)
 
 
-def test_a_queue_takes_as_many_latencies_as_the_timeline_says() -> None:
-    empty = [(0.0, 0)] * 6
-    for channels in (1, 2, 4):
-        expected = ends(*table([empty]), Cost(3.0, 0.0), channels)[0]
-        assert 3.0 * latencies(6, channels) == pytest.approx(expected)
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize("size", [0, 2**19, 2**20, 2**23])
+def test_a_queue_takes_as_many_latencies_as_the_timeline_says(size: int, channels: int) -> None:
+    queue = [(0.0, size)] * 6
+    expected = ends(*table([queue]), Cost(3.0, 0.0), channels)[0]
+    assert 3.0 * latencies(np.full(6, float(size)), channels) == pytest.approx(expected)
+
+
+def test_parts_are_those_of_the_client_and_of_the_simulator() -> None:
+    assert comm_hook.SMALLEST_PART_BYTES == timeline.SMALLEST_PART_BYTES
+    assert collectives.SMALLEST_PART_BYTES == timeline.SMALLEST_PART_BYTES
+    for size in (0, 2**19 - 1, 2**19, 2**20 - 1, 2**20, 2**30):
+        for channels in (1, 2, 16):
+            found = timeline.parts(np.array([float(size)]), channels)
+            assert collectives.parts(size, channels) == found[0]

@@ -26,7 +26,9 @@ MESSAGES = st.lists(
         Message,
         ready_seconds=st.floats(0, 1),
         launch_seconds=st.floats(0, 1e-4),
-        phases=st.lists(PHASES, min_size=1, max_size=3).map(tuple),
+        parts=st.lists(
+            st.lists(PHASES, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3
+        ).map(tuple),
     ),
     min_size=1,
     max_size=15,
@@ -45,7 +47,7 @@ def test_no_message_is_faster_than_alone_and_none_is_lost(
     for message, started, ended in zip(
         messages, trace.started_seconds, trace.ended_seconds, strict=True
     ):
-        alone = sum(phase.alone_seconds for phase in message.phases)
+        alone = max(sum(phase.alone_seconds for phase in part) for part in message.parts)
         assert started >= message.ready_seconds
         assert ended - started >= alone * (1 - 1e-9)
     assert trace.end_seconds == pytest.approx(max(1.0, *trace.ended_seconds, trace.computed[-1][0]))
@@ -56,14 +58,15 @@ def test_channels_together_never_send_more_than_the_link_carries(
     messages: list[Message], channels: int
 ) -> None:
     trace = run(messages, channels)
-    sent = sum(phase.bytes for message in messages for phase in message.phases)
+    parts = [part for message in messages for part in message.parts]
+    sent = sum(phase.bytes for part in parts for phase in part)
     under_way = max(trace.ended_seconds) - min(trace.started_seconds)
     assert sent <= BANDWIDTH * under_way * (1 + 1e-9)
 
 
 @given(MESSAGES)
 def test_a_channel_keeps_the_order(messages: list[Message]) -> None:
-    alike = [replace(message, phases=message.phases[:1]) for message in messages]
+    alike = [replace(message, parts=(message.parts[0][:1],)) for message in messages]
     ended = run(alike).ended_seconds
     assert ended == sorted(ended)
 
@@ -78,14 +81,14 @@ def test_computing_is_slowed_by_communicating_only(messages: list[Message]) -> N
 
 def test_two_flows_share_a_link_equally() -> None:
     phase = Phase("network", 0.0, 1e9, BANDWIDTH)
-    together = run([Message(0.0, 0.0, (phase,))] * 2, channels=2, contention=0.0)
+    together = run([Message(0.0, 0.0, ((phase,),))] * 2, channels=2, contention=0.0)
     seconds = 2e9 / CLUSTER.capacity("network", 2)
     assert together.ended_seconds == pytest.approx([seconds, seconds])
 
 
 def test_what_a_slow_flow_leaves_goes_to_the_other() -> None:
     slow, fast = Phase("network", 0.0, 1e8, 1e8), Phase("network", 0.0, 8e8, BANDWIDTH)
-    messages = [Message(0.0, 0.0, (slow,)), Message(0.0, 0.0, (fast,))]
+    messages = [Message(0.0, 0.0, ((slow,),)), Message(0.0, 0.0, ((fast,),))]
     ended = run(messages, channels=2, contention=0.0).ended_seconds
     assert ended == pytest.approx([1.0, 8e8 / (CLUSTER.capacity("network", 2) - 1e8)])
 
@@ -93,5 +96,18 @@ def test_what_a_slow_flow_leaves_goes_to_the_other() -> None:
 def test_phases_of_different_buckets_overlap_on_one_channel() -> None:
     inside = Phase("inside", 0.1, 0.0, 1.0)
     across = Phase("network", 0.1, 0.0, 1.0)
-    trace = run([Message(0.0, 0.0, (inside, across))] * 3, contention=0.0)
+    trace = run([Message(0.0, 0.0, ((inside, across),))] * 3, contention=0.0)
     assert trace.ended_seconds == pytest.approx([0.2, 0.3, 0.4])
+
+
+def test_parts_of_one_message_travel_at_once_each_on_its_channel() -> None:
+    slow = Phase("network", 0.0, 1e8, 1e8)
+    alone = run([Message(0.0, 0.0, ((slow,),))], contention=0.0).ended_seconds
+    parts = Message(0.0, 0.0, ((Phase("network", 0.0, 5e7, 1e8),),) * 2)
+    assert alone == pytest.approx([1.0])
+    assert run([parts], channels=2, contention=0.0).ended_seconds == pytest.approx([0.5])
+    # On one channel they are no faster than the whole.
+    assert run([parts], channels=1, contention=0.0).ended_seconds == pytest.approx(alone)
+    # The next message takes the channel after the last part's.
+    third = Message(0.0, 0.0, ((slow,),))
+    assert run([parts, third], channels=4, contention=0.0).ended_seconds == pytest.approx([0.5, 1])
