@@ -41,7 +41,7 @@ def bring_up(hosts: Sequence[Host], network: Network) -> None:
     for host in hosts:
         assert host.namespace is not None
         run("ip", "-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
-        if network.token_bucket:
-            queue = ["qdisc", "add", "dev", INTERFACE, "root", *network.token_bucket]
-            run("tc", "-n", host.namespace, *queue)
+        for queue in network.queues:
+            place = queue.index("dev") + 1
+            run("tc", "-n", host.namespace, *queue[:place], INTERFACE, *queue[place:])
         run("ip", "-n", host.namespace, "link", "set", INTERFACE, "up")

@@ -7,13 +7,34 @@ from dataclasses import dataclass
 
 RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIME_UNITS = {"us": 1e-6, "ms": 1e-3}
-FORM = re.compile(r"(?:unshaped|([\d.]+)(kbit|mbit|gbit))(?:-([\d.]+)(us|ms))?")
+FORM = re.compile(
+    r"(?:unshaped|([\d.]+)(kbit|mbit|gbit)(?:-flow([\d.]+)(kbit|mbit|gbit))?)(?:-([\d.]+)(us|ms))?"
+)
 
 # What a link may send at once after a pause. At 1 ms of the rate a message of a few KB takes the
 # time that the rate gives it, and the kernel's timer still keeps up with the rate.
 BURST_SECONDS = 0.001
 # A frame must fit in whole, also with headers, or nothing is ever sent.
 LEAST_BURST_BYTES = 8192
+# A connection's class is chosen by the sum of its ports: two of eight connections rarely share one.
+FLOW_CLASSES, FIRST_CLASS = 256, 0x100
+# Of a frame that is TCP (byte 23) both ports (at 34 and 36); see bpf(4) and tc-bpf(8). Anything
+# else has no class, and the whole link.
+FLOW_PROGRAM = ",".join(
+    [
+        "10",
+        "48 0 0 23",
+        "21 0 7 6",
+        "40 0 0 34",
+        "7 0 0 0",
+        "40 0 0 36",
+        "12 0 0 0",
+        f"84 0 0 {FLOW_CLASSES - 1}",
+        f"4 0 0 {(1 << 16) + FIRST_CLASS}",
+        "22 0 0 0",
+        "6 0 0 0",
+    ]
+)
 # What may wait behind it; much, so that no frame is lost and no retransmission timer runs.
 QUEUE_SECONDS = 0.1
 
@@ -26,14 +47,17 @@ class Network:
         rate_bits_per_second: at which a host sends, Ethernet headers counted, so that TCP carries
             about 4 % less, as on a real link; None: as fast as the kernel can.
         round_trip_seconds: added to what the kernel needs (some 50 microseconds).
+        flow_bits_per_second: at which one connection sends at most; None: at the link's rate.
     """
 
     rate_bits_per_second: float | None = None
     round_trip_seconds: float = 0.0
+    flow_bits_per_second: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Network:
-        """``1gbit``, ``300mbit``, ``1gbit-2ms`` (round trip), ``unshaped``.
+        """``1gbit``, ``300mbit``, ``1gbit-2ms`` (round trip), ``1gbit-flow200mbit`` (of which one
+        connection gets 200), ``unshaped``.
 
         Raises:
             ValueError: it is none of these.
@@ -42,35 +66,70 @@ class Network:
         try:
             if match is None:
                 raise ValueError
-            rate, rate_unit, time, time_unit = match.groups()
+            rate, rate_unit, flow, flow_unit, time, time_unit = match.groups()
             network = cls(
                 float(rate) * RATE_UNITS[rate_unit] if rate else None,
                 float(time) * TIME_UNITS[time_unit] if time else 0.0,
+                float(flow) * RATE_UNITS[flow_unit] if flow else None,
             )
-            if network.rate_bits_per_second == 0:
+            if 0 in (network.rate_bits_per_second, network.flow_bits_per_second):
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"a network is written like 300mbit, 1gbit, 1gbit-2ms or unshaped, not {text!r}"
+                "a network is written like 300mbit, 1gbit, 1gbit-2ms, 1gbit-flow200mbit or "
+                f"unshaped, not {text!r}"
             ) from None
         return network
 
     def __str__(self) -> str:
-        if self.rate_bits_per_second is None:
-            text = "unshaped"
-        else:
-            unit = "gbit" if self.rate_bits_per_second >= 1e9 else "mbit"
-            text = f"{self.rate_bits_per_second / RATE_UNITS[unit]:.10g}{unit}"
+        rate = self.rate_bits_per_second
+        text = "unshaped" if rate is None else _rate(rate)
+        if self.flow_bits_per_second is not None:
+            text += f"-flow{_rate(self.flow_bits_per_second)}"
         if self.round_trip_seconds:
             text += f"-{self.round_trip_seconds * 1e3:.10g}ms"
         return text
 
     @property
-    def token_bucket(self) -> list[str]:
-        """``tc``'s words for a queue of this rate (tc-tbf(8)); empty if there is none."""
-        rate = self.rate_bits_per_second
+    def queues(self) -> list[list[str]]:
+        """``tc``'s words for what a host sends through, but for the interface that stands where
+        ``dev`` does (tc-tbf(8), tc-htb(8), tc-bpf(8)); empty where nothing is shaped."""
+        rate, flow = self.rate_bits_per_second, self.flow_bits_per_second
         if rate is None:
             return []
-        burst_bytes = max(rate / 8 * BURST_SECONDS, LEAST_BURST_BYTES)
-        words = f"tbf rate {rate:.0f}bit burst {burst_bytes:.0f} latency {QUEUE_SECONDS:g}s"
-        return words.split()
+        if flow is None:
+            words = (
+                f"tbf rate {rate:.0f}bit burst {_burst_bytes(rate):.0f} latency {QUEUE_SECONDS:g}s"
+            )
+            return [["qdisc", "add", "dev", "root", *words.split()]]
+        whole = ["htb", "rate", f"{rate:.0f}bit", "burst", f"{_burst_bytes(rate):.0f}"]
+        share = ["htb", "rate", f"{flow:.0f}bit", "burst", f"{_burst_bytes(flow):.0f}"]
+        classes = [
+            [
+                "class",
+                "add",
+                "dev",
+                "parent",
+                "1:1",
+                "classid",
+                f"1:{FIRST_CLASS + place:x}",
+                *share,
+            ]
+            for place in range(FLOW_CLASSES)
+        ]
+        classify = ["protocol", "ip", "prio", "1", "bpf", "bytecode", FLOW_PROGRAM]
+        return [
+            ["qdisc", "add", "dev", "root", "handle", "1:", "htb", "default", "1"],
+            ["class", "add", "dev", "parent", "1:", "classid", "1:1", *whole],
+            *classes,
+            ["filter", "add", "dev", "parent", "1:", *classify],
+        ]
+
+
+def _rate(bits_per_second: float) -> str:
+    unit = "gbit" if bits_per_second >= 1e9 else "mbit"
+    return f"{bits_per_second / RATE_UNITS[unit]:.10g}{unit}"
+
+
+def _burst_bytes(rate: float) -> float:
+    return max(rate / 8 * BURST_SECONDS, LEAST_BURST_BYTES)

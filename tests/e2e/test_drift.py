@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from bagua_client import Configuration
 from tests.e2e.changing_network import (
     Course,
     train_on_a_slow_network,
@@ -41,9 +42,9 @@ def test_a_lasting_change_is_tuned_for(
     assert job["round"] >= 1
     own = [trial for trial in trials if trial["round"] == job["round"]]
     before = course.configurations[course.slowed_at - 1]
-    assert own[0]["configuration"] == before.to_json(), "it begins with what runs"
+    assert Configuration.from_json(own[0]["configuration"]) == before, "it begins with what runs"
     assert not course.tuning[-1]
-    assert course.configurations[-1].to_json() == job["result"]["configuration"]
+    assert course.configurations[-1] == Configuration.from_json(job["result"]["configuration"])
     # One bucket for all hides nothing of a slow network; what is found hides some of it.
     assert course.configurations[-1] != before
     then = median(course.seconds[course.slowed_at + 2 : begun])

@@ -18,6 +18,7 @@ import pytest
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.database import default_url
+from bagua_client import Configuration
 from tests.e2e.conftest import wait_until
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_tuning import check
@@ -232,5 +233,5 @@ def test_ranks_that_disagree_return_to_the_baseline_and_go_on(
     failed = [trial for trial in service.trials() if trial["state"] == "failed"]
     assert len(failed) == 1
     assert "rank 3 disagreed" in failed[0]["failure"]
-    wrong = failed[0]["configuration"]
-    assert wrong not in [configuration.to_json() for configuration in reports[0].configurations]
+    wrong = Configuration.from_json(failed[0]["configuration"])
+    assert wrong not in reports[0].configurations

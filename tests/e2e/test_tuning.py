@@ -39,7 +39,7 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     assert all(report.tuned for report in reports)
     job, trials = service.job(), service.trials()
     assert job["state"] == "finished"
-    assert trials[0]["configuration"] == DEFAULT.to_json()
+    assert Configuration.from_json(trials[0]["configuration"]) == DEFAULT
     assert {trial["state"] for trial in trials} == {"measured"}
     ways = {trial["configuration"]["hierarchical"] for trial in trials}
     assert ways == {"off", "leaders", "shards"}
@@ -47,7 +47,7 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     ran = set(reports[0].configurations)
     assert {Configuration.from_json(trial["configuration"]) for trial in trials} <= ran
     winner = reports[0].configurations[-1]
-    assert winner.to_json() == job["result"]["configuration"]
+    assert winner == Configuration.from_json(job["result"]["configuration"])
     assert any(job["result"]["summary"] in line for line in reports[0].logged)
     # Afterwards nothing is left but what the winner needs, and the watch on step times: the job's
     # own group is the first channel's; by node each channel takes three.
