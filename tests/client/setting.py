@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.torch_private import reducer as torchs
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Setting:
         """With explicit buckets that fit ``model``, once its order is known; without what torch
         cannot cut for it."""
         tunable = model._tunable
+        if not torchs.HAS_BUCKET_CAPS:
+            return replace(self.configuration, first_bucket_bytes=0, last_bucket_bytes=0)
         if tunable is None or not tunable.offer.has_explicit_buckets:
             return replace(self.configuration, last_bucket_bytes=0)
         if self.ends is None or not tunable.order_is_agreed:

@@ -27,7 +27,8 @@ Wrap = Callable[[type[Stock], nn.Module], Stock]
 FLAT = (
     Configuration(1),
     Configuration(2048, channels=2),
-    Configuration(25 * MIB, first_bucket_bytes=1),
+    # Torch before 2.11 cannot cut every first bucket.
+    Configuration(25 * MIB, first_bucket_bytes=1 if torchs.HAS_BUCKET_CAPS else 0),
     Configuration(1, channels=2),
 )
 BY_NODE = (
