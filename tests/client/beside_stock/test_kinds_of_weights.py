@@ -189,6 +189,13 @@ def _optimizer_in_backward(recuts: Recuts, as_view: bool) -> str | None:
     )
 
 
+NEEDS_GPU = pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(),
+    reason="torch's own class needs a GPU for it in a build that has CUDA",
+)
+
+
+@NEEDS_GPU
 @pytest.mark.parametrize("as_view", [True, False])
 def test_optimizers_applied_in_the_backward_pass(beside: Beside, as_view: bool) -> None:
     beside.check(_optimizer_in_backward, as_view)
@@ -207,6 +214,7 @@ def _mixed_precision(recuts: Recuts) -> str | None:
     )
 
 
+@NEEDS_GPU
 def test_mixed_precision(beside: Beside) -> None:
     beside.check(_mixed_precision)
 
