@@ -13,7 +13,7 @@ from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogIn
 from bagua_autotune.search.points import Floats
 
 SPREAD_TRIALS = 4
-# Of values with an order so many tell of the others, one that is far off among them.
+# Of values with an order so many tell of the others.
 ORDERED_LEVELS = 2
 # So much slower than the incumbent, by a model that may be wrong about a whole kind.
 PROMISING = 0.1

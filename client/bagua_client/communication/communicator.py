@@ -46,10 +46,10 @@ _group_names_taken = 0
 class Communicator:
     """The ranks that train one model together; all of them must make theirs together.
 
-    Buckets travel on channels, used in turn: each has process groups of its own, so that a
-    bucket need not wait for the one before it. The first channel's flat group is the user's. One
-    thread (for each place in a chain) issues what travels on a channel, in the order of the
-    layout, so all ranks issue the same order on each group.
+    Buckets, large ones in parts, travel on channels, used in turn: each has process groups of its
+    own, so that none need wait for the one before it. The first channel's flat group is the
+    user's. One thread (for each place in a chain) issues what travels on a channel, in the order
+    of the layout, so all ranks issue the same order on each group.
 
     Several NCCL communicators on one device can only wait for one another for ever when the
     ranks issue in different orders. They do not: on CUDA all chains are issued whole, in the
