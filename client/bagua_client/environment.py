@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from bagua_client.configuration import CHANNELS_VALUES
+
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
@@ -36,6 +38,7 @@ class Environment:
         server_wait_seconds: how long an absent service is looked for eagerly.
         service_port: for a service that rank 0 starts; 0: any free one.
         default_bucket_bytes: the baseline's bucket size; None: torch's.
+        default_channels: the baseline's channels.
         allowed: what may be tried though it changes the numbers: values of knobs.
     """
 
@@ -50,6 +53,7 @@ class Environment:
     server_wait_seconds: float = 300.0
     service_port: int = 0
     default_bucket_bytes: int | None = None
+    default_channels: int = 1
     allowed: frozenset[str] = frozenset()
 
     @classmethod
@@ -103,8 +107,18 @@ class Environment:
             # Bagua's own default is -1, which means any.
             service_port=max(number("BAGUA_SERVICE_PORT", int, 0, -1), 0),
             default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, 0, 1) or None,
+            default_channels=_channels(variables.get("BAGUA_DEFAULT_CHANNELS", "")),
             allowed=_allowed(variables.get("BAGUA_AUTOTUNE_ALLOW", "")),
         )
+
+
+def _channels(text: str) -> int:
+    words = {str(value): value for value in CHANNELS_VALUES}
+    if text.strip() not in ("", *words):
+        raise ValueError(
+            f"BAGUA_DEFAULT_CHANNELS must be one of {', '.join(words)}, not {text.strip()!r}"
+        )
+    return words.get(text.strip(), 1)
 
 
 def _allowed(text: str) -> frozenset[str]:

@@ -17,6 +17,7 @@ def test_nothing_set_is_off_with_baguas_defaults() -> None:
         server_wait_seconds=300.0,
         service_port=0,
         default_bucket_bytes=None,
+        default_channels=1,
     )
 
 
@@ -39,6 +40,7 @@ def test_every_variable_is_read() -> None:
             "BAGUA_AUTOTUNE_SERVER_WAIT_TIME": "12.5",
             "BAGUA_SERVICE_PORT": "8123",
             "BAGUA_DEFAULT_BUCKET_SIZE": "1048576",
+            "BAGUA_DEFAULT_CHANNELS": "4",
             "BAGUA_AUTOTUNE_ALLOW": "bfloat16, FP16,",
         }
     ) == Environment(
@@ -53,6 +55,7 @@ def test_every_variable_is_read() -> None:
         server_wait_seconds=12.5,
         service_port=8123,
         default_bucket_bytes=1048576,
+        default_channels=4,
         allowed=frozenset({"bf16", "fp16"}),
     )
 
@@ -95,6 +98,8 @@ def test_what_autotune_may_be_is_said(autotune: str) -> None:
         ("BAGUA_AUTOTUNE_REMAINING_STEPS", "0"),
         ("BAGUA_AUTOTUNE_REMAINING_STEPS", "1000000001"),
         ("BAGUA_DEFAULT_BUCKET_SIZE", "25MiB"),
+        ("BAGUA_DEFAULT_CHANNELS", "3"),
+        ("BAGUA_DEFAULT_CHANNELS", "many"),
         ("BAGUA_SERVICE_PORT", "-2"),
     ],
 )

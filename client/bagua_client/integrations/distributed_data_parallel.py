@@ -18,10 +18,15 @@ from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
 from bagua_client.environment import Environment
-from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of
+from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
-from bagua_client.torch_private.reducer import caps_of, has_reducer, leaves_first_step_out
+from bagua_client.torch_private.reducer import (
+    caps_of,
+    has_reducer,
+    leaves_first_step_out,
+    user_hook_of,
+)
 from bagua_client.torch_private.wrapper import WithMoments
 
 if TYPE_CHECKING:
@@ -40,6 +45,7 @@ class DistributedDataParallel(WithMoments):
     Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it is
     torch's class and nothing else. ``bucket_cap_mb`` is what the tuning starts from and is
     compared with; where it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is, if that is set.
+    ``BAGUA_DEFAULT_CHANNELS`` is another part of that default; the job runs with it, tuned or not.
 
     Args:
         module: as torch's, like all further arguments.
@@ -218,9 +224,10 @@ def _begin(
     optimizers: Optimizers,
 ) -> None:
     listed = _listed(optimizers)
-    if algorithm != DEFAULT_ALGORITHM:
+    channels = _channels(wrapper, environment.default_channels)
+    if algorithm != DEFAULT_ALGORITHM or channels > 1:
         algorithm = find(algorithm) if isinstance(algorithm, str) else algorithm
-        wrapper._tunable = _new_tunable(wrapper, algorithm)
+        wrapper._tunable = _new_tunable(wrapper, algorithm, channels)
     if not environment.autotune:
         return
     # Without autotuning not even the agent's code is loaded.
@@ -235,6 +242,23 @@ def _begin(
         weakref.finalize(wrapper, wrapper._agent.close).atexit = False
 
 
+def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
+    """As many as are asked for, where the buckets are ours to carry; the same on all ranks."""
+    if asked == 1:
+        return 1
+    obstacle = refusal_of(wrapper, caps_of(wrapper))
+    if not obstacle and user_hook_of(wrapper) is not None:
+        obstacle = "buckets travel by the training's own communication hook"
+    if obstacle:
+        _warn_of_channels(asked, obstacle)
+    return 1 if obstacle else asked
+
+
+def _warn_of_channels(asked: int, obstacle: str) -> None:
+    if dist.get_rank() == 0:
+        logger.warning("BAGUA_DEFAULT_CHANNELS=%d has no effect: %s", asked, obstacle)
+
+
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
     """Made when it is needed first, on all ranks together."""
     if wrapper._tunable is None:
@@ -242,11 +266,16 @@ def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
     return wrapper._tunable
 
 
-def _new_tunable(wrapper: DistributedDataParallel, algorithm: Algorithm) -> TunableReducer:
+def _new_tunable(
+    wrapper: DistributedDataParallel, algorithm: Algorithm, channels: int = 1
+) -> TunableReducer:
     group = wrapper.process_group
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
-    return TunableReducer(wrapper, algorithm, communicator)
+    if channels > 1 and not communicator.can_make_groups:
+        _warn_of_channels(channels, "no further process groups can be made for these ranks")
+        channels = 1
+    return TunableReducer(wrapper, algorithm, communicator, channels)
 
 
 def _listed(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:

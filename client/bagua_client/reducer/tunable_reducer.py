@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -59,7 +60,11 @@ class TunableReducer:
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
+        self,
+        ddp: DistributedDataParallel,
+        algorithm: Algorithm,
+        communicator: Communicator,
+        channels: int = 1,
     ) -> None:
         self._wrapper = weakref.ref(ddp)
         self._parameters = torchs.parameters_of(ddp)
@@ -70,7 +75,8 @@ class TunableReducer:
         self.communicator = communicator
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
-        self.default = configuration_of(caps)
+        self.default = replace(configuration_of(caps), channels=channels)
+        communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
         self.after_reduction: Callable[[], None] | None = None
@@ -205,7 +211,7 @@ class TunableReducer:
 
         def cut() -> bool:
             torchs.rebuild(ddp)
-            return steps >= _steps_to_cut(ddp)
+            return steps >= torchs.steps_to_cut(ddp)
 
         if self._on_all_ranks(cut) == CUT:
             self._made_after = None
@@ -304,8 +310,11 @@ class TunableReducer:
     def give_way(self) -> None:
         """A hook of the user's is about to come, and torch takes one only."""
         self._next = None
+        self.default = replace(self.default, channels=1)
         if self._is_hooked:
             self._build(plan(self.tensors, self.order, self.default), bare=True)
+        elif self.layout.configuration.channels > 1:  # Before the first step: not in force yet.
+            self.layout = plan(self.tensors, self.order, self.default)
 
     def look_on(self) -> None:
         """A hook of the user's has come: it carries the buckets, and we only see them pass."""
@@ -375,7 +384,7 @@ class TunableReducer:
     def _learn_order(self, seen: list[int]) -> None:
         """From the buckets of a step: torch has cut them in rank 0's order on all ranks."""
         ddp = self._ddp
-        if self._reductions - self._first_seen <= _steps_to_cut(ddp):
+        if self._reductions - self._first_seen <= torchs.steps_to_cut(ddp):
             self._seen = []
             return
         self._seen = None
@@ -387,10 +396,3 @@ class TunableReducer:
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _steps_to_cut(ddp: DistributedDataParallel) -> int:
-    """So many steps a new reducer of torch's sees before it cuts its buckets."""
-    if not torchs.rebuilds(ddp):
-        return 0
-    return 2 if ddp.static_graph else 1

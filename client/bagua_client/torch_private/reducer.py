@@ -214,6 +214,13 @@ def rebuilds(ddp: DistributedDataParallel) -> bool:
     return bool(ddp.static_graph or not ddp.find_unused_parameters)
 
 
+def steps_to_cut(ddp: DistributedDataParallel) -> int:
+    """So many steps a new reducer of torch's sees before it cuts its buckets."""
+    if not rebuilds(ddp):
+        return 0
+    return 2 if ddp.static_graph else 1
+
+
 def is_join_enabled(ddp: DistributedDataParallel) -> bool:
     """Whether the last ``join`` that the training entered lets ranks end one by one."""
     return bool(ddp._join_config.enable)

@@ -14,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.configuration import MIB
 from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
@@ -269,6 +270,47 @@ def test_the_default_is_torchs_or_what_the_user_gave(
     two_ranks: RankPool, size: str | None, options: dict[str, int], expected: tuple[int, int]
 ) -> None:
     assert two_ranks.run(partial(_caps, size, **options)) == [expected] * 2
+
+
+# The channels to start with
+
+
+def _with_channels(own_hook: bool) -> tuple[int, int, str | None, list[str]]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    groups = len(dist.distributed_c10d._world.pg_map)
+    with mock.patch.dict(os.environ, {"BAGUA_DEFAULT_CHANNELS": "4"}):
+        models = pair(_model(width=1024))
+    for model in models if own_hook else ():
+        model.register_comm_hook(None, allreduce_hook)
+    _train_both(models, width=1024)
+    logging.getLogger("bagua_client").removeHandler(handler)
+    return (
+        models[1].configuration.channels,
+        len(dist.distributed_c10d._world.pg_map) - groups,
+        difference(*models),
+        [record.getMessage() for record in records],
+    )
+
+
+@pytest.mark.parametrize(("own_hook", "channels"), [(False, 4), (True, 1)])
+def test_a_job_begins_on_the_channels_that_the_environment_says(
+    two_ranks: RankPool, own_hook: bool, channels: int
+) -> None:
+    assert two_ranks.run(_with_channels, own_hook) == [(channels, 3, None, [])] * 2
+
+
+def _wrapped_with_a_hook_of_its_own() -> int:
+    theirs = Stock(_model())
+    theirs.register_comm_hook(None, allreduce_hook)
+    with mock.patch.dict(os.environ, {"BAGUA_DEFAULT_CHANNELS": "4"}):
+        return tune(theirs).configuration.channels
+
+
+def test_a_job_whose_own_hook_carries_the_buckets_begins_as_it_would(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_wrapped_with_a_hook_of_its_own) == [1, 1]
 
 
 def _error_of_an_unknown_algorithm() -> str:
