@@ -31,9 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Its way out is that of Ctrl-C: everything is ended and removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     size = (arguments.nodes, arguments.ranks_per_node)
-    with Testbed(
-        arguments.network, *size, ordinary_priority=arguments.ordinary_priority
-    ) as testbed:
+    with Testbed(arguments.network, *size, arguments.ordinary_priority, arguments.gpus) as testbed:
         print(f"testbed: {testbed}", file=sys.stderr, flush=True)
         results = (arguments.results or testbed.folder / "results").resolve()
         results.mkdir(parents=True, exist_ok=True)
@@ -122,6 +120,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--ordinary-priority", action="store_true",
         help="for ranks that compute for real: by default they go before all else on the machine",
+    )  # fmt: skip
+    one.add_argument(
+        "--gpus", action="store_true",
+        help="a GPU for each rank, and NCCL over the link between the hosts",
     )  # fmt: skip
     one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after these")
     one.add_argument(

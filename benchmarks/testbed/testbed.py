@@ -12,6 +12,7 @@ from pathlib import Path
 from subprocess import PIPE
 from types import TracebackType
 
+from . import gpus as of_gpus
 from .delay import switch as delayed
 from .host import Host
 from .job import Job
@@ -36,6 +37,8 @@ class Testbed:
     Args:
         ordinary_priority: ranks and switch wait like any process; for ranks that compute much,
             which would leave the rest of the machine no time.
+        gpus: every rank has a GPU, and NCCL takes the link between the hosts. Such ranks wait like
+            any process, too.
 
     Attributes:
         network: of every host, the service's too.
@@ -53,6 +56,7 @@ class Testbed:
         nodes: int = 2,
         ranks_per_node: int = 2,
         ordinary_priority: bool = False,
+        gpus: bool = False,
     ) -> None:
         if not 1 <= nodes <= MOST_NODES or ranks_per_node < 1:
             raise ValueError(
@@ -62,7 +66,9 @@ class Testbed:
         self.network = network
         self.nodes = nodes
         self.ranks_per_node = ranks_per_node
-        self._priority = () if ordinary_priority else before_others()
+        # On a single host there is no link that they could go past.
+        self._gpus = of_gpus.dealt(nodes, ranks_per_node) if gpus and nodes > 1 else []
+        self._priority = () if ordinary_priority or gpus else before_others()
         self.fallback: str | None = None
         self._services: list[subprocess.Popen[bytes]] = []
         self._jobs: list[Job] = []
@@ -80,11 +86,7 @@ class Testbed:
             self.fallback = f"loopback instead of hosts with a network of their own: {error}"
             self._record = Record.create("loopback", [])
             self.folder = Path(self._record.folder)
-            variables = self._variables("lo")
-            hosts = [
-                Host(name, "127.0.0.1", "lo", None, variables, self._priority) for name in names
-            ]
-            *self.hosts, self.service_host = hosts
+            self._place(names, "lo", [None] * len(names))
         except BaseException:
             self._remove()
             raise
@@ -98,12 +100,7 @@ class Testbed:
         if os.geteuid() != 0:
             raise ToolError("only root can make network namespaces")
         *namespaces, switch = self._record.namespaces
-        variables = {**self._variables(INTERFACE), "no_proxy": "*", "NO_PROXY": "*"}
-        hosts = [
-            Host(name, f"{SUBNET}.{number}", INTERFACE, namespace, variables, self._priority)
-            for number, (name, namespace) in enumerate(zip(names, namespaces, strict=True), 1)
-        ]
-        *self.hosts, self.service_host = hosts
+        hosts = self._place(names, INTERFACE, namespaces)
         add_namespaces([*namespaces, switch])
         if self.network.round_trip_seconds:
             place = Host(SWITCH, "", "", switch, self._record.mark, self._priority)
@@ -112,6 +109,25 @@ class Testbed:
         else:
             bridge(hosts, switch)
         bring_up(hosts, self.network)
+
+    def _place(
+        self, names: Sequence[str], interface: str, namespaces: Sequence[str | None]
+    ) -> list[Host]:
+        """All hosts, the service's last; nothing is made yet."""
+        hosts = []
+        for number, (name, namespace) in enumerate(zip(names, namespaces, strict=True)):
+            variables = self._variables(interface)
+            if number < len(self._gpus):
+                identity = f"{self._record.run}-{name}"
+                variables |= of_gpus.variables(identity, self._gpus[number])
+            if namespace is None:
+                address = "127.0.0.1"
+            else:
+                address = f"{SUBNET}.{number + 1}"
+                variables |= {"no_proxy": "*", "NO_PROXY": "*"}
+            hosts.append(Host(name, address, interface, namespace, variables, self._priority))
+        *self.hosts, self.service_host = hosts
+        return hosts
 
     def _variables(self, interface: str) -> dict[str, str]:
         return {

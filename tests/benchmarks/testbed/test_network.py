@@ -59,3 +59,12 @@ def test_a_slow_link_still_passes_a_whole_frame() -> None:
         assert shaped
         for words in shaped:
             assert int(words[words.index("burst") + 1]) > 1514
+
+
+@pytest.mark.parametrize(("rate", "burst_bytes"), [("10gbit", 1_250_000), ("25gbit", 3_125_000)])
+def test_a_fast_link_lets_a_millisecond_through_at_once_and_holds_what_a_burst_leaves(
+    rate: str, burst_bytes: int
+) -> None:
+    (words,) = Network.parse(rate).queues
+    assert int(words[words.index("burst") + 1]) == burst_bytes
+    assert words[words.index("latency") + 1] == "0.1s"

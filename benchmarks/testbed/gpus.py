@@ -1,0 +1,39 @@
+"""What makes a GPU a host's own: its ranks see no other, and reach others over the link alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def dealt(
+    nodes: int, ranks_per_node: int, environment: Mapping[str, str] = os.environ
+) -> list[list[str]]:
+    """The GPUs of each host, one for each of its ranks.
+
+    Args:
+        environment: of this process; where it names the GPUs that may be used, these are dealt out.
+
+    Raises:
+        ValueError: it names too few.
+    """
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    wanted = nodes * ranks_per_node
+    gpus = [str(gpu) for gpu in range(wanted)] if named is None else named.split(",")
+    if len(gpus) < wanted:
+        raise ValueError(f"{wanted} ranks need a GPU each, and CUDA_VISIBLE_DEVICES={named}")
+    return [gpus[first : first + ranks_per_node] for first in range(0, wanted, ranks_per_node)]
+
+
+def variables(host: str, gpus: list[str]) -> dict[str, str]:
+    """Of the ranks on a host that has these GPUs, and a name like no other."""
+    found = {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        # NCCL knows hosts by the machine's name, and would go past the link.
+        "NCCL_HOSTID": host,
+        "NCCL_NET": "Socket",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    if len(gpus) == 1:  # inside the host nothing is left that these are of use for
+        found |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    return found
