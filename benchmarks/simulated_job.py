@@ -44,6 +44,7 @@ class SimulatedJob:
         disturbed: by what a step takes longer than that.
         default: the job's own configuration; by default the usual one.
         name: by default its id.
+        straggler_probability: of a step in which one rank is late.
         switches: all so far.
         lost_steps: how much longer than at the baseline all steps of tunings took, in steps of
             the baseline's length; what was gained does not count.
@@ -60,6 +61,7 @@ class SimulatedJob:
     disturbed: Callable[[int], float] = lambda step: 1.0
     default: Configuration | None = None
     name: str | None = None
+    straggler_probability: float = 0.03
 
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.seed)
@@ -101,7 +103,9 @@ class SimulatedJob:
         self.step += 1
         if self._switch_at is not None and self.step >= self._switch_at:
             self._switch()
-        seconds = self.simulator.observe(self.configuration, self._generator, self.noise)
+        seconds = self.simulator.observe(
+            self.configuration, self._generator, self.noise, self.straggler_probability
+        )
         seconds = tuple(value * self.disturbed(self.step) for value in seconds)
         if self._watch is not None:
             self._look(self._watch, max(seconds))

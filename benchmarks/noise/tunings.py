@@ -1,0 +1,155 @@
+"""Tunings by the real tuner, and by its rivals with as many steps, in each climate."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, median
+from typing import Any
+
+from noise.rivals import RIVALS, Budget
+from noise.unseen import Problem, problems
+from noise.weather import CLIMATES, Climate, Weather
+from simulated_job import KNOBS, SimulatedJob
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.search.candidates import enumerate_candidates
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+
+MOST_STEPS = 3000
+SLOWER = 0.005
+OURS = "ours"
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One tuning: the problem's place in the list, and the weather's."""
+
+    problem: int
+    climate: Climate
+    seed: int
+
+
+class WeatheredJob(SimulatedJob):
+    """A simulated job whose steps are disturbed by a climate's weather, and by nothing else."""
+
+    weather: Weather
+
+    def _switch(self) -> None:
+        before = self.configuration, self._trial
+        super()._switch()
+        if before != (self.configuration, self._trial):
+            self.weather.new_block()
+
+
+@cache
+def _problems() -> list[Problem]:
+    return problems()
+
+
+@cache
+def _truth(place: int) -> dict[Configuration, float]:
+    """The true step time of every candidate, the baseline first."""
+    simulator = _problems()[place].simulator
+    baseline = Configuration({knob: simulator.default[knob] for knob in KNOBS})
+    space = {knob: simulator.space[knob] for knob in KNOBS}
+    candidates = enumerate_candidates(space, baseline, simulator.workload.tensors)
+    return {candidate: simulator.step_seconds(candidate) for candidate in candidates}
+
+
+def tune(setting: Setting) -> Row:
+    """Tune one job, then let the rivals tune it with as many steps."""
+    logging.disable(logging.WARNING)
+    problem = _problems()[setting.problem]
+    simulator, times = problem.simulator, _truth(setting.problem)
+    best = min(times.values())
+    store = Store("sqlite://")
+    job = WeatheredJob(
+        Tuner(store), simulator, "job", setting.seed, noise=0.0, straggler_probability=0.0
+    )
+    job.weather = Weather(setting.climate, setting.seed)
+    job.disturbed = job.weather.factor
+    job.run(MOST_STEPS, until_finished=True)
+    result = job.status.result
+    assert result is not None, problem.name
+    steps = job.switches[-1].step - job.switches[0].step
+    kept = job.true_seconds(job.configuration)
+    baseline = job.true_seconds(job.baseline)
+    trials = [
+        (t.purpose, t.configuration.get("bucket_bytes"), t.configuration.get("hierarchical"),
+         t.configuration.get("channels"), t.estimate.count if t.estimate else 0,
+         job.true_seconds(t.configuration) / best - 1)
+        for t in store.trials("job")
+    ]  # fmt: skip
+    store.close()
+    regrets = {OURS: kept / best - 1}
+    for name, rival in RIVALS.items():
+        budget = Budget(simulator, Weather(setting.climate, setting.seed + 10_000), steps)
+        chosen = rival(simulator, budget, setting.seed)
+        regrets[name] = simulator.step_seconds(chosen) / best - 1
+    return {
+        "problem": problem.name,
+        "climate": setting.climate.name,
+        "seed": setting.seed,
+        "kept": result.kept,
+        "reason": result.reason,
+        "speedup": result.speedup,
+        "low": result.low,
+        "high": result.high,
+        "true_speedup": baseline / kept,
+        "possible_speedup": baseline / best,
+        "is_in_interval": result.low <= baseline / kept <= result.high,
+        "is_slower": kept > baseline * (1 + SLOWER),
+        "steps": steps,
+        "lost_steps": job.lost_steps,
+        "trials": trials,
+        "regrets": regrets,
+    }
+
+
+def run(tunings: int, jobs: int, climates: Sequence[Climate] = CLIMATES) -> list[Row]:
+    """So many in each climate, the problems in turns; in so many processes."""
+    count = len(_problems())
+    settings = [
+        Setting(number % count, climate, number)
+        for number in range(tunings)
+        for climate in climates
+    ]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        return list(pool.imap_unordered(tune, settings, chunksize=len(climates)))
+
+
+def figures(rows: Sequence[Row]) -> dict[str, str]:
+    """Of one climate, or of all."""
+    winners = [row for row in rows if row["kept"] == "winner"]
+    found = {
+        "tunings": str(len(rows)),
+        f"kept, slower than the default by over {SLOWER:.1%}": _share(rows, "is_slower"),
+        "claimed intervals that hold the truth": _share(winners, "is_in_interval"),
+        "winners": str(len(winners)),
+        "steps, median (95th)": f"{median(r['steps'] for r in rows):.0f} "
+        f"({_percentile([r['steps'] for r in rows], 0.95):.0f})",
+        "steps lost, median (95th)": f"{median(r['lost_steps'] for r in rows):.1f} "
+        f"({_percentile([r['lost_steps'] for r in rows], 0.95):.1f})",
+    }
+    for name in (OURS, *RIVALS):
+        regrets = [row["regrets"][name] for row in rows]
+        found[f"regret, {name}: median, mean, 95th"] = (
+            f"{median(regrets):.1%}, {fmean(regrets):.1%}, {_percentile(regrets, 0.95):.1%}"
+        )
+    return found
+
+
+def _share(rows: Sequence[Row], key: str) -> str:
+    return f"{fmean(bool(row[key]) for row in rows):.1%}" if rows else "none"
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
