@@ -17,7 +17,7 @@ from typing import Any
 
 from bagua_0_9.environment import prepare
 from calibration import calibrate_all, document
-from cells.arms import FULL, SMOKE, Effort
+from cells.arms import FULL, ON_GPUS, SMOKE, Effort
 from cells.cell import (
     DEFAULT_BAGUA,
     DEFAULT_COMPUTE_SECONDS,
@@ -37,8 +37,12 @@ from harness import write_json
 
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
 SMOKE_NETWORK = "1gbit"
-OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", "sweep_rounds", "run_off_rounds")
+EFFORT = ("sweep_rounds", "sweep_steps", "run_off_rounds")
+"""Options that are fields of Effort; None: as usual."""
+OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", *EFFORT)
 """Options that --smoke decides."""
+SHORT = {"gpt2": "gpt2-small"}
+"""Other names of models."""
 NO_CELLS = ("gain.json", "calibration.json")
 """The JSON of a folder beside that of its cells."""
 Measured = tuple[dict[str, Any], Figures]
@@ -52,7 +56,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.smoke:
         _one_small_cell(parser, options)
-    options.models = options.models or list(DEFAULT_MODELS)
+    options.models = [SHORT.get(name, name) for name in options.models or DEFAULT_MODELS]
     options.networks = options.networks or list(DEFAULT_NETWORKS)
     if options.plots:
         try:
@@ -84,10 +88,18 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bagua", nargs="*", metavar="MODEL/NETWORK",
                         help="cells that Bagua's own service tunes too "
                         f"(default: {', '.join(DEFAULT_BAGUA)})")  # fmt: skip
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"),
+                        help="cuda: a GPU for each rank, models of full size that compute; hosts "
+                        "reach each other by TCP")  # fmt: skip
+    parser.add_argument("--allow", default="", choices=("bfloat16", "float16"),
+                        help="tune a second time with this on the wire allowed")  # fmt: skip
+    parser.add_argument("--sockets", action="store_true",
+                        help="measure stock DDP with NCCL's socket variables, too")  # fmt: skip
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell")
-    parser.add_argument("--sweep-rounds", type=int, default=FULL.sweep_rounds)
-    parser.add_argument("--run-off-rounds", type=int, default=FULL.run_off_rounds)
+    for what in ("sweep-rounds", "sweep-steps", "run-off-rounds"):
+        usual = [getattr(effort, what.replace("-", "_")) for effort in (FULL, ON_GPUS)]
+        parser.add_argument(f"--{what}", type=int, metavar="N",
+                            help=f"default: {usual[0]}, on GPUs {usual[1]}")  # fmt: skip
 
 
 def _add_what_to_do(parser: argparse.ArgumentParser) -> None:
@@ -138,13 +150,16 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     }
     if options.smoke:
         bagua = options.bagua or []
-        return grid(options.models, options.networks, bagua, **fields, **SMOKE_FIELDS), SMOKE
+        cells = grid(options.models, options.networks, bagua, **fields, **SMOKE_FIELDS)
+        return cells, replace(SMOKE, allow=options.allow, sockets=options.sockets)
     bagua = options.bagua
     if bagua is None:
         bagua = [place for place in DEFAULT_BAGUA if place in places]
     fields["gradient_bytes"] = round(1e6 * options.gradient_megabytes)
     fields["compute_seconds"] = options.compute_seconds
-    effort = Effort(sweep_rounds=options.sweep_rounds, run_off_rounds=options.run_off_rounds)
+    given = {name: getattr(options, name) for name in EFFORT if getattr(options, name) is not None}
+    effort = ON_GPUS if options.device == "cuda" else FULL
+    effort = replace(effort, allow=options.allow, sockets=options.sockets, **given)
     return grid(options.models, options.networks, bagua, options.repeat, **fields), effort
 
 
@@ -241,7 +256,8 @@ def summarise(
 ) -> None:
     """Write gain.json, draw, print the tables; of at least one cell."""
     results, figures = [result for result, _ in measured], [found for _, found in measured]
-    names = {found.cell.name for found in judged(figures)[0]}
+    # What the simulator foretells is the network of hosts whose ranks sleep.
+    names = {found.cell.name for found in judged(figures)[0] if found.cell.device != "cuda"}
     calibrations = calibrate_all(
         [result for result in results if result["cell"]["name"] in names], options.output
     )

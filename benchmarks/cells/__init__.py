@@ -1,8 +1,8 @@
 """Cells of the gain bench: one model on one network, tuned live and measured against the rest.
 
 ``cell`` says what a cell is, ``arms`` what is measured in it, ``selection`` what of it twice;
-``run`` runs one, ``figures`` are what it showed, ``goals`` whether that is enough; ``report``
-prints its ``tables`` and ``plot`` draws it.
+``run`` runs one, ``figures`` and what is ``beside`` them are what it showed, ``goals`` and
+``goals_on_gpus`` whether that is enough; ``report`` prints its ``tables`` and ``plot`` draws it.
 
 A cell's JSON file holds::
 
@@ -14,6 +14,8 @@ A cell's JSON file holds::
     sweep       stage 1: what jobs/measure.py wrote; arms: name -> [[seconds, ...] of each round]
     run_off     stage 2: the same of the arms that the results rest on, in more rounds
     tuning      the live tuning: what jobs/tune.py wrote, and "stored": what the service keeps of it
+    allowed     the same of a second tuning in which 16 bits on the wire are allowed, or null
+    sockets     stock DDP with NCCL's socket variables: what two jobs/measure.py wrote, or null
     bagua       what jobs/bagua.py wrote; null if it was not asked for
     seconds     what each part took, and the whole: "total"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from testbed import Network
 
 from bagua_client import Configuration
 
@@ -17,11 +19,20 @@ Arm = dict[str, Any]
 STOCK_DEFAULT = "stock default"
 COMPUTE = "compute"
 TUNED = "tuned"
+TUNED_ALLOWED = "tuned, 16 bits allowed"
 BAGUA_TUNED = "tuned by Bagua"
+COMPRESSED = "torch's bf16 hook"
+"""Stock DDP at its default with torch's own hook that sends gradients in 16 bits."""
 WAYS = {"off": "flat", "leaders": "leaders", "shards": "shards"}
 """Values of the knob ``hierarchical`` and how arms name them."""
 BAGUA_DEFAULT = "flat 10 MiB"
 """Ours at 10 MiB, Bagua's default bucket size."""
+
+FLOW_SIZES, FLOW_CHANNELS = (5 * MIB, 25 * MIB), (2, 4)
+"""Swept too where one connection gets a share of the link only."""
+SOCKETS = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
+"""The most that NCCL's own variables gain where a core feeds each connection; only a process that
+starts with them has them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Effort:
 
     Attributes:
         sizes_bytes: of the sweep's buckets.
+        channels: of each size of the sweep.
         stock_mib: bucket sizes of stock DDP, beside its default.
         sweep_rounds, sweep_steps: blocks of each arm in stage 1, and measured steps of each.
         run_off_rounds, run_off_steps: the same in stage 2.
@@ -37,12 +49,15 @@ class Effort:
         most_finalists: so many, if the sweep cannot tell more of them apart.
         most_tuning_steps: a tuning that has not ended by then is cut off.
         tuning_variables: environment of the tuned job.
+        allow: what BAGUA_AUTOTUNE_ALLOW lists in a second tuning; empty: there is none.
+        sockets: whether stock DDP is measured with ``SOCKETS`` too, in jobs of its own.
         bagua_limits: of Bagua's service, where they are not its defaults.
     """
 
     sizes_bytes: tuple[int, ...] = (
         128 * KIB, 512 * KIB, MIB, 2 * MIB, 5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB,
     )  # fmt: skip
+    channels: tuple[int, ...] = (1,)
     stock_mib: tuple[int, ...] = (1, 5, 10, 50)
     sweep_rounds: int = 3
     sweep_steps: int = 2
@@ -52,6 +67,8 @@ class Effort:
     most_finalists: int = 6
     most_tuning_steps: int = 600
     tuning_variables: Mapping[str, str] = field(default_factory=dict)
+    allow: str = ""
+    sockets: bool = False
     bagua_limits: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,6 +78,18 @@ class Effort:
 
 
 FULL = Effort()
+ON_GPUS = Effort(
+    sizes_bytes=(MIB, 5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB),
+    channels=(1, 2, 4, 8),
+    stock_mib=(5, 10, 50, 100),
+    sweep_rounds=1,
+    sweep_steps=2,
+    run_off_rounds=4,
+    run_off_steps=2,
+    most_finalists=3,
+    most_tuning_steps=300,
+)
+"""Little for each of many: a machine with GPUs is rarely had for hours."""
 SMOKE = Effort(
     sizes_bytes=(512 * KIB, 10 * MIB),
     stock_mib=(1,),
@@ -82,7 +111,8 @@ SMOKE = Effort(
 
 
 def sweep_arms(cell: Cell, effort: Effort) -> list[Arm]:
-    """Stock DDP at its default and other sizes, computing alone, and all of our sweep."""
+    """Stock DDP at its default and other sizes, computing alone, and all of our sweep; on GPUs
+    torch's hook for 16 bits too."""
     arms: list[Arm] = [
         {"name": STOCK_DEFAULT, "kind": "stock", "bucket_mib": None},
         {"name": COMPUTE, "kind": "compute"},
@@ -91,12 +121,26 @@ def sweep_arms(cell: Cell, effort: Effort) -> list[Arm]:
         {"name": f"stock {size} MiB", "kind": "stock", "bucket_mib": size}
         for size in effort.stock_mib
     ]
+    if cell.device == "cuda":
+        arms.append({"name": COMPRESSED, "kind": "compressed"})
+    swept = [(size, channels) for channels in effort.channels for size in effort.sizes_bytes]
+    if Network.parse(cell.network).flow_bits_per_second:
+        more = [(size, channels) for channels in FLOW_CHANNELS for size in FLOW_SIZES]
+        swept += [pair for pair in more if pair not in swept]
     ways = list(WAYS) if cell.is_hierarchical else ["off"]
     for way in ways:
-        for size in effort.sizes_bytes:
-            configuration = Configuration(bucket_bytes=size, hierarchical=way)
-            arms.append(ours(f"{WAYS[way]} {size_in_words(size)}", configuration.to_json()))
+        for size, channels in swept:
+            configuration = Configuration(size, way, channels)
+            name = f"{WAYS[way]} {size_in_words(size)}"
+            name += f", {channels} channels" if channels > 1 else ""
+            arms.append(ours(name, configuration.to_json()))
     return arms
+
+
+def socket_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """Of stock DDP, those that are measured with ``SOCKETS``: its default and its largest size."""
+    default, *others = (arm for arm in arms if arm["kind"] == "stock")
+    return [default, max(others, key=lambda arm: int(arm["bucket_mib"]))]
 
 
 def ours(name: str, configuration: Mapping[str, Any]) -> Arm:
@@ -106,7 +150,7 @@ def ours(name: str, configuration: Mapping[str, Any]) -> Arm:
 
 def is_swept(arm: Arm) -> bool:
     """Whether the arm is one of the sweep of our configurations."""
-    return arm["kind"] == "ours" and arm["name"] not in (TUNED, BAGUA_TUNED)
+    return arm["kind"] == "ours" and arm["name"] not in (TUNED, TUNED_ALLOWED, BAGUA_TUNED)
 
 
 def size_in_words(size_bytes: int) -> str:

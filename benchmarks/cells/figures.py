@@ -9,6 +9,7 @@ from typing import Any
 from harness import Comparison
 
 from .arms import BAGUA_DEFAULT, BAGUA_TUNED, COMPUTE, STOCK_DEFAULT, TUNED, is_swept
+from .beside import Beside, beside_of
 from .cell import Cell
 from .selection import (
     best_flat,
@@ -76,6 +77,7 @@ class Figures:
         over_best_stock: over stock DDP at its best size.
         bagua_over_tuned: where Bagua's own tuned the job too.
         choice: None where there is nothing to choose.
+        beside: what only some cells have.
         machine: on what it was measured, as far as it is known.
     """
 
@@ -98,6 +100,7 @@ class Figures:
     tuning: dict[str, Any]
     bagua: dict[str, Any] | None
     seconds: dict[str, float]
+    beside: Beside
     machine: dict[str, Any]
 
     @property
@@ -154,6 +157,7 @@ def figures_of(result: Mapping[str, Any]) -> Figures:
         tuning=result["tuning"],
         bagua=result["bagua"],
         seconds=result["seconds"],
+        beside=beside_of(result),
         machine={**result.get("machine", {}), **result.get("conditions", {})},
     )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 from bagua_0_9 import RELEASED_REPORT_EVERY, REPORT_EVERY
-from harness import Comparison
 
-from .figures import EXPOSED, Figures, SpeedUp
+from .figures import EXPOSED, Figures
+from .goal import Check, Goal, every, mean_speedup, with_interval
+from .goals_on_gpus import goals_on_gpus
 from .spread import Spread
 
 OVER_BEST = 1.02
@@ -29,26 +29,10 @@ CELL_TIME = (
 )
 MEDIAN_ERROR = 0.10
 BEST_SIZE_EXCESS = 0.03
-FEWEST_FOR_INTERVAL = 6
-"""With fewer rounds the bootstrap of a median ends at the least and at the largest of them."""
 BAGUA_REPORTS = (
     f"a report every {REPORT_EVERY} steps; as released, every {RELEASED_REPORT_EVERY}: "
     f"{RELEASED_REPORT_EVERY // REPORT_EVERY} times as many"
 )
-
-
-@dataclass(frozen=True)
-class Goal:
-    """``is_met``: None where nothing was measured that could tell."""
-
-    number: int
-    what: str
-    found: str
-    is_met: bool | None
-
-    @property
-    def verdict(self) -> str:
-        return {True: "met", False: "MISSED", None: "not measured"}[self.is_met]
 
 
 def judged(cells: Sequence[Figures]) -> tuple[list[Figures], list[str]]:
@@ -67,32 +51,23 @@ def judged(cells: Sequence[Figures]) -> tuple[list[Figures], list[str]]:
 
 
 def goals(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None) -> list[Goal]:
-    """All goals on these cells; ``calibration`` is the document of calibration.py."""
-    return [
-        _every(1, f"tuned over the sweep's best at most {OVER_BEST}", cells, _over_best),
-        _every(1, f"tuned over stock DDP's default at most {OVER_STOCK}", cells, _over_stock),
+    """All goals on these cells; ``calibration`` is the document of calibration.py. Cells on GPUs
+    have goals of their own."""
+    on_gpus = [cell for cell in cells if cell.cell.device == "cuda"]
+    cells = [cell for cell in cells if cell.cell.device != "cuda"]
+    if on_gpus and not cells:
+        return goals_on_gpus(on_gpus)
+    found = [
+        every(1, f"tuned over the sweep's best at most {OVER_BEST}", cells, _over_best),
+        every(1, f"tuned over stock DDP's default at most {OVER_STOCK}", cells, _over_stock),
         *_speedups(cells),
         _tuning_steps(cells),
         _choices(cells),
         _agreement(cells),
-        _every(5, CELL_TIME, cells, _seconds),
+        every(5, CELL_TIME, cells, _seconds),
         *_calibration(calibration),
     ]
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    return math.exp(fmean(math.log(value) for value in values))
-
-
-def with_interval(ratio: Comparison) -> str:
-    """``1.013 (1.008 to 1.017)``: the median of the pairs' ratios with its 95 % interval; of few
-    rounds it is their range, and how many they are is said."""
-    few = "" if ratio.pairs >= FEWEST_FOR_INTERVAL else f", range of {ratio.pairs}"
-    return f"{ratio.paired_ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f}{few})"
-
-
-Check = tuple[float, str, bool]
-"""How bad a cell is, its figure in words, and whether it meets the goal."""
+    return found + (goals_on_gpus(on_gpus) if on_gpus else [])
 
 
 def _over_best(cell: Figures) -> Check:
@@ -123,7 +98,7 @@ def _seconds(cell: Figures) -> Check:
 
 
 def _tuning_steps(cells: Sequence[Figures]) -> Goal:
-    goal = _every(3, f"tuning takes at most {TUNING_STEPS} steps", cells, _steps)
+    goal = every(3, f"tuning takes at most {TUNING_STEPS} steps", cells, _steps)
     beside = [
         f"{cell.cell.name}: {cell.tuning_steps} and {'' if bagua['ended'] else 'over '}"
         f"{bagua['tuning_steps']}"
@@ -132,24 +107,6 @@ def _tuning_steps(cells: Sequence[Figures]) -> Goal:
     ]
     words = f"; ours and Bagua's own ({BAGUA_REPORTS}): {', '.join(beside)}" if beside else ""
     return replace(goal, found=goal.found + words)
-
-
-def _every(
-    number: int, what: str, cells: Sequence[Figures], check: Callable[[Figures], Check]
-) -> Goal:
-    """A goal of each cell: how many meet it, the worst, and all that miss."""
-    if not cells:
-        return Goal(number, what, "no cell", None)
-    checks: list[tuple[Check, Figures]] = [(check(cell), cell) for cell in cells]
-    missed = [(found, cell) for found, cell in checks if not found[2]]
-    worst, where = max(checks, key=lambda pair: pair[0][0])
-    words = (
-        f"{len(checks) - len(missed)} of {len(checks)} cells; worst {where.cell.name}: {worst[1]}"
-    )
-    others = [f"{cell.cell.name}: {found[1]}" for found, cell in missed if cell is not where]
-    if others:
-        words += "; missed too by " + ", ".join(others)
-    return Goal(number, what, words, not missed)
 
 
 def _speedups(cells: Sequence[Figures]) -> list[Goal]:
@@ -177,11 +134,6 @@ def _speedups(cells: Sequence[Figures]) -> list[Goal]:
             over_bagua > SPEEDUP_OVER_BAGUA_DEFAULT,
         ),
     ]
-
-
-def mean_speedup(found: Iterable[SpeedUp]) -> float:
-    """Geometric."""
-    return geometric_mean(each.found.paired_ratio for each in found)
 
 
 def _choices(cells: Sequence[Figures]) -> Goal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,14 @@ WAY_LABELS = {
     "leaders": "ours, by a leader of each node",
     "shards": "ours, by shards inside each node",
 }
+CHANNELS = {2: ("C4", "v"), 4: ("C5", "D"), 8: ("C6", "P")}
+"""Of the lines of several channels, all of them flat."""
 LABELS = (
     "stock DDP at its default",
     "that default, scaled like the model",
     "stock DDP at other sizes",
     *WAY_LABELS.values(),
+    *(f"ours, flat, {channels} channels" for channels in CHANNELS),
     "where the live tuning left the job",
     "computing alone: no exchange at all",
 )
@@ -79,6 +83,11 @@ def _draw_panel(axes: Axes, cell: Figures) -> None:
         colour, marker = WAY_STYLES[way]
         if points:
             _line(axes, points, color=colour, marker=marker, label=WAY_LABELS[way])
+    for channels, (colour, marker) in CHANNELS.items():
+        words = f", {channels} channels"
+        if points := _points(cell, "flat ", words):
+            label = f"ours, flat{words}"
+            _line(axes, points, color=colour, marker=marker, label=label)
     stock = _points(cell, "stock ")
     default = {STOCK_DEFAULT_BYTES: cell.sweep[STOCK_DEFAULT]}
     black = {"color": "black", "linestyle": "none"}
@@ -132,13 +141,11 @@ def _scaled_default(axes: Axes, cell: Figures) -> None:
     )
 
 
-def _points(cell: Figures, prefix: str) -> dict[int, Spread]:
+def _points(cell: Figures, prefix: str, suffix: str = "") -> dict[int, Spread]:
     """The arms of this name by their size in bytes."""
-    return {
-        _bytes(name.removeprefix(prefix)): found
-        for name, found in cell.sweep.items()
-        if name.startswith(prefix) and name != STOCK_DEFAULT
-    }
+    form = re.compile(re.escape(prefix) + r"(\d+ [KM]iB)" + re.escape(suffix))
+    found = {form.fullmatch(name): spread for name, spread in cell.sweep.items()}
+    return {_bytes(match[1]): spread for match, spread in found.items() if match}
 
 
 def _line(axes: Axes, points: dict[int, Spread], **style: Any) -> None:

@@ -10,7 +10,7 @@ from harness import print_table
 from .arms import TUNED
 from .figures import Figures
 from .goals import Goal, judged
-from .tables import Table, choices, means, speedups, step_times, stock_sizes, tunings
+from .tables import Table, beside, choices, means, speedups, step_times, stock_sizes, tunings
 
 
 def headline(cell: Figures) -> str:
@@ -53,8 +53,9 @@ def show(
         for table in (step_times(here), speedups(here)):
             print_one(table)
     print(heading.format("All networks"))
-    for table in (stock_sizes(cells), choices(cells), tunings(cells)):
-        print_one(table)
+    for table in (stock_sizes(cells), choices(cells), tunings(cells), beside(cells)):
+        if table.rows:
+            print_one(table)
     found = [[str(goal.number), goal.what, goal.verdict, goal.found] for goal in goals]
     if as_markdown:
         print_one(Table("Goals", ["", "goal", "", "found"], found))
@@ -75,6 +76,7 @@ def machines(cells: Sequence[Figures]) -> list[str]:
         words = [
             str(known.get("processor", "")),
             f"{known['cpus']} cores" if "cpus" in known else "",
+            str(known.get("device", "")) if cell.cell.device == "cuda" else "",
             f"Linux {known['kernel']}" if "kernel" in known else "",
             f"Python {known['python']}" if "python" in known else "",
             f"torch {known['torch']}" if "torch" in known else "",

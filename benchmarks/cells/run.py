@@ -15,7 +15,17 @@ from bagua_0_9.service import bagua_service
 from harness import write_json
 from testbed import Network, Testbed
 
-from .arms import BAGUA_TUNED, TUNED, Arm, Effort, ours, sweep_arms
+from .arms import (
+    BAGUA_TUNED,
+    SOCKETS,
+    TUNED,
+    TUNED_ALLOWED,
+    Arm,
+    Effort,
+    ours,
+    socket_arms,
+    sweep_arms,
+)
 from .cell import DEFAULT_COMPUTE_SECONDS, DEFAULT_GRADIENT_BYTES, Cell
 from .conditions import conditions
 from .selection import run_off_arms
@@ -27,6 +37,8 @@ JOB_TIMEOUT_SECONDS = 1800.0
 """Of each job of a cell; several times what it takes in the default cells."""
 SLOWEST_BITS_PER_SECOND = 3e8
 """The slowest network of the default cells."""
+GPU_JOB_TIMEOUT_SECONDS = 300.0
+SOCKET_ROUNDS, SOCKET_STEPS = 2, 3
 AFTER_STEPS = 10
 MOST_BAGUA_STEPS = 1500
 """Its 60 samples, 10 steps each, and its warm-up take about half of them."""
@@ -64,7 +76,8 @@ def run_cell(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     network = Network.parse(cell.network)
-    with Testbed(network, nodes=cell.nodes, ranks_per_node=cell.ranks_per_node) as testbed:
+    size = (cell.nodes, cell.ranks_per_node)
+    with Testbed(network, *size, gpus=cell.device == "cuda") as testbed:
         if testbed.fallback:
             if not (loopback or cell.smoke):
                 raise CellError(f"{testbed.fallback}; --loopback measures it all the same")
@@ -89,18 +102,26 @@ def _measured(
     parts = Parts(cell, effort, folder, testbed, seconds)
     found = conditions(testbed)
     tuning = parts.tune()
+    allowed = parts.tune(effort.allow) if effort.allow else None
     bagua = kept["bagua"] if kept else parts.tune_by_bagua() if cell.bagua else None
     arms = [*sweep_arms(cell, effort), ours(TUNED, tuning["configuration"])]
+    if allowed:
+        arms.append(ours(TUNED_ALLOWED, allowed["configuration"]))
     if bagua:
         arms.append(ours(BAGUA_TUNED, bagua["configuration"]))
     if kept:
-        others = {name: blocks for name, blocks in kept["sweep"]["arms"].items() if name != TUNED}
+        ours_tuned = (TUNED, TUNED_ALLOWED)
+        swept = kept["sweep"]["arms"]
+        others = {name: blocks for name, blocks in swept.items() if name not in ours_tuned}
         sweep = {**kept["sweep"], "arms": others}
+    # One such job before and one behind: what wanders on the machine does so for both.
+    sockets = [parts.measure_sockets("sockets", arms)] if effort.sockets else []
+    if kept:
+        run_off = parts.run_off(arms, sweep)
     else:
-        sweep = parts.measure("sweep", arms, effort.sweep_rounds, effort.sweep_steps)
-    times = {name: spread(blocks) for name, blocks in sweep["arms"].items()}
-    again = run_off_arms(arms, times, cell, effort)
-    run_off = parts.measure("run_off", again, effort.run_off_rounds, effort.run_off_steps)
+        sweep, run_off = parts.sweep_and_run_off(arms)
+    if sockets:
+        sockets.append(parts.measure_sockets("sockets again", arms))
     return {
         "cell": cell.to_json(),
         "effort": effort.to_json(),
@@ -111,13 +132,18 @@ def _measured(
         "sweep_is_kept": kept is not None,
         "run_off": run_off,
         "tuning": tuning,
+        "allowed": allowed,
+        "sockets": {"variables": SOCKETS, "jobs": sockets} if sockets else None,
         "bagua": bagua,
         "seconds": seconds,
     }
 
 
 def job_timeout_seconds(cell: Cell) -> float:
-    """Longer for a cell whose steps take longer than those of the default cells may."""
+    """Longer for a cell whose steps take longer than those of the default cells may; short where
+    time is dear."""
+    if cell.device == "cuda":
+        return GPU_JOB_TIMEOUT_SECONDS
     rate = Network.parse(cell.network).rate_bits_per_second or SLOWEST_BITS_PER_SECOND
     communicating = cell.gradient_bytes / DEFAULT_GRADIENT_BYTES * SLOWEST_BITS_PER_SECOND / rate
     computing = cell.compute_seconds / DEFAULT_COMPUTE_SECONDS
@@ -141,21 +167,29 @@ class Parts:
         self._testbed = testbed
         self._seconds = seconds
 
-    def tune(self) -> dict[str, Any]:
-        """The live tuning, by the service on the testbed; with what the service stored of it."""
+    def tune(self, allow: str = "") -> dict[str, Any]:
+        """A live tuning, by a service on the testbed that knows of no other; with what it stored.
+
+        Args:
+            allow: what may be tried though it changes the numbers.
+        """
         token = secrets.token_urlsafe(16)
-        database = self._folder / "autotune.db"
-        url = self._testbed.serve(database, token, log=self._folder / "service.log")
+        folder = self._folder / "allowed" if allow else self._folder
+        folder.mkdir(exist_ok=True)
+        database = folder / "autotune.db"
+        url = self._testbed.serve(database, token, log=folder / "service.log")
         variables = {
             "BAGUA_AUTOTUNE": "1",
             "BAGUA_AUTOTUNE_URL": url,
             "BAGUA_AUTOTUNE_TOKEN": token,
             "BAGUA_AUTOTUNE_JOB": self._cell.name,
+            "BAGUA_AUTOTUNE_ALLOW": allow,
             **self._effort.tuning_variables,
         }
         limits = {"most_steps": self._effort.most_tuning_steps, "after_steps": AFTER_STEPS}
-        tuning = self._run("tune", limits, variables)
-        stored = export_job(database, self._cell.name, self._folder)
+        name = "tune allowed" if allow else "tune"
+        tuning = self._run("tune", limits, variables, name)
+        stored = export_job(database, self._cell.name, folder)
         return {**tuning, "stored": stored}
 
     def tune_by_bagua(self) -> dict[str, Any]:
@@ -166,10 +200,45 @@ class Parts:
             steps = {"most_steps": MOST_BAGUA_STEPS, "after_steps": AFTER_STEPS}
             return self._run("bagua", {"service": address, **steps})
 
-    def measure(self, name: str, arms: Sequence[Arm], rounds: int, steps: int) -> dict[str, Any]:
-        """All arms in turns: ``rounds`` blocks of each."""
-        specification = {"arms": arms, "rounds": rounds, "steps": steps, "warmup_steps": 1}
-        return self._run("measure", specification, name=name)
+    def sweep_and_run_off(self, arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All arms in turns, then those that the results rest on, in one job."""
+        effort = self._effort
+        again = {
+            "rounds": effort.run_off_rounds,
+            "steps": effort.run_off_steps,
+            "cell": self._cell.to_json(),
+            "effort": effort.to_json(),
+        }
+        found = self._measure(
+            "sweep and run-off", arms, effort.sweep_rounds, effort.sweep_steps, run_off=again
+        )
+        self._seconds["sweep"] = found["sweep"]["seconds"]
+        return found["sweep"], found["run_off"]
+
+    def run_off(self, arms: Sequence[Arm], sweep: Mapping[str, Any]) -> dict[str, Any]:
+        """Of these, those that the results rest on after that sweep."""
+        times = {name: spread(blocks) for name, blocks in sweep["arms"].items()}
+        again = run_off_arms(arms, times, self._cell, self._effort)
+        effort = self._effort
+        return self._measure("run-off", again, effort.run_off_rounds, effort.run_off_steps)
+
+    def measure_sockets(self, name: str, arms: Sequence[Arm]) -> dict[str, Any]:
+        """Stock DDP in processes that begin with NCCL's socket variables."""
+        chosen = socket_arms(arms)
+        return self._measure(name, chosen, SOCKET_ROUNDS, SOCKET_STEPS, variables=SOCKETS)
+
+    def _measure(
+        self,
+        name: str,
+        arms: Sequence[Arm],
+        rounds: int,
+        steps: int,
+        variables: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Those arms in turns: ``rounds`` blocks of each."""
+        specification = {"arms": arms, "rounds": rounds, "steps": steps, "warmup_steps": 1, **more}
+        return self._run("measure", specification, variables, name)
 
     def _run(
         self,
@@ -182,7 +251,8 @@ class Parts:
         name = name or program
         began = time.monotonic()
         reads, writes, log = (
-            self._folder / f"{name}{end}" for end in (".spec.json", ".json", ".log")
+            self._folder / f"{name.replace(' ', '-')}{end}"
+            for end in (".spec.json", ".json", ".log")
         )
         reads.write_text(json.dumps({**self._cell.workload, **specification}, indent=2))
         script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from bagua_client import Configuration
+
 from .arms import (
     BAGUA_DEFAULT,
     BAGUA_TUNED,
+    COMPRESSED,
     COMPUTE,
     MIB,
     STOCK_DEFAULT,
     TUNED,
+    TUNED_ALLOWED,
     Arm,
     Effort,
     is_swept,
@@ -32,7 +36,9 @@ def run_off_arms(arms: Sequence[Arm], times: Times, cell: Cell, effort: Effort) 
         STOCK_DEFAULT,
         COMPUTE,
         BAGUA_DEFAULT,
+        COMPRESSED,
         TUNED,
+        TUNED_ALLOWED,
         BAGUA_TUNED,
         best_stock(arms, times),
         scaled_stock_default(arms, cell),
@@ -73,7 +79,7 @@ def scaled_bagua_default(arms: Sequence[Arm], cell: Cell) -> str:
     sizes = {
         arm["name"]: arm["configuration"]["bucket_bytes"]
         for arm in arms
-        if is_swept(arm) and not is_hierarchical(arm)
+        if is_swept(arm) and Configuration.from_json(arm["configuration"]).is_torchs_way
     }
     return _nearest(sizes, BAGUA_DEFAULT_BYTES * cell.scale)
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from bagua_client import Configuration
 
-from .arms import BAGUA_DEFAULT, COMPUTE, MIB, STOCK_DEFAULT, TUNED
+from .arms import BAGUA_DEFAULT, COMPUTE, MIB, SOCKETS, STOCK_DEFAULT, TUNED
+from .beside import Beside
 from .figures import Figures, SpeedUp
-from .goals import BAGUA_REPORTS, judged, mean_speedup, with_interval
+from .goal import mean_speedup, with_interval
+from .goals import BAGUA_REPORTS, judged
 from .selection import STOCK_DEFAULT_BYTES
 from .spread import Spread
 
@@ -157,6 +159,39 @@ def _tuning_row(cell: Figures) -> list[str]:
 def _bagua_steps(bagua: dict[str, Any]) -> str:
     steps = str(bagua["tuning_steps"])
     return steps if bagua["ended"] else f"over {steps}"
+
+
+def beside(cells: Sequence[Figures]) -> Table:
+    """16 bits on the wire, and NCCL's socket variables, of the cells where either was measured."""
+    words = " ".join(f"{name}={value}" for name, value in SOCKETS.items())
+    title = (
+        "Milliseconds per step of the tuned job where 16 bits on the wire are allowed, which "
+        f"changes the numbers, and of stock DDP with {words} at the better of two sizes, in jobs "
+        "of its own"
+    )
+    header = ["cell", "torch's bf16 hook", "16 bits allowed", "over stock default",
+              "over torch's bf16 hook", "tuned to", "steps", "stock with sockets",
+              "tuned over it"]  # fmt: skip
+    return Table(title, header, [_beside_row(cell) for cell in cells if cell.beside != Beside()])
+
+
+def _beside_row(cell: Figures) -> list[str]:
+    compressed, allowed, sockets = cell.beside.compressed, cell.beside.allowed, cell.beside.sockets
+    row = [cell_name(cell), "-" if compressed is None else _ms(compressed)]
+    if allowed is None:
+        row += ["-"] * 5
+    else:
+        over = allowed.over_compressed
+        row += [
+            _ms(allowed.step),
+            with_interval(allowed.over_stock),
+            "-" if over is None else with_interval(over),
+            str(Configuration.from_json(allowed.configuration)),
+            f"{'' if allowed.tuning['ended'] else 'over '}{allowed.tuning['tuning_steps']}",
+        ]
+    if sockets is None:
+        return [*row, "-", "-"]
+    return [*row, f"{_ms(sockets.step)}, {sockets.arm}", with_interval(sockets.tuned_over)]
 
 
 def cell_name(cell: Figures) -> str:

@@ -10,7 +10,12 @@ SPEC is a JSON file: a workload (see ``benchmarks/workloads``) and
      "rounds": 3, "steps": 3, "warmup_steps": 1}
 
 In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
-OUT: of each arm, by round, the seconds of its steps on the slowest rank.
+OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
+
+    {"run_off": {"rounds": 6, "steps": 4, "cell": {...}, "effort": {...}}}
+
+in SPEC too, the arms that ``benchmarks/cells`` then chooses for the cell are measured once more,
+and OUT is ``{"sweep": ..., "run_off": ...}``.
 """
 
 from __future__ import annotations
@@ -29,11 +34,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+# At the end: nothing of it may hide another module.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from bagua_client import Configuration, DistributedDataParallel
+from benchmarks.cells.arms import Effort
+from benchmarks.cells.cell import Cell
+from benchmarks.cells.selection import run_off_arms
+from benchmarks.cells.spread import spread
 from benchmarks.jobs.rank import TimedSteps, gradients, run
 from benchmarks.recut import hooked, recut
 from benchmarks.workloads import training
@@ -64,6 +76,10 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
             # Torch begins with a bucket of 1 MiB only if no size is given.
             size = {} if spec["bucket_mib"] is None else {"bucket_cap_mb": spec["bucket_mib"]}
             arms[spec["name"]] = Arm(_settled(workload, Stock(workload.model(), **size)))
+        elif spec["kind"] == "compressed":
+            compressed = Stock(workload.model())
+            compressed.register_comm_hook(None, bf16_compress_hook)
+            arms[spec["name"]] = Arm(_settled(workload, compressed))
         elif spec["kind"] == "ours":
             if ours is None:
                 ours = DistributedDataParallel(workload.model())
@@ -100,16 +116,31 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     began = time.monotonic()
     workload = training(spec, dist.get_rank(), device)
     arms = build(spec["arms"], workload)
-    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    sizes = gradients(workload.model())
     gc.collect()
     gc.freeze()
-    for number in range(spec["rounds"]):
-        order = list(arms)
-        random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
-        for name in order:
-            times[name].append(block(arms[name], spec["steps"], spec["warmup_steps"], device))
-    seconds = time.monotonic() - began
-    return {"arms": times, **gradients(workload.model()), "seconds": seconds}
+
+    def stage(chosen: Mapping[str, Arm], rounds: int, steps: int) -> dict[str, Any]:
+        nonlocal began
+        times: dict[str, list[list[float]]] = {name: [] for name in chosen}
+        for number in range(rounds):
+            order = list(chosen)
+            random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
+            for name in order:
+                times[name].append(block(chosen[name], steps, spec["warmup_steps"], device))
+        found = {"arms": times, **sizes, "seconds": time.monotonic() - began}
+        began = time.monotonic()
+        return found
+
+    sweep = stage(arms, spec["rounds"], spec["steps"])
+    if "run_off" not in spec:
+        return sweep
+    again, times = spec["run_off"], {name: spread(of) for name, of in sweep["arms"].items()}
+    # All ranks know the same times, and choose the same.
+    cell, effort = Cell.from_json(again["cell"]), Effort(**again["effort"])
+    names = [arm["name"] for arm in run_off_arms(spec["arms"], times, cell, effort)]
+    chosen = {name: arms[name] for name in names}
+    return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from cells.cell import Cell
 from cells.figures import Figures, figures_of
-from cells.goals import Goal, geometric_mean, goals, judged, with_interval
+from cells.goal import Goal, geometric_mean, with_interval
+from cells.goals import goals, judged
 from cells.report import show
 from cells.spread import ratio
 
