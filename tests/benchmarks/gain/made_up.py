@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cells.arms import BAGUA_TUNED, FULL, TUNED, ours, sweep_arms
+from cells.arms import (
+    BAGUA_TUNED,
+    FULL,
+    ON_GPUS,
+    SOCKETS,
+    TUNED,
+    TUNED_ALLOWED,
+    ours,
+    socket_arms,
+    sweep_arms,
+)
 from cells.cell import Cell
 from cells.selection import run_off_arms
 from cells.spread import spread
@@ -28,34 +38,51 @@ def made_up_cell(
     step_seconds: Mapping[str, float],
     configuration: Configuration | None = None,
     run_off: Sequence[str] | None = None,
+    allow: str = "",
+    sockets: Sequence[float] = (),
     **changes: Any,
 ) -> dict[str, Any]:
     """Every arm takes 1.0 s, computing alone 0.5 s, unless ``step_seconds`` says otherwise.
 
     Args:
         run_off: the arms of stage 2, if others than the bench would choose.
+        allow: what a second tuning might send with; none if empty.
+        sockets: seconds of the larger size of stock DDP with socket variables, in each job.
     """
     tuned = configuration or Configuration(5 * MIB, "leaders")
-    arms = [*sweep_arms(cell, FULL), ours(TUNED, tuned.to_json())]
+    effort = ON_GPUS if cell.device == "cuda" else FULL
+    arms = [*sweep_arms(cell, effort), ours(TUNED, tuned.to_json())]
+    default, largest = (arm["name"] for arm in socket_arms(arms))
+    if allow:
+        arms.append(ours(TUNED_ALLOWED, Configuration(25 * MIB, wire_precision="bf16").to_json()))
     if cell.bagua:
         arms.append(ours(BAGUA_TUNED, Configuration(10 * MIB).to_json()))
     times = {arm["name"]: 1.0 for arm in arms} | {"compute": 0.5} | dict(step_seconds)
     sweep = {name: blocks(seconds, 3, 2) for name, seconds in times.items()}
     spreads = {name: spread(measured) for name, measured in sweep.items()}
-    chosen = run_off or [arm["name"] for arm in run_off_arms(arms, spreads, cell, FULL)]
+    chosen = run_off or [arm["name"] for arm in run_off_arms(arms, spreads, cell, effort)]
     result = {"trials": 7, "cost_steps": 4.5, "cost_seconds": 4.5, "kept": "winner"}
     stored = {"state": "finished", "round": 0, "result": result, "trials": []}
     tuning = {"tuning_steps": 130, "tuning_seconds": 130.0, "ended": True, "stored": stored}
     tuning["configurations"] = [[0, {}], [13, {}], [123, {}]]
     return {
         "cell": cell.to_json(),
-        "effort": FULL.to_json(),
+        "effort": effort.to_json(),
         "conditions": {"link": None, "kernel": "6.1", "processor": "made up", "commit": None},
         "fallback": None,
         "arms": {arm["name"]: arm for arm in arms},
         "sweep": {"arms": sweep},
         "run_off": {"arms": {name: blocks(times[name], 6, 4) for name in chosen}},
         "tuning": tuning,
+        "allowed": {**tuning, "tuning_steps": 160} if allow else None,
+        "sockets": {
+            "variables": SOCKETS,
+            "jobs": [
+                {"arms": {default: blocks(3.0, 2, 3), largest: blocks(s, 2, 3)}} for s in sockets
+            ],
+        }
+        if sockets
+        else None,
         "bagua": {"tuning_steps": 640, "ended": True} if cell.bagua else None,
         "seconds": {"tune": 140.0, "sweep": 200.0, "run_off": 100.0, "total": 450.0},
         **changes,
