@@ -32,6 +32,7 @@ def variables(host: str, gpus: list[str]) -> dict[str, str]:
         # NCCL knows hosts by the machine's name, and would go past the link.
         "NCCL_HOSTID": host,
         "NCCL_NET": "Socket",
+        "NCCL_MNNVL_ENABLE": "0",  # NVLink between machines
         "NCCL_NVLS_ENABLE": "0",
     }
     if len(gpus) == 1:  # inside the host nothing is left that these are of use for
