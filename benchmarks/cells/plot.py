@@ -50,7 +50,8 @@ def plot_networks(cells: Sequence[Figures], folder: Path) -> dict[str, Path]:
             networks.setdefault(cell.cell.network, []).append(cell)
     images = {}
     for network, found in networks.items():
-        images[network] = folder / f"gain-{network}.png"
+        on_gpus = "gpus-" if found[0].cell.device == "cuda" else ""
+        images[network] = folder / f"gain-{on_gpus}{network}.png"
         draw(network, found).savefig(images[network], dpi=120)
     return images
 

@@ -34,6 +34,15 @@ def test_one_image_for_each_network(tmp_path: Path) -> None:
     assert all(image.read_bytes()[:4] == b"\x89PNG" for image in images.values())
 
 
+def test_cells_on_gpus_have_images_of_their_own_with_a_line_for_each_number_of_channels(
+    tmp_path: Path,
+) -> None:
+    cell = Cell("vgg16", "unshaped", ranks_per_node=1, device="cuda")
+    assert plot_networks([figures(cell)], tmp_path)["unshaped"].name == "gain-gpus-unshaped.png"
+    legend = {text.get_text() for text in draw("unshaped", [figures(cell)]).legends[0].get_texts()}
+    assert {f"ours, flat, {channels} channels" for channels in (2, 4, 8)} <= legend
+
+
 @pytest.mark.parametrize("panels", [1, 2, 3])
 def test_no_texts_overlap(panels: int) -> None:
     models = ("resnet50", "vgg16", "bert-base")[:panels]
