@@ -1,0 +1,137 @@
+"""What the runs say of all settings, if each variable does the same whatever the others say.
+
+A few runs cannot show a landscape of four or five variables in general. Taken to add up, every run
+tells of every variable; a small part is left to what they do together. This is a Gaussian process
+with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes", 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space
+
+Floats = NDArray[np.float64]
+
+LEVEL_VARIANCE = 1.0
+# By so much one variable may change the logarithm of a step's time, of which the middle is the
+# likeliest, to a factor of e; and all together beyond the sum of that.
+AMPLITUDES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+USUAL_AMPLITUDE = 0.2
+TOGETHER = (0.02, 0.05)
+SWEEPS = 3
+# In ranges of a number's logarithm: long, so that what it does has one best place.
+LENGTH_SCALE = 0.7
+
+
+class Seen(NamedTuple):
+    """A cost that was measured."""
+
+    configuration: Configuration
+    cost: float
+    standard_error: float
+
+
+class AdditiveProcess:
+    """The process, fitted to what was seen.
+
+    Args:
+        knobs: what a cost depends on.
+        candidates: all that will be asked for, and all that was seen.
+        seen: at least one.
+    """
+
+    def __init__(
+        self, knobs: Space, candidates: Sequence[Configuration], seen: Sequence[Seen]
+    ) -> None:
+        self._row_of = {candidate: row for row, candidate in enumerate(candidates)}
+        rows = [self._row_of[s.configuration] for s in seen]
+        parts = np.array([_alike(d, knob, candidates, rows) for knob, d in knobs.items()])
+        self._costs = np.array([s.cost for s in seen])
+        self._noise = np.diag([s.standard_error**2 for s in seen])
+        settings = self._fitted(parts[:, rows])
+        kernel = _kernel(parts[:, rows], *settings) + self._noise
+        cross = _kernel(parts, *settings)
+        level = float(np.mean(self._costs))
+        solved = np.linalg.solve(kernel, cross.T)
+        self.means: Floats = level + cross @ np.linalg.solve(kernel, self._costs - level)
+        prior = LEVEL_VARIANCE + float(np.sum(settings[0] ** 2)) + settings[1] ** 2
+        self._variances: Floats = prior - np.einsum("ij,ji->i", cross, solved)
+        # With what was seen: shape (candidates, seen).
+        self._covariances: Floats = cross - solved.T @ cross[rows].T
+        self._seen_rows = rows
+
+    def gains(self) -> Floats:
+        """How far each candidate is expected to be below the best that was seen, where it is
+        (Jones, Schonlau and Welch, "Efficient global optimization", 1998, eq. 15)."""
+        from scipy.special import ndtr  # here: takes long to import
+
+        place = int(np.argmin(self.means[self._seen_rows]))
+        row = self._seen_rows[place]
+        # It is the difference that is uncertain, and not each cost by itself.
+        variances = self._variances + self._variances[row] - 2 * self._covariances[:, place]
+        spread = np.sqrt(np.maximum(variances, 1e-12))
+        below = self.means[row] - self.means
+        scaled = below / spread
+        density = np.exp(-0.5 * scaled**2) / np.sqrt(2 * np.pi)
+        found: Floats = below * ndtr(scaled) + spread * density
+        found[row] = 0.0
+        return found
+
+    def mean(self, configuration: Configuration) -> float:
+        """What a candidate is expected to cost."""
+        return float(self.means[self._row_of[configuration]])
+
+    def _fitted(self, parts: Floats) -> tuple[Floats, float]:
+        """An amplitude for each variable and one for all together, of the grid's the likeliest: one
+        after the other, and over again. ``parts``: shape (knobs, seen, seen)."""
+        amplitudes, together = np.full(len(parts), USUAL_AMPLITUDE), TOGETHER[0]
+        best = self._likelihood(parts, amplitudes, together)
+        for _ in range(SWEEPS):
+            for place, amplitude in product(range(len(parts)), AMPLITUDES):
+                changed = amplitudes.copy()
+                changed[place] = amplitude
+                likelihood = self._likelihood(parts, changed, together)
+                if likelihood > best:
+                    best, amplitudes = likelihood, changed
+            for other in TOGETHER:
+                likelihood = self._likelihood(parts, amplitudes, other)
+                if likelihood > best:
+                    best, together = likelihood, other
+        return amplitudes, together
+
+    def _likelihood(self, parts: Floats, amplitudes: Floats, together: float) -> float:
+        kernel = _kernel(parts, amplitudes, together) + self._noise
+        costs = self._costs - np.mean(self._costs)
+        _, size = np.linalg.slogdet(kernel)
+        prior = np.sum(np.log(amplitudes / USUAL_AMPLITUDE) ** 2)
+        return -0.5 * float(costs @ np.linalg.solve(kernel, costs) + size + prior)
+
+
+def _kernel(parts: Floats, amplitudes: Floats, together: float) -> Floats:
+    found: Floats = (
+        LEVEL_VARIANCE
+        + np.tensordot(amplitudes**2, parts, axes=1)
+        + together**2 * np.prod(parts, axis=0)
+    )
+    return found
+
+
+def _alike(
+    domain: Domain, knob: str, candidates: Sequence[Configuration], rows: Sequence[int]
+) -> Floats:
+    """How alike their values of a knob are to those of some of them, of 0 to 1: shape
+    (candidates, rows)."""
+    if isinstance(domain, LogInteger) or (isinstance(domain, Categorical) and domain.is_ordered):
+        exponents = np.log2([candidate.number(knob) for candidate in candidates])
+        span = float(np.ptp(exponents)) or 1.0
+        distances = (exponents[:, None] - exponents[rows][None, :]) / (span * LENGTH_SCALE)
+        found: Floats = np.exp(-0.5 * distances**2)
+        return found
+    same = [[candidate[knob] == candidates[row][knob] for row in rows] for candidate in candidates]
+    return np.array(same, float)

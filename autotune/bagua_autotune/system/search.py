@@ -1,0 +1,241 @@
+"""The search: which settings to run next, which were best, and whether that is true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval, difference
+from bagua_autotune.search import Problem, make_searcher
+from bagua_autotune.system.additive import AdditiveProcess, Seen
+from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation, left_out
+from bagua_autotune.system.space import SearchSpace
+
+FEWEST_RUNS = 6
+# The user's own settings are run again after so many others at first, and later.
+FIRST_REPEAT, REPEAT = 2, 8
+FEWEST_PAIRS, MOST_PAIRS = 2, 5
+# Kept back from the search for the pairs at its end.
+KEPT_PAIRS = 3
+MANY_RUNS = 15
+# In deviations of one run from the next.
+CLEAR_GAIN = 5.0
+# A search whose next run is expected to gain less than this part of a step has seen enough.
+ENOUGH = 0.002
+GAIN_THAT_MATTERS = 0.01
+# What a variable must gain to be changed.
+WORTH_CHANGING = 0.01
+# What is slower than the user's own settings by more than this is so much slower: how much tells
+# nothing of the best.
+MOST_COST = 0.7
+# Every run costs about the same, slow steps or not: nothing is spared by trying fast ones only.
+HORIZON_TRIALS = 1e6
+# A run that takes so many times as long as the user's own settings did cannot be the fastest.
+PATIENCE = 3.0
+LEAST_PATIENCE_SECONDS = 20.0
+
+Runner = Callable[[Mapping[str, str], float], Outcome]
+"""Runs the job with some variables set, for at most so many seconds."""
+
+
+class BaselineFailure(Exception):
+    """The job fails with the user's own settings: the outcome says how."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.failure)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a search ends with.
+
+    Attributes:
+        configuration: the fastest; the user's own settings where nothing was truly faster.
+        gain: how many times as fast it is; None: nothing was compared.
+    """
+
+    configuration: Configuration
+    gain: Interval | None = None
+
+
+class SystemSearch:
+    """One search.
+
+    Args:
+        space: what may be tried.
+        run: runs the job.
+        most_runs: of all kinds together, at least ``FEWEST_RUNS``.
+        timeout_seconds: a run that takes longer has failed.
+        seed: equal seeds and outcomes give equal searches.
+        on_run: told of every run.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        run: Runner,
+        most_runs: int = 25,
+        timeout_seconds: float = 300.0,
+        seed: int = 0,
+        on_run: Callable[[Run], None] = lambda run: None,
+        runs: tuple[Run, ...] = (),
+    ) -> None:
+        self.space = space
+        self.runs: list[Run] = list(runs)
+        self._run = run
+        self._most_runs = most_runs
+        self._timeout_seconds = timeout_seconds
+        self._seed = seed
+        self._on_run = on_run
+
+    def find(self) -> Verdict:
+        """Search, then compare the best with the user's own settings in turns.
+
+        Raises:
+            BaselineFailure: the job fails with the user's own settings.
+        """
+        if not self.runs:
+            self._run_own("baseline")
+        while self._runs_left > 2 * self._kept_pairs:
+            if self._is_own_due:
+                self._run_own("baseline")
+                continue
+            upcoming = self._upcoming()
+            if upcoming is None:
+                break
+            self._measure("search", upcoming)
+        while self._runs_left >= 2 * FEWEST_PAIRS:
+            winner = self.best()
+            if winner == self.space.own:
+                break
+            gain = self._compare(winner)
+            if gain is not None:
+                is_faster = gain.low > 0
+                shown = Interval(*(math.exp(value) for value in (gain.center, gain.low, gain.high)))
+                return Verdict(winner if is_faster else self.space.own, shown)
+        return Verdict(self.space.own)
+
+    def best(self) -> Configuration:
+        """The fastest by what is known, noise allowed for; the user's own if nothing is."""
+        seen = self._seen()
+        if not seen:
+            return self.space.own
+        process = self._process()
+        return min(
+            self._candidates(),
+            key=lambda c: process.mean(c) + WORTH_CHANGING * len(self.space.environment(c)),
+        )
+
+    @property
+    def _runs_left(self) -> int:
+        return self._most_runs - len(self.runs)
+
+    @property
+    def _kept_pairs(self) -> int:
+        """Of a gain that is far beyond what runs differ by the fewest say enough."""
+        if self._most_runs < MANY_RUNS:
+            return FEWEST_PAIRS
+        process = self._process()
+        gain = process.mean(self.space.own) - float(np.min(process.means))
+        return FEWEST_PAIRS if gain > CLEAR_GAIN * deviation(self.runs) else KEPT_PAIRS
+
+    @property
+    def _is_own_due(self) -> bool:
+        own = [i for i, run in enumerate(self.runs) if run.configuration == self.space.own]
+        since = len(self.runs) - 1 - own[-1]
+        return since >= (FIRST_REPEAT if len(own) == 1 else REPEAT)
+
+    def _upcoming(self) -> Configuration | None:
+        """What to run next; None: nothing that is left would gain enough."""
+        candidates, seen = self._candidates(), self._seen()
+        if len(candidates) == 1:
+            return None
+        problem = Problem(self.space.knobs, candidates, self._seed)
+        searcher = make_searcher("bayesian", problem)
+        for configuration, cost, error in seen:
+            searcher.tell(configuration, cost, error)
+        if len({s.configuration for s in seen}) < searcher.initial_trials:
+            return searcher.ask()
+        gains = self._process().gains()
+        found = int(np.argmax(gains))
+        return candidates[found] if gains[found] >= ENOUGH else None
+
+    def _process(self) -> AdditiveProcess:
+        return AdditiveProcess(self.space.knobs, self._candidates(), self._seen())
+
+    def _candidates(self) -> list[Configuration]:
+        own, *others = self.space.candidates
+        failed = banned(self.runs) - {self.space.own}
+        bad = left_out(self.runs)
+        return [
+            own,
+            *(c for c in others if c not in failed and not any(v <= c.items() for v in bad)),
+        ]
+
+    def _seen(self) -> list[Seen]:
+        """What was measured of settings that did not fail, with what each may be off by."""
+        limit = min(costs_of(self.runs, self.space.own), default=math.inf) + MOST_COST
+        noise, failed = deviation(self.runs), banned(self.runs) - {self.space.own}
+        found = []
+        for run in self.runs:
+            if run.cost is not None and run.configuration not in failed:
+                within = run.outcome.standard_error
+                error = max(noise, within) if math.isfinite(within) else noise
+                found.append(Seen(run.configuration, min(run.cost, limit), error))
+        return found
+
+    def _compare(self, winner: Configuration) -> Interval | None:
+        """Both in turns, until the difference is sure or the runs are spent.
+
+        Returns:
+            What the winner saves, in logarithms; None: it failed.
+        """
+        blocks: list[Run] = []
+        while self._runs_left or len(blocks) % 2 == 0:
+            pairs, is_half = divmod(len(blocks), 2)
+            if not is_half and pairs >= FEWEST_PAIRS:
+                gain = self._gain(blocks)
+                is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS
+                if not is_undecided or pairs == MOST_PAIRS or self._runs_left < 2:
+                    return gain
+            if len(blocks) % 4 in (0, 3):
+                blocks.append(self._measure("confirm", winner))
+                if blocks[-1].cost is None:
+                    return None
+            else:
+                blocks.append(self._run_own("confirm"))
+        return None
+
+    def _gain(self, blocks: list[Run]) -> Interval:
+        noise = deviation(self.runs)
+        estimates = [Estimate(run.cost, noise, 1) for run in blocks if run.cost is not None]
+        return difference(estimates, [run.configuration == self.space.own for run in blocks])
+
+    def _run_own(self, purpose: str) -> Run:
+        """The user's own settings; a failure is believed the second time only, if they ever ran."""
+        has_run = any(run.configuration == self.space.own for run in self.runs)
+        run = self._measure(purpose, self.space.own)
+        if run.cost is None and has_run and self._runs_left:
+            run = self._measure(purpose, self.space.own)
+        if run.cost is None:
+            raise BaselineFailure(run.outcome)
+        return run
+
+    def _measure(self, purpose: str, configuration: Configuration) -> Run:
+        outcome = self._run(self.space.environment(configuration), self._patience)
+        run = Run(len(self.runs) + 1, purpose, configuration, outcome)
+        self.runs.append(run)
+        self._on_run(run)
+        return run
+
+    @property
+    def _patience(self) -> float:
+        own = [r.outcome.seconds for r in self.runs if r.configuration == self.space.own]
+        if not own:
+            return self._timeout_seconds
+        return min(self._timeout_seconds, max(PATIENCE * max(own), LEAST_PATIENCE_SECONDS))
