@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -15,13 +16,20 @@ from .processes import end
 from .tools import dies_with_parent
 
 POLL_SECONDS = 0.05
+LISTENERS_PORTS = (20_000, 32_000)
+MOST_PORTS_TRIED = 100
 STDERR = 2
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """For a listener, and below those that connections get by themselves: which of these a host in a
+    namespace has taken cannot be seen from here."""
+    for _ in range(MOST_PORTS_TRIED):
+        port = random.randint(*LISTENERS_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no port between {LISTENERS_PORTS[0]} and {LISTENERS_PORTS[1]} is free")
 
 
 class Job:
