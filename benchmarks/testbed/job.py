@@ -22,8 +22,8 @@ STDERR = 2
 
 
 def free_port() -> int:
-    """For a listener, and below those that connections get by themselves: which of these a host in a
-    namespace has taken cannot be seen from here."""
+    """For a listener, and below those that connections get by themselves: which of these are taken
+    in a host's namespace cannot be seen from here."""
     for _ in range(MOST_PORTS_TRIED):
         port = random.randint(*LISTENERS_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
