@@ -11,6 +11,7 @@ from bagua_autotune.cli.prune import prune
 from bagua_autotune.cli.serve import serve
 from bagua_autotune.cli.show import show
 from bagua_autotune.cli.simulate import simulate
+from bagua_autotune.cli.system import system
 from bagua_autotune.cli.watch import watch
 
 
@@ -20,5 +21,5 @@ def main() -> None:
     """Finds the fastest communication settings of a running training job."""
 
 
-for command in (serve, jobs, show, watch, export, simulate, prune):
+for command in (serve, jobs, show, watch, export, simulate, system, prune):
     main.add_command(command)

@@ -1,0 +1,203 @@
+"""``bagua-autotune system``: settings that a process reads only when it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from bagua_autotune.model.text import clean
+from bagua_autotune.system.job import Interrupted, Job
+from bagua_autotune.system.measures import Measure, Metric, StepTimes
+from bagua_autotune.system.report import (
+    best_so_far,
+    describe_run,
+    document,
+    export_lines,
+    summary,
+)
+from bagua_autotune.system.runs import Outcome, Run, costs_of
+from bagua_autotune.system.search import FEWEST_RUNS, BaselineFailure, SystemSearch, Verdict
+from bagua_autotune.system.space import SearchSpace
+from bagua_autotune.system.variables import BACKENDS, Variable, find_variables
+
+DEFAULT_STEPS = 30
+INTERRUPTED = 130
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--metric", metavar="REGEX",
+    help="Finds the speed in the output, by one group; else optimizer steps are timed.",
+)  # fmt: skip
+@click.option(
+    "--higher-is-better/--lower-is-better", default=True, show_default=True,
+    help="What --metric finds is a speed, or a time.",
+)  # fmt: skip
+@click.option("--last", is_flag=True, help="Of --metric the last number; else their median.")
+@click.option(
+    "--steps", type=click.IntRange(3),
+    help="Steps measured in each run, which ends then. With --metric numbers found; else it runs "
+    "to its end.  [default: 30 steps]",
+)  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0,
+              show_default=True, metavar="SECONDS", help="A longer run has failed.")  # fmt: skip
+@click.option("--runs", type=click.IntRange(FEWEST_RUNS), default=25, show_default=True,
+              help="At most so many in all.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["auto", *BACKENDS]), default="auto",
+              show_default=True, help="Whose variables are searched.")  # fmt: skip
+@click.option("--set", "chosen", multiple=True, metavar="NAME=V1,V2,...",
+              help="Search this variable, too; may be repeated.")  # fmt: skip
+@click.option("--interface", "interfaces", multiple=True, metavar="NAME",
+              help="A network interface; of several, each and all are tried.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="NAME", help="Search no other variable.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False),
+              metavar="FILE", help="Write all runs there.")  # fmt: skip
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def system(
+    metric: str | None,
+    higher_is_better: bool,
+    last: bool,
+    steps: int | None,
+    timeout: float,
+    runs: int,
+    backend: str,
+    chosen: Sequence[str],
+    interfaces: Sequence[str],
+    only: Sequence[str],
+    seed: int,
+    json_path: Path | None,
+    command: Sequence[str],
+) -> None:
+    """Find environment variables with which COMMAND trains faster.
+
+    Short runs of it, with NCCL's or gloo's settings changed, are measured and ended. Prints lines
+    for a shell, so that eval "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest;
+    what happens is said on standard error.
+    """
+    given = dict(map(_assignment, chosen))
+    measure = _measure(metric, higher_is_better, last, steps)
+
+    def variables(facts: dict[str, Any]) -> list[Variable]:
+        known = _backend(backend, str(facts.get("backend", "")))
+        has_client = bool(facts.get("has_client"))
+        found = find_variables(known, has_client, os.environ, given, interfaces, only)
+        if not found:
+            raise ValueError(
+                f"nothing to search: {known} reads no such variable, and bagua_client, whose "
+                "channels could be searched, is not in the job; name variables with --set"
+            )
+        return found
+
+    search: SystemSearch | None = None
+    verdict: Verdict | None = None
+    with _stopping() as signals:
+        job = Job(command, measure, lambda: bool(signals))
+        try:
+            first = job({}, timeout)
+            _tell(describe_run(1, runs, {}, first, [], measure))
+            if first.cost is None:
+                raise BaselineFailure(first)
+            space = SearchSpace(variables(dict(measure.facts)), seed)
+            own = Run(1, "baseline", space.own, first)
+
+            def on_run(run: Run) -> None:
+                assert search is not None
+                own_costs = costs_of(search.runs, space.own)
+                environment = space.environment(run.configuration)
+                _tell(describe_run(run.number, runs, environment, run.outcome, own_costs, measure))
+
+            search = SystemSearch(space, job, runs, timeout, seed, on_run, (own,))
+            _tell("searched: " + ", ".join(variable.name for variable in space.variables))
+            verdict = search.find()
+        except BaselineFailure as failure:
+            raise click.ClickException(_explain(failure.outcome)) from failure
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        except Interrupted:
+            _tell_best(search)
+        finally:
+            if json_path and search:
+                text = json.dumps(document(search, verdict, command), indent=2)
+                json_path.write_text(text + "\n")
+    if search is None or verdict is None:
+        sys.exit(INTERRUPTED)
+    _tell(summary(search, verdict))
+    for line in export_lines(search.space.environment(verdict.configuration)):
+        click.echo(line)
+
+
+def _measure(metric: str | None, higher_is_better: bool, last: bool, steps: int | None) -> Measure:
+    if metric is None:
+        return StepTimes(steps or DEFAULT_STEPS)
+    try:
+        return Metric(re.compile(metric), higher_is_better, last, steps)
+    except (re.error, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--metric") from error
+
+
+def _assignment(text: str) -> tuple[str, list[str]]:
+    name, _, values = text.partition("=")
+    listed = [value.strip() for value in values.split(",") if value.strip()]
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not listed:
+        raise click.BadParameter(f"{text!r} is not NAME=V1,V2,...", param_hint="--set")
+    return name, listed
+
+
+def _backend(asked: str, found: str) -> str:
+    """The one that was asked for; the job's own; else that of the machine's devices."""
+    if asked != "auto":
+        return asked
+    for backend in BACKENDS:
+        if backend in found:
+            return backend
+    return "nccl" if Path("/dev/nvidia0").exists() else "gloo"
+
+
+def _explain(outcome: Outcome) -> str:
+    lines = "".join(f"\n    {clean(line)}" for line in outcome.last_lines)
+    said = f"; the last it printed:{lines}" if lines else ""
+    return f"the job fails with your own settings: {outcome.failure}{said}"
+
+
+def _tell(line: str) -> None:
+    click.echo(clean(line), err=True)
+
+
+def _tell_best(search: SystemSearch | None) -> None:
+    """An interrupted search sets nothing: what was not compared in turns may have been luck."""
+    best = best_so_far(search) if search else None
+    if search is None or best is None:
+        _tell("interrupted; nothing faster than your settings was seen")
+        return
+    configuration, speedup = best
+    _tell(f"interrupted; the best so far, {speedup:.2f}x, not yet compared in turns:")
+    for line in export_lines(search.space.environment(configuration)):
+        _tell(line)
+
+
+@contextmanager
+def _stopping() -> Iterator[list[int]]:
+    """The signals that asked us to stop: noted, so that what is under way can be ended whole."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

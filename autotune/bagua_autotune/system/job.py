@@ -1,0 +1,100 @@
+"""One run of the user's job, as a process group of its own that is ended with all it started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bagua_autotune.model.text import describe_seconds
+from bagua_autotune.system.measures import OUTPUT_FILE, Measure, output_lines
+from bagua_autotune.system.processes import adopting, ended_with_all_it_starts
+from bagua_autotune.system.runs import Outcome
+
+POLL_SECONDS = 0.05
+KEPT_LINES = 15
+
+
+class Interrupted(Exception):
+    """The user has had enough."""
+
+
+class Job:
+    """Runs the user's command; see ``search.Runner``.
+
+    Args:
+        command: and its arguments.
+        measure: of its speed.
+        is_interrupted: asked all the time; once it says so, the run ends and nothing is left.
+    """
+
+    def __init__(
+        self, command: Sequence[str], measure: Measure, is_interrupted: Callable[[], bool]
+    ) -> None:
+        self._command = list(command)
+        self._measure = measure
+        self._is_interrupted = is_interrupted
+
+    def __call__(self, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        """Run it once.
+
+        Raises:
+            Interrupted: by ``is_interrupted``.
+        """
+        if self._is_interrupted():
+            raise Interrupted
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="bagua-autotune-") as name:
+            folder = Path(name)
+            try:
+                outcome = self._run(folder, environment, timeout_seconds)
+            except OSError as error:
+                return Outcome(failure=f"cannot be started: {error.strerror}: {error.filename}")
+            lines = [line for line in output_lines(folder) if line.strip()]
+        return replace(
+            outcome, seconds=time.monotonic() - began, last_lines=tuple(lines[-KEPT_LINES:])
+        )
+
+    def _run(self, folder: Path, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
+        variables = {
+            **os.environ,
+            # Only what is given here shall change anything; and lines come when they are printed.
+            "BAGUA_AUTOTUNE": "0",
+            "PYTHONUNBUFFERED": "1",
+            **self._measure.environment(folder),
+            **environment,
+        }
+        with adopting() as known, open(folder / OUTPUT_FILE, "wb") as output:
+            process = subprocess.Popen(
+                self._command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            with ended_with_all_it_starts(process, known):
+                return self._wait(process, folder, timeout_seconds)
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float
+    ) -> Outcome:
+        began = time.monotonic()
+        while True:
+            # Before the result: what was complete when it ended is complete now.
+            code = process.poll()
+            outcome = self._measure.result(folder, is_over=code == 0)
+            if outcome is not None:
+                return outcome
+            if code is not None:
+                how = f"exit code {code}" if code > 0 else f"signal {-code}"
+                return Outcome(failure=f"ended with {how}")
+            if time.monotonic() - began > timeout_seconds:
+                return Outcome(failure=f"no result after {describe_seconds(timeout_seconds)}")
+            if self._is_interrupted():
+                raise Interrupted
+            time.sleep(POLL_SECONDS)

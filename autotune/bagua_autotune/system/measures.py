@@ -1,0 +1,157 @@
+"""How fast a run was: its optimizer steps, or a number in what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from bagua_autotune.model.statistics import estimate
+from bagua_autotune.model.text import describe_seconds
+from bagua_autotune.system.runs import Outcome
+
+PROBE = "BAGUA_AUTOTUNE_PROBE"
+STEPS_FILE, OUTPUT_FILE = "steps.json", "output"
+FEWEST_STEPS = 3
+
+
+class Measure(Protocol):
+    """How the speed of a run is found.
+
+    Attributes:
+        facts: what the last run said of itself: its backend, whether our client is in it.
+    """
+
+    facts: Mapping[str, Any]
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What a run needs to be told, which writes into ``folder``."""
+
+    def result(self, folder: Path, is_over: bool) -> Outcome | None:
+        """Of a run: None as long as it has to go on; ``is_over``: it has ended by itself."""
+
+    def describe(self, score: float) -> str:
+        """A score in words."""
+
+
+class StepTimes:
+    """The median time of ``steps`` optimizer steps, whatever the script prints."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self.facts: Mapping[str, Any] = {}
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """See Measure."""
+        return _timing(folder, self._steps)
+
+    def result(self, folder: Path, is_over: bool) -> Outcome | None:
+        """See Measure."""
+        self.facts = _read(folder)
+        if not is_over and not self.facts.get("is_over"):
+            return None
+        seconds = [s for s in self.facts.get("step_seconds", []) if s > 0]
+        if len(seconds) >= FEWEST_STEPS:
+            found = estimate(seconds)
+            error = found.standard_error / found.center
+            return Outcome(found.center, math.log(found.center), error)
+        if not self.facts:
+            return Outcome(
+                failure="no step of a PyTorch optimizer was seen (--metric takes a number from "
+                "the output instead)"
+            )
+        return Outcome(failure="ended after too few steps to measure")
+
+    def describe(self, score: float) -> str:
+        """See Measure."""
+        return f"{describe_seconds(score)} a step"
+
+
+@dataclass
+class Metric:
+    """A number in the output.
+
+    Args:
+        pattern: with one group, which finds the number.
+        higher_is_better: as of images per second; else as of seconds.
+        takes_last: the last number counts, not the median of all.
+        most_matches: so many end the run; None: it ends by itself.
+    """
+
+    pattern: re.Pattern[str]
+    higher_is_better: bool = True
+    takes_last: bool = False
+    most_matches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pattern.groups != 1:
+            raise ValueError(
+                f"{self.pattern.pattern!r} has {self.pattern.groups} groups; it needs one, in "
+                "parentheses, around the number"
+            )
+        self.facts: Mapping[str, Any] = {}
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """See Measure."""
+        # Of a training its backend is of interest, and no steps.
+        return _timing(folder, 0)
+
+    def result(self, folder: Path, is_over: bool) -> Outcome | None:
+        """See Measure."""
+        if not is_over and self.most_matches is None:
+            return None
+        lines = output_lines(folder)
+        found = [match.group(1) for line in lines for match in self.pattern.finditer(line)]
+        if not is_over and len(found) < (self.most_matches or 1):
+            return None
+        self.facts = _read(folder)
+        numbers = [_number(text) for text in found[: self.most_matches]]
+        if not numbers:
+            return Outcome(failure=f"printed nothing that {self.pattern.pattern!r} finds")
+        if not all(0 < number < math.inf for number in numbers):
+            bad = next(text for text in found if not 0 < _number(text) < math.inf)
+            return Outcome(failure=f"printed {bad!r}, which is no number above 0")
+        score = numbers[-1] if self.takes_last else median(numbers)
+        return Outcome(score, -math.log(score) if self.higher_is_better else math.log(score))
+
+    def describe(self, score: float) -> str:
+        """See Measure."""
+        return f"{score:.5g}"
+
+
+def output_lines(folder: Path) -> list[str]:
+    """What a run has printed so far; a progress bar's states are lines, too."""
+    return re.split(r"[\r\n]+", (folder / OUTPUT_FILE).read_bytes().decode(errors="replace"))
+
+
+def _timing(folder: Path, steps: int) -> dict[str, str]:
+    """What has every Python of the job time its steps: see bagua_client.probe."""
+    client = importlib.util.find_spec("bagua_client")
+    if client is None or not client.submodule_search_locations:
+        return {}
+    paths = [str(Path(client.submodule_search_locations[0]) / "probe")]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    return {PROBE: f"{folder / STEPS_FILE}:{steps}", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads((folder / STEPS_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except (ValueError, AttributeError):
+        return math.nan

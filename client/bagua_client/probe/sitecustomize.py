@@ -1,0 +1,161 @@
+"""Times the optimizer steps of a job that knows nothing of it, stock DDP's too.
+
+Python imports a module of this name when it starts. ``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for
+the seconds of STEPS steps after the warm-up; rank 0 writes FILE, at its first step with what the
+job is, and at the end with the steps. This file imports nothing of ours: the job may run on another
+Python than the command, with another release of bagua-client, or none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "BAGUA_AUTOTUNE_PROBE"
+WARMUP_STEPS = 5
+"""Not measured: connections are made in them, buckets cut, kernels chosen."""
+
+
+class Recorder:
+    """Marks the end of each optimizer's steps, and writes those of the first that has enough."""
+
+    def __init__(self, path: str, steps: int) -> None:
+        self._path = path
+        self._steps = steps
+        self._marks: dict[int, list[Any]] = {}
+        self._handle: Any = None
+
+    def begin(self) -> None:
+        """Follow the steps from now on; torch has been imported."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        atexit.register(self._end)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._marks:
+            if _rank() != 0:
+                self._stop()
+                return
+            self._write([])
+        marks = self._marks.setdefault(id(optimizer), [])
+        marks.append(_mark())
+        if len(marks) > WARMUP_STEPS + self._steps:
+            self._stop()
+            self._write(_seconds(marks[WARMUP_STEPS:]))
+
+    def _stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+    def _end(self) -> None:
+        """A training that is shorter than that: what there is."""
+        if self._handle is not None and self._marks:
+            longest = max(self._marks.values(), key=len)
+            self._write(_seconds(longest[WARMUP_STEPS:]), is_over=True)
+
+    def _write(self, seconds: list[float], is_over: bool = False) -> None:
+        import torch.distributed as dist
+
+        found = {
+            "backend": str(dist.get_backend()) if _has_group() else "",
+            "has_client": "bagua_client" in sys.modules,
+            "step_seconds": seconds,
+            "is_over": is_over or bool(seconds),
+        }
+        with open(f"{self._path}.new", "w") as file:
+            json.dump(found, file)
+        os.replace(f"{self._path}.new", self._path)
+
+
+def _has_group() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    if _has_group():
+        return dist.get_rank()
+    return int(os.environ.get("RANK") or 0)
+
+
+def _mark() -> Any:
+    """Of now: on a GPU when the device comes to it, which the host does not wait for."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _seconds(marks: list[Any]) -> list[float]:
+    """From each mark to the next."""
+    found = []
+    for i, end in enumerate(marks[1:]):
+        begin = marks[i]
+        if isinstance(begin, float) or isinstance(end, float):
+            # The device was first used between two steps: both must be times of the host.
+            if isinstance(begin, float) and isinstance(end, float):
+                found.append(end - begin)
+            continue
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3)
+    return found
+
+
+class AfterImport:
+    """Calls something when a module has been imported; an importer of ``sys.meta_path``."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: Any) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+def _run_hidden() -> None:
+    """A ``sitecustomize`` of the installation, that this one stands before."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    path = [entry for entry in sys.path if os.path.abspath(entry) != own]
+    spec = importlib.machinery.PathFinder.find_spec(__name__, path)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def _follow() -> None:
+    file, _, steps = os.environ.get(VARIABLE, "").rpartition(":")
+    if file and steps.isdigit():
+        sys.meta_path.insert(0, AfterImport("torch", Recorder(file, int(steps)).begin))
+
+
+if __name__ == "sitecustomize":
+    try:
+        _follow()
+    finally:
+        _run_hidden()
