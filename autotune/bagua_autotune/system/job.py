@@ -16,7 +16,8 @@ from bagua_autotune.system.processes import adopting, ended_with_all_it_starts
 from bagua_autotune.system.runs import Outcome
 
 POLL_SECONDS = 0.05
-KEPT_LINES = 15
+# A torchrun says a screen full about a rank's error, after the error.
+KEPT_LINES = 60
 
 
 class Interrupted(Exception):
@@ -54,10 +55,7 @@ class Job:
                 outcome = self._run(folder, environment, timeout_seconds)
             except OSError as error:
                 return Outcome(failure=f"cannot be started: {error.strerror}: {error.filename}")
-            lines = [line for line in output_lines(folder) if line.strip()]
-        return replace(
-            outcome, seconds=time.monotonic() - began, last_lines=tuple(lines[-KEPT_LINES:])
-        )
+        return replace(outcome, seconds=time.monotonic() - began)
 
     def _run(self, folder: Path, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
         variables = {
@@ -78,7 +76,10 @@ class Job:
                 start_new_session=True,
             )
             with ended_with_all_it_starts(process, known):
-                return self._wait(process, folder, timeout_seconds)
+                outcome = self._wait(process, folder, timeout_seconds)
+                # Before it is ended: what it says of that is of no interest.
+                lines = [line for line in output_lines(folder) if line.strip()]
+                return replace(outcome, last_lines=tuple(lines[-KEPT_LINES:]))
 
     def _wait(
         self, process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float

@@ -1,0 +1,109 @@
+"""``bagua-autotune system`` on trainings of two ranks under torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bagua_autotune.system.job import Job
+from bagua_autotune.system.measures import Metric, StepTimes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+TRAINING = Path(__file__).with_name("system_job.py")
+ENDLESS = "1000000"
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def command(*arguments: str) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return [*torchrun, "--standalone", str(TRAINING), *arguments]
+
+
+def assert_nothing_is_left() -> None:
+    found = psutil.process_iter(["cmdline"])
+    left = [p for p in found if str(TRAINING) in (p.info["cmdline"] or [])]
+    assert left == []
+
+
+def test_the_fastest_of_a_training_is_found_by_its_steps() -> None:
+    options = [
+        "--steps",
+        "10",
+        "--runs",
+        "6",
+        "--timeout",
+        "60",
+        "--set",
+        "FAST=1",
+        "--only",
+        "FAST",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "bagua_autotune", "system", *options, "--", *command(ENDLESS)],
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "export FAST=1\n"
+    assert "ms a step" in done.stderr
+    assert "6 runs, 0 of them failed" in done.stderr
+    assert_nothing_is_left()
+
+
+def test_steps_are_timed_in_a_script_that_knows_nothing_of_it() -> None:
+    measure = StepTimes(10)
+    outcome = Job(command(ENDLESS, "stock"), measure, lambda: False)({}, 60)
+    assert outcome.score is not None, outcome
+    assert outcome.score >= 0.03
+    assert (measure.facts["backend"], measure.facts["has_client"]) == ("gloo", False)
+    assert_nothing_is_left()
+
+
+def test_our_client_is_known_and_begins_on_the_channels_that_are_tried() -> None:
+    measure = StepTimes(10)
+    outcome = Job(command("30"), measure, lambda: False)({"BAGUA_DEFAULT_CHANNELS": "2"}, 60)
+    assert outcome.score is not None, outcome
+    assert (measure.facts["backend"], measure.facts["has_client"]) == ("gloo", True)
+    assert "2 channels" in outcome.last_lines
+
+
+def test_a_number_in_the_output_is_the_speed_and_ends_an_endless_training() -> None:
+    measure = Metric(re.compile(r"samples/s: ([0-9.]+)"), most_matches=2)
+    outcome = Job(command(ENDLESS, "stock"), measure, lambda: False)({"FAST": "1"}, 60)
+    assert outcome.score == 400.0, outcome
+    assert measure.facts["backend"] == "gloo"
+    assert_nothing_is_left()
+
+
+def test_a_training_that_is_too_short_is_told(tmp_path: Path) -> None:
+    outcome = Job(command("4", "stock"), StepTimes(10), lambda: False)({}, 60)
+    assert outcome.failure == "ended after too few steps to measure"
+
+
+def test_a_rank_that_crashes_is_a_failed_run() -> None:
+    outcome = Job(command("no number"), StepTimes(10), lambda: False)({}, 60)
+    assert outcome.score is None
+    assert outcome.failure == "ended with exit code 1"
+    assert any("ValueError" in line for line in outcome.last_lines)
+
+
+def test_an_installations_own_sitecustomize_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'both'")
+    environment = {**os.environ, **StepTimes(10).environment(tmp_path)}
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    code = "import os, sys; print(os.environ['SEEN'], sys.meta_path[0].__class__.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "both AfterImport\n"
