@@ -13,10 +13,11 @@ from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.simulation import Simulator
 from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_client.agent.agent import DROPPED_STEPS
+from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
 from bagua_client.agent.watch import Watch
 
-# As the client does it: a report every few steps, and a switch that takes its messages.
+# As the client does it: a first report soon after a switch, then one every few steps, and a switch
+# that takes its messages.
 REPORT_STEPS = 4
 SWITCH_STEPS = 6
 PROFILED_STEPS = 3
@@ -72,6 +73,7 @@ class SimulatedJob:
         self.drifts: list[int] = []
         self._trial: int | None = None
         self._measured_from = 0
+        self._next_report = REPORT_STEPS
         self._reported: list[Observation] = []
         self._profiled = 0
         self._switch_at: int | None = None
@@ -106,7 +108,8 @@ class SimulatedJob:
         seconds = self.simulator.observe(
             self.configuration, self._generator, self.noise, self.straggler_probability
         )
-        seconds = tuple(value * self.disturbed(self.step) for value in seconds)
+        factor = self.disturbed(self.step)
+        seconds = tuple(value * factor for value in seconds)
         if self._watch is not None:
             self._look(self._watch, max(seconds))
             return
@@ -120,7 +123,8 @@ class SimulatedJob:
                     self.configuration, self.step, self._generator, self.noise
                 )
                 self.tuner.take_profile(self.job_id, self._trial, profile)
-        if self.step % REPORT_STEPS == 0:
+        if self.step >= self._next_report:
+            self._next_report = self.step + REPORT_STEPS
             self._report()
 
     def _computing(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
@@ -145,6 +149,7 @@ class SimulatedJob:
         before, self.configuration = self.configuration, status.configuration
         self.switches.append(Switch(self.step, self._trial, self.configuration))
         self._measured_from = self.step + DROPPED_STEPS
+        self._next_report = self._measured_from + FIRST_REPORT_STEPS - 1
         self._reported, self._profiled = [], 0
         recut_seconds = 0.0
         if before != self.configuration:

@@ -5,13 +5,13 @@ its own, whatever the other knobs say.  So a kind that was never tried is predic
 that were, and a factor that nothing was measured of stays at what is usual.  What channels do to
 the time per byte follows one curve besides: one of them has a rate, the link has a rate, and k of
 them run at k times the one or at the other, whichever is less.  So what four of them show tells of
-eight.
+eight; but each way to reduce has a rate of its own.  How sure all this is, the fit says too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
 # several times. How sharply the rate of many channels bends into the link's.
 USUAL_WIDTH, WIDTH_SPREAD = -0.4, 0.8
 BEND = 4.0
+# Costs that differ by less, as logarithms, are no alternative.
+SAME_COST = 0.01
 # More channels than needed take something from each other, and from the computing.
 CHANNEL_LOSS = 0.02
 # Where these parameters stand in the vector.
@@ -63,6 +65,19 @@ class Queue(NamedTuple):
     seconds: float
 
 
+class Fit(NamedTuple):
+    """What was found.
+
+    ``alternatives`` are as likely to be true within one standard deviation, each in a direction of
+    its own: together they say how sure the costs are, and which of them are wrong together.
+    ``misfit`` is by what the costs miss what was measured: a root mean square of logarithms.
+    """
+
+    costs: Costs
+    alternatives: Sequence[Costs]
+    misfit: float
+
+
 class Point(NamedTuple):
     """A typical queue under one kind, the median of ``weight`` ones."""
 
@@ -85,20 +100,20 @@ def usual_effect(knob: str, value: Value) -> Effect:
     return Effect(0.0, 0.0, UNKNOWN_SPREAD, 0.8)
 
 
-def widening(width: float, channels: Floats) -> Floats:
+def widening(width: Floats, channels: Floats) -> Floats:
     """What channels do to log(seconds per byte), beside one.
 
     Args:
         width: log of the link's rate over one channel's.
         channels: so many of them.
     """
-    link = math.exp(-BEND * width)
-    found: Floats = (np.log(channels**-BEND + link) - math.log(1.0 + link)) / BEND
+    link = np.exp(-BEND * width)
+    found: Floats = (np.log(channels**-BEND + link) - np.log(1.0 + link)) / BEND
     return found
 
 
-def _widening_slope(width: float, channels: Floats) -> Floats:
-    link = math.exp(-BEND * width)
+def _widening_slope(width: Floats, channels: Floats) -> Floats:
+    link = np.exp(-BEND * width)
     found: Floats = link / (1.0 + link) - link / (channels**-BEND + link)
     return found
 
@@ -158,24 +173,34 @@ def _queue(count: float, held: float, tail: float, seconds: float) -> Queue:
 @dataclass(frozen=True)
 class _Parameters:
     """Where each parameter stands in the vector: base, shift, chain, width, then two for each
-    effect."""
+    effect, then what each way to reduce but the flat one adds to the width."""
 
     levels: tuple[tuple[int, Value], ...]
+    ways: tuple[Value, ...]
 
     @classmethod
-    def of(cls, kinds: Iterable[Kind]) -> _Parameters:
+    def of(cls, kinds: Sequence[Kind]) -> _Parameters:
         usual = Kind()
+        ways = {kind.hierarchical for kind in kinds} - {usual.hierarchical}
         found = {
             (place, value)
             for kind in kinds
             for place, value in enumerate(kind)
             if value != usual[place]
         }
-        return cls(tuple(sorted(found, key=str)))
+        return cls(tuple(sorted(found, key=str)), tuple(sorted(ways, key=str)))
 
     @property
     def count(self) -> int:
-        return EFFECTS + 2 * len(self.levels)
+        return EFFECTS + 2 * len(self.levels) + len(self.ways)
+
+    def width_row(self, kind: Kind) -> Floats:
+        """Coefficients of the width."""
+        row = np.zeros(self.count)
+        row[WIDTH] = 1.0
+        if kind.hierarchical in self.ways:
+            row[EFFECTS + 2 * len(self.levels) + self.ways.index(kind.hierarchical)] = 1.0
+        return row
 
     def row(self, kind: Kind, is_inherited: bool = False) -> tuple[Floats, Floats]:
         """Coefficients of log(seconds per byte) and of log(half bytes)."""
@@ -197,6 +222,8 @@ class _Parameters:
             effect = usual_effect(Kind._fields[place], value)
             means += [effect.rate, effect.half]
             spreads += [effect.rate_spread, effect.half_spread]
+        means += [0.0] * len(self.ways)
+        spreads += [WIDTH_SPREAD] * len(self.ways)
         return np.array(means), np.array(spreads)
 
 
@@ -204,7 +231,7 @@ def fit_costs(
     kinds: Sequence[Kind],
     points: Sequence[Point],
     inherited: Mapping[Kind, Cost] | None = None,
-) -> Costs | None:
+) -> Fit | None:
     """The costs of ``kinds``, by soft-L1 least squares in log seconds with priors.
 
     Args:
@@ -224,7 +251,24 @@ def fit_costs(
     solution = least_squares(
         data.residuals, data.means, jac=data.jacobian, loss="soft_l1", max_nfev=60
     )
-    return {kind: _cost(parameters, solution.x, kind) for kind in kinds}
+    costs = _costs(parameters, solution.x, kinds)
+    misfit = data.misfit(solution.x)
+    steps = data.spreads(solution.jac, misfit)
+    others = [_costs(parameters, solution.x + step, kinds) for step in steps]
+    return Fit(costs, [other for other in others if _distance(costs, other) > SAME_COST], misfit)
+
+
+def _costs(parameters: _Parameters, x: Floats, kinds: Sequence[Kind]) -> Costs:
+    return {kind: _cost(parameters, x, kind) for kind in kinds}
+
+
+def _distance(costs: Costs, other: Costs) -> float:
+    """The largest difference of the logarithms of two costs."""
+    return max(
+        abs(mine - theirs)
+        for kind, cost in costs.items()
+        for mine, theirs in zip(_logs(cost), _logs(other[kind]), strict=True)
+    )
 
 
 class _Data:
@@ -259,28 +303,53 @@ class _Data:
         targets = [log / INHERITED_SPREAD for _, logs in known for log in logs]
         self._targets = np.concatenate([np.array(targets), self.means / spreads])
         self._channels = np.array([point.kind.channel_count for point in points], float)
+        widths = [parameters.width_row(point.kind) for point in points]
+        self._widths = np.array(widths).reshape(-1, parameters.count)
         # What widens the rate leaves latencies as they are; priors do not know of it.
         signs = [sign / INHERITED_SPREAD for _ in known for sign in (1.0, -1.0)]
         self._signs = np.array(signs + [0.0] * parameters.count)
         channels = [kind.channel_count for kind, _ in known for _ in range(2)]
         self._linear_channels = np.array(channels + [1] * parameters.count, float)
+        widths = [parameters.width_row(kind) for kind, _ in known for _ in range(2)]
+        self._linear_widths = np.array([*widths, *np.zeros((parameters.count, parameters.count))])
 
     def residuals(self, x: Floats) -> Floats:
-        wide = widening(_width(x), self._channels)
+        wide = widening(_bounded(self._widths @ x), self._channels)
         predicted = self._rate @ x + wide + np.log(sum(self._terms(x, wide)))
-        linear = self._linear @ x + self._signs * widening(_width(x), self._linear_channels)
+        linear = self._linear @ x
+        linear += self._signs * widening(_bounded(self._linear_widths @ x), self._linear_channels)
         return np.concatenate([(predicted - self._seconds) * self._weights, linear - self._targets])
 
     def jacobian(self, x: Floats) -> Floats:
-        half_bytes, tail_bytes, held_bytes = self._terms(x, widening(_width(x), self._channels))
+        width = _bounded(self._widths @ x)
+        half_bytes, tail_bytes, held_bytes = self._terms(x, widening(width, self._channels))
         total = half_bytes + tail_bytes + held_bytes
         measured = self._rate + self._half * (half_bytes / total)[:, None]
         measured[:, CHAIN] += tail_bytes / total
-        slope = _widening_slope(_width(x), self._channels)
-        measured[:, WIDTH] += slope * (1.0 - half_bytes / total)
-        linear = self._linear.copy()
-        linear[:, WIDTH] += self._signs * _widening_slope(_width(x), self._linear_channels)
+        slope = _widening_slope(width, self._channels) * (1.0 - half_bytes / total)
+        measured += slope[:, None] * self._widths
+        slope = self._signs * _widening_slope(
+            _bounded(self._linear_widths @ x), self._linear_channels
+        )
+        linear = self._linear + slope[:, None] * self._linear_widths
         return np.concatenate([measured * self._weights[:, None], linear])
+
+    def misfit(self, x: Floats) -> float:
+        """See Fit; 0 if nothing was measured."""
+        errors = self.residuals(x)[: len(self._weights)] / self._weights
+        return float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0
+
+    def spreads(self, jacobian: Floats, misfit: float) -> Floats:
+        """Steps of one standard deviation from a solution, one in each row: their products add up
+        to the covariance of the parameters (Gauss-Newton), each points to where all is faster.
+
+        Points that the model explains badly count for less: it is as wrong elsewhere.
+        """
+        jacobian = jacobian.copy()
+        jacobian[: len(self._weights)] /= max(1.0, misfit / DURATION_SPREAD)
+        values, vectors = np.linalg.eigh(np.linalg.pinv(jacobian.T @ jacobian))
+        steps: Floats = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        return steps * np.where(steps[:, :1] > 0, -1.0, 1.0)
 
     def _terms(self, x: Floats, wide: Floats) -> tuple[Floats, Floats, Floats]:
         """What each queue took, in bytes: its latencies, the end of its last chain, its own."""
@@ -288,8 +357,8 @@ class _Data:
         return latencies_, self._tail_bytes * np.exp(np.clip(x[CHAIN], -60.0, 60.0)), self._bytes
 
 
-def _width(x: Floats) -> float:
-    return min(max(float(x[WIDTH]), -10.0), 10.0)
+def _bounded(width: Floats) -> Floats:
+    return np.clip(width, -10.0, 10.0)
 
 
 def _logs(cost: Cost) -> tuple[float, float]:
@@ -299,7 +368,8 @@ def _logs(cost: Cost) -> tuple[float, float]:
 
 def _cost(parameters: _Parameters, x: Floats, kind: Kind) -> Cost:
     rate, half = (float(row @ x) for row in parameters.row(kind))
-    wide = float(widening(_width(x), np.array([kind.channel_count], float))[0])
+    width = _bounded(np.array(parameters.width_row(kind) @ x))
+    wide = float(widening(width, np.array(kind.channel_count, float)))
     rate, half = rate + wide, half - wide
     chain = math.exp(rate + float(x[CHAIN])) if kind.is_chain else 0.0
     return Cost(math.exp(rate + half), math.exp(rate), chain)

@@ -20,10 +20,20 @@ SHORTEST_STEP_SECONDS = 1e-9
 
 
 class Predictor(Protocol):
-    """Says what configurations would cost before they are tried; only differences count."""
+    """Says what configurations would cost before they are tried; only differences count.
+
+    Attributes:
+        misfit: by what it misses what was profiled, as a logarithm: as wrong it is elsewhere.
+    """
+
+    misfit: float
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """Log seconds of a step, one per configuration."""
+
+    def deviations(self, configurations: Sequence[Configuration]) -> Floats:
+        """How wrong that may be: differences within one standard deviation, each row by something
+        of its own; shape (any number, configurations)."""
 
 
 class CostModel:
@@ -34,6 +44,8 @@ class CostModel:
             were launched.
         costs: by kind.
         launch_seconds: of one operation, by which all that follows is later.
+        alternatives: other costs, which may be the true ones; see Fit.
+        misfit: see Predictor.
     """
 
     def __init__(
@@ -42,14 +54,27 @@ class CostModel:
         ready_seconds: Sequence[float],
         costs: Costs,
         launch_seconds: float = USUAL_LAUNCH_SECONDS,
+        alternatives: Sequence[Costs] = (),
+        misfit: float = 0.0,
     ) -> None:
         self._layouts = layouts
         self.ready_seconds = np.maximum.accumulate(np.asarray(ready_seconds, float))
         self.costs = costs
         self.launch_seconds = launch_seconds
+        self.alternatives = alternatives
+        self.misfit = misfit
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor. Raises KeyError for a kind that has no costs."""
+        return self._predict(configurations, self.costs)
+
+    def deviations(self, configurations: Sequence[Configuration]) -> Floats:
+        """See Predictor."""
+        own = self.predict(configurations)
+        found = [self._predict(configurations, costs) - own for costs in self.alternatives]
+        return np.array(found).reshape(-1, len(configurations))
+
+    def _predict(self, configurations: Sequence[Configuration], costs: Costs) -> Floats:
         table = self._layouts.table(configurations)
         ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
         places: dict[Kind, list[int]] = {}
@@ -65,7 +90,7 @@ class CostModel:
                 ready[rows] + np.where(table.is_bucket[rows], launched, 0.0),
                 sizes_bytes,
                 table.is_bucket[rows].astype(float),
-                self.costs[kind],
+                costs[kind],
                 kind.channel_count,
             )
             seconds[members] = found[row_of]
@@ -106,12 +131,19 @@ def fit_model(
         for configuration, profiles in by_configuration.items()
         for point in points_of(Kind.of(configuration), profiles)
     ]
-    costs = fit_costs(kinds, points, known_costs)
+    fitted = fit_costs(kinds, points, known_costs)
     computing = fit_computing([(Kind.of(c), profile) for c, profile in profiled])
     if computing is None and known_ready_seconds is not None:
         computing = Computing(np.asarray(known_ready_seconds, float), USUAL_LAUNCH_SECONDS)
-    if costs is None or computing is None:
+    if fitted is None or computing is None:
         return None
     if len(computing.ready_seconds) != len(layouts.tensors):
         return None
-    return CostModel(layouts, computing.ready_seconds.tolist(), costs, computing.launch_seconds)
+    return CostModel(
+        layouts,
+        computing.ready_seconds.tolist(),
+        fitted.costs,
+        computing.launch_seconds,
+        fitted.alternatives,
+        fitted.misfit,
+    )

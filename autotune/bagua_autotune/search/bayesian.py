@@ -80,8 +80,9 @@ class BayesianSearcher:
             raise LookupError("no candidate was measured")
         if len(measured) == 1:
             return measured[0]
-        means = self._posterior().means_of(measured)
-        return measured[int(np.argmin(means))]
+        posterior = self._posterior()
+        believed = [c for c in measured if c not in posterior.doubted]
+        return believed[int(np.argmin(posterior.means_of(believed)))]
 
     def expected_cost(self, configuration: Configuration) -> float:
         if len(self._told) == 1 or not self._knobs:
@@ -135,11 +136,7 @@ class BayesianSearcher:
         if np.ptp(known) < OTHER_SIZE and finer.any():
             # From buckets of one size latency and bandwidth cannot be told apart.
             return finer
-        reachable = np.where(allowed, self._means, np.inf)
-        promising = design.promising_kinds(
-            self._candidates, self._knobs, told, reachable, self._posterior().lowest
-        )
-        return promising if promising.any() else None
+        return None
 
     @property
     def _means(self) -> NDArray[np.float64]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.search.points import Floats, Points
+from bagua_autotune.search.prior import Prior
 from bagua_autotune.search.problem import Problem
 
 # The cost model is believed unless the plain process says better, of each measurement that is
 # left out, what it was; at first clearly better. In units of log likelihood.
 BENEFIT_OF_DOUBT = 0.5
-# So many standard deviations off what all others predict is an outlier; not among fewer trials.
+# So many standard deviations above what all others predict is an outlier; not among fewer trials.
 OUTLIER_DEVIATIONS = 4.0
 FEWEST_FOR_OUTLIERS = 5
 OUTLIER_ERROR = 1.0
@@ -34,7 +37,8 @@ class Posterior:
     """A process fitted to what was told.
 
     Attributes:
-        deviations: of each cost from what all others predict for it, in standard deviations.
+        predictions: of each cost from all others.
+        deviations: of each cost from that, in standard deviations.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
     """
@@ -44,7 +48,7 @@ class Posterior:
         points: Points,
         told: Sequence[Told],
         errors: Floats,
-        prior: Floats | None,
+        prior: Prior | None,
         seed: int,
     ) -> None:
         import skopt  # here: takes seconds to import
@@ -53,6 +57,7 @@ class Posterior:
 
         self.points = points
         self._told = told
+        self.doubted: set[Configuration] = set()
         count = len(points.inputs)
         optimizer = skopt.Optimizer(
             [(0.0, float(top(count)))],
@@ -69,6 +74,7 @@ class Posterior:
         optimizer.tell([[float(row)] for row in rows], [t.cost for t in told])
         self._process: Any = optimizer.models[-1]
         residuals, variances = self._process.loo_residuals, self._process.loo_variances
+        self.predictions: Floats = np.array([t.cost for t in told]) - residuals
         self.deviations: Floats = residuals / np.sqrt(variances)
         self._all = scaled(count)
         self.likelihood = float(-0.5 * np.sum(self.deviations**2 + np.log(variances)))
@@ -92,8 +98,9 @@ class Posterior:
 
     @cached_property
     def incumbent(self) -> int:
-        """The measured point of the lowest posterior mean."""
-        rows = self.points.rows([t.configuration for t in self._told])
+        """The measured point of the lowest posterior mean; none that is doubted."""
+        believed = [t.configuration for t in self._told if t.configuration not in self.doubted]
+        rows = self.points.rows(believed)
         return min(rows, key=lambda row: float(self.means[row]))
 
     @property
@@ -141,25 +148,37 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     points = Points(knobs, [*problem.candidates, *others], problem.layouts)
     errors = _errors(told)
 
-    def fit(prior: Floats | None) -> Posterior:
+    def fit(prior: Prior | None) -> Posterior:
         found = Posterior(points, told, errors, prior, problem.seed)
-        outliers = np.abs(found.deviations) > OUTLIER_DEVIATIONS
-        if len(told) < FEWEST_FOR_OUTLIERS or not outliers.any():
+        doubtful = _doubtful(found, told)
+        if len(told) < FEWEST_FOR_OUTLIERS or not doubtful.any():
             return found
-        doubted = np.where(outliers, OUTLIER_ERROR, errors)
-        return Posterior(points, told, doubted, prior, problem.seed)
+        doubted = np.where(doubtful, OUTLIER_ERROR, errors)
+        again = Posterior(points, told, doubted, prior, problem.seed)
+        again.doubted = {t.configuration for t, is_ in zip(told, doubtful, strict=True) if is_}
+        return again
 
     if problem.predictor is None:
         return fit(None)
-    predicted = problem.predictor.predict(problem.candidates)
-    if others:
-        predicted = np.concatenate([predicted, problem.predictor.predict(others)])
-    guided = fit(predicted)
+    every = [*problem.candidates, *others]
+    model = problem.predictor
+    guided = fit(Prior(model.predict(every), model.deviations(every), model.misfit))
     if len(told) < 2:
         return guided
     plain = fit(None)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
+
+
+def _doubtful(found: Posterior, told: Sequence[Told]) -> NDArray[np.bool_]:
+    """Costs that something else may have caused: far above what all others predict, which would be
+    the best so far, and measured once. One that is far below is none: nothing makes a step faster.
+    """
+    count = Counter(t.configuration for t in told)
+    is_single = np.array([count[t.configuration] == 1 for t in told])
+    is_slow = found.deviations > OUTLIER_DEVIATIONS
+    doubtful: NDArray[np.bool_] = is_single & is_slow & (found.predictions < found.lowest)
+    return doubtful
 
 
 def _errors(told: Sequence[Told]) -> Floats:

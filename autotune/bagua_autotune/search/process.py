@@ -14,18 +14,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from skopt.learning import GaussianProcessRegressor
-from skopt.learning.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from skopt.learning.gaussian_process.kernels import (
+    ConstantKernel,
+    Kernel,
+    Matern,
+    WhiteKernel,
+)
 
 from bagua_autotune.search.points import Floats, Points
+from bagua_autotune.search.prior import Prior
 
 # Nobody knows the level beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
+# The length scale of an input that a kernel is not to see.
+NEVER = 1e6
 # How far two values of a categorical knob are apart, in length scales.
-CATEGORICAL_LENGTH_SCALE = 1.0
+CATEGORICAL_LENGTH_SCALE = 0.5
 AMPLITUDES = (0.04, 0.1, 0.3)
-SIZE_LENGTH_SCALES = (0.2, 0.5)
+# The least amplitude in parts of the cost model's misfit.
+MISFIT_SHARE = 1.2
+SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
 # What repeated trials of one configuration differ by, beyond their own errors.
 REPEAT_ERRORS = (0.003, 0.03)
+
+
+class Shared(Kernel):  # type: ignore[misc]
+    """Covariances that are known: products of the inputs from ``first`` on.
+
+    Those before are of the other kernels.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:
+        others = X if Y is None else Y
+        found = X[:, self.first :] @ others[:, self.first :].T
+        return (found, np.empty((*found.shape, 0))) if eval_gradient else found
+
+    def diag(self, X: Floats) -> Floats:
+        found: Floats = np.square(X[:, self.first :]).sum(axis=1)
+        return found
+
+    def is_stationary(self) -> bool:
+        return False
 
 
 class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
@@ -109,47 +141,64 @@ def scaled(count: int) -> Floats:
 
 
 def make_process(
-    points: Points, errors: Floats, prior_mean: Floats | None, seed: int
+    points: Points, errors: Floats, prior: Prior | None, seed: int
 ) -> CandidateProcess:
     """A process to be fitted.
 
     Args:
         points: of the candidates.
         errors: the standard error of each cost that it will be fitted to.
-        prior_mean: see CandidateProcess; flat if None.
+        prior: what the cost model says of the points; None: nothing is known.
         seed: of what is random in skopt.
     """
-    scales = np.where(points.is_size, 0.3, CATEGORICAL_LENGTH_SCALE)
+    inputs, is_size = points.inputs, points.is_size
+    scales = np.where(is_size, 0.3, CATEGORICAL_LENGTH_SCALE)
+    known = ConstantKernel(LEVEL_VARIANCE, "fixed")
+    if prior is not None and len(prior.deviations):
+        known = known + Shared(len(is_size))
+        inputs = np.hstack([inputs, prior.deviations.T])
+        scales = np.concatenate([scales, np.full(len(prior.deviations), NEVER)])
     kernel = (
-        ConstantKernel(LEVEL_VARIANCE, "fixed")
+        known
         + ConstantKernel(0.01, (1e-6, 1.0)) * Matern(scales, [(0.05, 5.0)] * len(scales), nu=2.5)
     ) + WhiteKernel(1e-5, (1e-8, 1e-2))
     return CandidateProcess(
         kernel=kernel,
         alpha=np.square(errors) + 1e-10,
-        inputs=points.inputs,
-        prior_mean=np.zeros(len(points.inputs)) if prior_mean is None else prior_mean,
-        optimizer=_Grid(points.is_size),
+        inputs=inputs,
+        prior_mean=np.zeros(len(inputs)) if prior is None else prior.means,
+        optimizer=_Grid(is_size, inputs.shape[1] - len(is_size), prior.misfit if prior else 0.0),
         random_state=seed,
     )
 
 
 class _Grid:
-    """Chooses the kernel's settings; scikit-learn calls it in place of its own optimizer."""
+    """Chooses the kernel's settings; scikit-learn calls it in place of its own optimizer.
 
-    def __init__(self, is_size: NDArray[np.bool_]) -> None:
+    Args:
+        is_size: of the inputs that the kernel sees.
+        others: how many it does not see.
+        misfit: the least amplitude, of which the costs measured so far need not know: the cost
+            model was fitted to them.
+    """
+
+    def __init__(self, is_size: NDArray[np.bool_], others: int, misfit: float) -> None:
         self._is_size = is_size
+        self._others = np.full(others, NEVER)
+        self._factor = max(1.0, MISFIT_SHARE * misfit / AMPLITUDES[0])
 
     def __call__(
         self, objective: Callable[..., float], initial: Floats, bounds: Floats
     ) -> tuple[Floats, float]:
         """``initial`` holds the logs of amplitude^2, the length scales, noise^2, in this order."""
         best, lowest = initial, np.inf
-        for amplitude, scale, error in product(AMPLITUDES, SIZE_LENGTH_SCALES, REPEAT_ERRORS):
+        for usual, scale, error in product(AMPLITUDES, SIZE_LENGTH_SCALES, REPEAT_ERRORS):
+            amplitude = min(usual * self._factor, AMPLITUDES[-1])
             scales = np.where(self._is_size, scale, CATEGORICAL_LENGTH_SCALE)
-            theta = np.log(np.concatenate([[amplitude**2], scales, [error**2]]))
+            settings = [[amplitude**2], scales, self._others, [error**2]]
+            theta = np.log(np.concatenate(settings))
             # A preference of half a unit of log likelihood for the middle of the amplitudes.
-            value = objective(theta, eval_gradient=False) + 0.5 * np.log(amplitude / 0.05) ** 2 / 2
+            value = objective(theta, eval_gradient=False) + 0.5 * np.log(usual / 0.05) ** 2 / 2
             if value < lowest:
                 best, lowest = theta, value
         return best, lowest

@@ -7,17 +7,20 @@ a drift of the machine cancel.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.statistics import Interval, difference
+from bagua_autotune.model.statistics import Estimate, Interval, difference
 
 FEWEST_PAIRS = 2
-MOST_PAIRS = 4
+MOST_PAIRS = 6
+# What is less is not worth another pair, nor a change of the configuration.
 GAIN_THAT_MATTERS = 0.01
+SMALLEST_GAIN = 0.005
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
 # neither luck nor drift: one pair is enough.
 CLEAR_GAIN = 0.1
@@ -49,27 +52,47 @@ def confirm(
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
     pairs, half_done = divmod(len(measured), 2)
-    if pairs == 1 and not half_done:
+    if half_done or not pairs:
+        return Confirmation(upcoming)
+    if pairs < FEWEST_PAIRS:
         both = _searched(trials, (winner, baseline)) + measured
-        clear = _gain(both, baseline)
+        clear = _gain(trials, both, baseline, scale)
         if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
             return Confirmation(None, clear)
-    if half_done or pairs < FEWEST_PAIRS:
         return Confirmation(upcoming)
-    gain = _gain(measured, baseline)
+    # The winner's trials of the search were chosen for being low; the baseline's were not.
+    gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
     assert gain is not None  # there are two pairs
-    is_undecided = gain.low <= 0 < gain.center and gain.high > GAIN_THAT_MATTERS * scale
-    if is_undecided and pairs < MOST_PAIRS:
+    is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
+    is_hopeful = gain.center > SMALLEST_GAIN * scale
+    if is_undecided and is_hopeful and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
     return Confirmation(None, gain)
 
 
-def _gain(trials: Sequence[Trial], baseline: Configuration) -> Interval | None:
-    """What measured trials of both sides say; None with less than two of one."""
-    sides = [trial.configuration == baseline for trial in trials]
+def _gain(
+    trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
+) -> Interval | None:
+    """What the chosen trials of both sides say; None with less than two of one.
+
+    Args:
+        trials: all of the job's: what was repeated shows what blocks differ by.
+    """
+    sides = [trial.configuration == baseline for trial in chosen]
     if min(sides.count(True), sides.count(False)) < 2:
         return None
-    return difference([trial.estimate for trial in trials if trial.estimate], sides)
+    others: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    compared = {trial.configuration for trial in chosen}
+    for trial in trials:
+        if trial.estimate and trial.configuration not in compared:
+            others[trial.configuration].append(trial.estimate)
+    return difference(
+        [trial.estimate for trial in chosen if trial.estimate],
+        sides,
+        [trial.index for trial in chosen],
+        [blocks for blocks in others.values() if len(blocks) > 1],
+        scale,
+    )
 
 
 def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:

@@ -25,7 +25,7 @@ NARROWER = {3: 0.25, 4: 0.5, 5: 0.75}
 NARROW_SHARE = 0.25
 # A search trial is one of several points of a curve, and may be repeated; what switching to it
 # took is spent.  A confirming one stands for itself.
-MOST_STEPS: dict[Purpose, int] = {"search": 10, "confirm": 20}
+MOST_STEPS: dict[Purpose, int] = {"search": 7, "confirm": 10}
 CLEARLY_WORSE = 0.05
 FEWEST_STEPS = 3
 # Every step that much slower than the incumbent: no noise, and no need to wait for a third.

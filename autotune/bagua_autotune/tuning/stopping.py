@@ -17,11 +17,13 @@ SMALLEST_GAIN = 0.005
 SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
-PATIENCE_TRIALS = 6
+PATIENCE_TRIALS = 8
 # With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
 # searcher mistakes for hope.
-PATIENCE_WITH_MODEL = (3, 6)
+PATIENCE_WITH_MODEL = (5, 8)
 PATIENCE_STEPS = 26
+# A cost model that misses more than so much of what was profiled, as a logarithm, is none.
+MISFIT = 0.06
 
 
 def search_has_ended(
@@ -49,7 +51,9 @@ def search_has_ended(
     worthwhile = max(SMALLEST_GAIN, _cost_of_a_trial(searcher) / limits.remaining_steps)
     if searcher.expected_gain() < worthwhile:
         return True
-    patience = _patience_with_model(measured) if problem.predictor else PATIENCE_TRIALS
+    patience = PATIENCE_TRIALS
+    if problem.predictor and problem.predictor.misfit < MISFIT:
+        patience = _patience_with_model(measured)
     if len(measured) < searcher.initial_trials + patience:
         return False
     allowed = set(problem.candidates)
