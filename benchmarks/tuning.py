@@ -1,4 +1,8 @@
-"""Whole tunings of simulated jobs by the real tuner: is the best kept, what does it cost, drift."""
+"""Whole tunings of simulated jobs by the real tuner: is the best kept, what does it cost, drift.
+
+python benchmarks/tuning.py --json tuning.json
+python benchmarks/tuning.py --parts noise --json noise.json    # 1,400 tunings, some 20 minutes
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import write_json
+from noise import tunings as noisy
 from rich.console import Console
 from rich.table import Table
 from simulated_job import KNOBS, SimulatedJob
@@ -233,6 +238,15 @@ def figures_of_warm_starts(rows: list[Row]) -> Figures:
     }
 
 
+def of_each_climate(rows: list[Row]) -> dict[str, Figures]:
+    """The figures of the part ``noise``, by climate and of all together."""
+    climates = dict.fromkeys(row["climate"] for row in rows)
+    found = {name: [row for row in rows if row["climate"] == name] for name in climates}
+    if rows:
+        found["all of them"] = rows
+    return {f"noise: {name}": noisy.figures(own) for name, own in found.items()}
+
+
 FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
     "gain": figures_of_tunings,
     "best already": figures_of_tunings,
@@ -242,11 +256,13 @@ FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
     parser.add_argument("--jobs", type=int, default=200, help="whose baseline is the best")
     parser.add_argument("--seeds", type=int, default=2, help="of each problem, for the gain")
     parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--tunings", type=int, default=200, help="in each climate of part noise")
+    parser.add_argument("--processes", type=int, default=2, help="of part noise")
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
@@ -255,6 +271,7 @@ def main() -> None:
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
+        "noise": lambda: noisy.run(options.tunings, options.processes),
     }
     console = Console()
     parts: dict[str, list[Row]] = {}
@@ -263,7 +280,8 @@ def main() -> None:
         parts[part] = run[part]()
         console.print(f"{part}: {time.monotonic() - began:.0f} s")
     table = Table("part", "figure", "median (most)")
-    figures = {part: FIGURES[part](rows) for part, rows in parts.items()}
+    figures = {part: FIGURES[part](rows) for part, rows in parts.items() if part in FIGURES}
+    figures |= of_each_climate(parts.get("noise", []))
     for part, found in figures.items():
         for what, figure in found.items():
             table.add_row(part, what, figure)

@@ -25,7 +25,8 @@ def costs_off(sigma: float, model: CostModel, layouts: Layouts, seed: int) -> Pr
         )
         for kind, cost in model.costs.items()
     }
-    return CostModel(layouts, model.ready_seconds.tolist(), wrong)
+    ready_seconds = model.ready_seconds.tolist()
+    return CostModel(layouts, ready_seconds, wrong, misfit=model.misfit)
 
 
 class Inverted:
@@ -33,10 +34,15 @@ class Inverted:
 
     def __init__(self, model: CostModel, layouts: Layouts, seed: int) -> None:
         self._model = model
+        self.misfit = model.misfit
 
     def predict(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
         """See Predictor."""
         return -self._model.predict(configurations)
+
+    def deviations(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        """See Predictor."""
+        return self._model.deviations(configurations)
 
 
 DISTORTIONS: dict[str, Distortion] = {

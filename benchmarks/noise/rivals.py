@@ -12,12 +12,13 @@ from itertools import product
 from statistics import median
 
 import skopt
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.simulation import Simulator
+from bagua_autotune.simulation.simulator import CHANNELS
+from bagua_client.agent.agent import DROPPED_STEPS
 from noise.unseen import MIB
 from noise.weather import Weather
-
-from bagua_autotune.model.knobs import Configuration, LogInteger
-from bagua_autotune.simulation import Simulator
-from bagua_client.agent.agent import DROPPED_STEPS
 
 SEARCHED_STEPS = 5  # of a trial of Bagua's optimiser
 HALTON_TRIALS = 20  # its first ones
@@ -50,7 +51,9 @@ class Budget:
         return found
 
 
-def settings(simulator: Simulator, sizes_mib: Sequence[int], channels: Sequence[int]) -> list[Configuration]:  # noqa: E501  # fmt: skip
+def settings(
+    simulator: Simulator, sizes_mib: Sequence[int], channels: Sequence[int]
+) -> list[Configuration]:
     """All combinations, flat and by leaders where there is a choice; else twice the channels."""
     ways = ("off", "leaders") if simulator.cluster.is_hierarchical else ("off",)
     if len(ways) == 1:
@@ -87,15 +90,9 @@ def successive_halving(simulator: Simulator, budget: Budget, seed: int) -> Confi
 
 def bagua(simulator: Simulator, budget: Budget, seed: int) -> Configuration:
     """GP-EI after Halton points, on Bagua's terms: exponents of two and the highest score wins."""
-    space = {knob: simulator.space[knob] for knob in ("bucket_bytes", "hierarchical", "channels")}
-    dimensions: list[object] = []
-    for domain in space.values():
-        if isinstance(domain, LogInteger):
-            dimensions.append(skopt.space.Integer(16, 30))
-        else:
-            dimensions.append(skopt.space.Integer(0, max(1, len(domain.values) - 1)))
+    ways = ("off", "leaders", "shards") if simulator.cluster.is_hierarchical else ("off",) * 2
     optimizer = skopt.Optimizer(
-        dimensions,
+        [(16, 30), (0, len(ways) - 1), (0, len(CHANNELS) - 1)],
         n_initial_points=HALTON_TRIALS,
         initial_point_generator="halton",
         acq_func="EI",
@@ -104,11 +101,9 @@ def bagua(simulator: Simulator, budget: Budget, seed: int) -> Configuration:
     best: tuple[float, Configuration] | None = None
     while budget.left >= SEARCHED_STEPS + DROPPED_STEPS:
         point = optimizer.ask()
-        ways, channels = space["hierarchical"].values, space["channels"].values
+        exponent, way, place = map(int, point)
         configuration = Configuration(
-            bucket_bytes=2 ** int(point[0]),
-            hierarchical=ways[min(int(point[1]), len(ways) - 1)],
-            channels=channels[int(point[2])],
+            bucket_bytes=2**exponent, hierarchical=ways[way], channels=CHANNELS[place]
         )
         seconds = budget.block(configuration, SEARCHED_STEPS)
         mean = sum(seconds) / len(seconds)

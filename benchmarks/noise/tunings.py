@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, median
 from typing import Any
 
-from noise.rivals import RIVALS, Budget
-from noise.unseen import Problem, problems
-from noise.weather import CLIMATES, Climate, Weather
 from simulated_job import KNOBS, SimulatedJob
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from noise.rivals import RIVALS, Budget
+from noise.unseen import Problem, problems
+from noise.weather import CLIMATES, Climate, Weather
 
 MOST_STEPS = 3000
 SLOWER = 0.005
@@ -66,6 +67,7 @@ def _truth(place: int) -> dict[Configuration, float]:
 def tune(setting: Setting) -> Row:
     """Tune one job, then let the rivals tune it with as many steps."""
     logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")  # skopt's, of points that it proposes twice
     problem = _problems()[setting.problem]
     simulator, times = problem.simulator, _truth(setting.problem)
     best = min(times.values())
@@ -82,11 +84,14 @@ def tune(setting: Setting) -> Row:
     kept = job.true_seconds(job.configuration)
     baseline = job.true_seconds(job.baseline)
     trials = [
-        (t.purpose, t.configuration.get("bucket_bytes"), t.configuration.get("hierarchical"),
-         t.configuration.get("channels"), t.estimate.count if t.estimate else 0,
-         job.true_seconds(t.configuration) / best - 1)
-        for t in store.trials("job")
-    ]  # fmt: skip
+        {
+            "purpose": trial.purpose,
+            "configuration": dict(trial.configuration),
+            "steps": trial.estimate.count if trial.estimate else 0,
+            "over_best": job.true_seconds(trial.configuration) / best - 1,
+        }
+        for trial in store.trials("job")
+    ]
     store.close()
     regrets = {OURS: kept / best - 1}
     for name, rival in RIVALS.items():

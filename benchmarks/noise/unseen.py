@@ -48,9 +48,11 @@ def mobilenet() -> Architecture:
         for block in range(blocks):
             name, hidden = f"features.{stage}.{block}", expansion * inputs
             if expansion > 1:
-                layers += [_convolution(f"{name}.a", inputs, hidden, 1, size), _norm(f"{name}.an", hidden)]  # noqa: E501  # fmt: skip
+                layers.append(_convolution(f"{name}.a", inputs, hidden, 1, size))
+                layers.append(_norm(f"{name}.an", hidden))
             layers += [_convolution(f"{name}.b", 1, hidden, 3, size), _norm(f"{name}.bn", hidden)]
-            layers += [_convolution(f"{name}.c", hidden, outputs, 1, size), _norm(f"{name}.cn", outputs)]  # noqa: E501  # fmt: skip
+            layers.append(_convolution(f"{name}.c", hidden, outputs, 1, size))
+            layers.append(_norm(f"{name}.cn", outputs))
             inputs = outputs
     layers += [_convolution("head", 320, 1280, 1, 7), _norm("head.bn", 1280)]
     return Architecture("mobilenet", (*layers, _linear("classifier", 1280, 1000)), 0.06)
@@ -81,8 +83,9 @@ def tiny_llama() -> Architecture:
     width, hidden, tokens = 2048, 5632, 2048
     layers = [Layer((("embedding", (32_000, width)),), 1e6)]
     for index in range(22):
-        shapes = {"q": (width, width), "k": (width, 256), "v": (width, 256), "o": (width, width),
-                  "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
+        square, up = (width, width), (width, hidden)
+        shapes = {"q": square, "k": (width, 256), "v": (width, 256), "o": square}
+        shapes |= {"gate": up, "up": up, "down": (hidden, width)}
         for name, shape in shapes.items():
             named = ((f"layers.{index}.{name}", shape),)
             layers.append(Layer(named, 2.0 * math.prod(shape) * tokens))
@@ -149,8 +152,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Every model on every cluster under both truths, mixed so that any part of the list has some of
-    each."""
+    """Every model on every cluster under both truths, mixed: any part of the list has some of each."""
     workloads: dict[str, Workload] = {name: make().workload() for name, make in MODELS.items()}
     every = [
         Problem(f"{model}/{place}/{truth.__name__}", truth(workload, cluster))

@@ -32,7 +32,7 @@ CONFIDENCE = 0.975
 CONFIDENCE_OF_LOOKS = 0.985
 # A guess of the spread between blocks, in parts of the scale, which counts as so many blocks: that
 # inside them says nothing of it (the same setting minutes apart differed by 1 to 10 %).
-USUAL_BETWEEN, PRIOR_BLOCKS = 0.015, 1
+USUAL_BETWEEN, PRIOR_BLOCKS = 0.02, 2
 # The standard error of a block that was disturbed is more than so many times a typical one's.
 DISTURBED = 4.0
 
@@ -144,13 +144,13 @@ def difference(
 
     A machine that gets steadily slower or faster is part of the fit: least squares of the
     blocks' centres on their side and their position.  What blocks differ by beyond that (other
-    load, other temperature) is their variance; few blocks do not show it well, so that a guess of it
-    counts as one block more (the usual scaled inverse chi-squared prior: Gelman et al., "Bayesian
-    Data Analysis", section 2.6), and it is never less than the spread inside them.  A block that
-    was disturbed knows its own centre badly and counts for so much less (weighted least squares).
-    But its own configuration may be what disturbs it.  So the interval never leaves out what all
-    blocks say counted alike; where the others say something else, and a side has less than two
-    undisturbed ones, it holds 0 as well.
+    load, other temperature) is their variance; few blocks do not show it well, so that a guess of
+    it counts as some blocks more (the usual scaled inverse chi-squared prior: Gelman et al.,
+    "Bayesian Data Analysis", section 2.6), and it is never less than the spread inside them.  A
+    block that was disturbed knows its own centre badly and counts for so much less (weighted least
+    squares).  But its own configuration may be what disturbs it.  So the interval never leaves out
+    what all blocks say counted alike; where the others say something else, and a side has less than
+    two undisturbed ones, it holds 0 as well.
 
     It is wider than one that is looked at once: after each block someone asks whether it is enough.
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bagua_autotune.costs import Kind
 from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space, Value
-from bagua_autotune.search.points import Floats
 
 SPREAD_TRIALS = 4
 # Of values with an order so many tell of the others.
 ORDERED_LEVELS = 2
-# So much slower than the incumbent, by a model that may be wrong about a whole kind.
-PROMISING = 0.1
 
 
 def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configuration]:
@@ -70,35 +63,6 @@ def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
     return max(
         (min(n, ordered) if _is_ordered(knobs[k]) else n for k, n in count.items()), default=0
     )
-
-
-def promising_kinds(
-    candidates: Sequence[Configuration],
-    knobs: Space,
-    told: Sequence[Configuration],
-    means: Floats,
-    lowest: float,
-) -> NDArray[np.bool_]:
-    """Candidates that are the best of a value of a knob, of a kind that was never measured.
-
-    The cost model takes it that a value has the same effect whatever the others say.  Where that
-    is wrong, flat collectives on several channels, say, are misjudged until some are tried.
-
-    Args:
-        means: what each candidate is expected to cost; infinity if it may not be tried.
-        lowest: the incumbent's expected cost; what is far above it is not promising.
-    """
-    kinds = [Kind.of(candidate) for candidate in candidates]
-    known = {Kind.of(configuration) for configuration in told}
-    found = np.zeros(len(candidates), bool)
-    for place, knob in enumerate(Kind._fields):
-        if knob not in knobs:
-            continue
-        for value in {kind[place] for kind in kinds}:
-            members = [i for i, kind in enumerate(kinds) if kind[place] == value]
-            best = min(members, key=lambda i: float(means[i]))
-            found[best] = kinds[best] not in known and means[best] < lowest + PROMISING
-    return found
 
 
 def _is_ordered(domain: Domain) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
 from bagua_autotune.search.points import Floats, Points
-from bagua_autotune.search.prior import Prior
 from bagua_autotune.search.problem import Problem
 
 # The cost model is believed unless the plain process says better, of each measurement that is
 # left out, what it was; at first clearly better. In units of log likelihood.
 BENEFIT_OF_DOUBT = 0.5
-# So many standard deviations above what all others predict is an outlier; not among fewer trials.
-OUTLIER_DEVIATIONS = 4.0
+# So many standard deviations above what the cost model says is an outlier; not among fewer trials,
+# nor where the others follow it by chance.
+OUTLIER_DEVIATIONS = 6.0
+SMALLEST_SPREAD = 0.03
 FEWEST_FOR_OUTLIERS = 5
 OUTLIER_ERROR = 1.0
+PROMISING = 0.03
 
 
 class Told(NamedTuple):
@@ -33,12 +36,19 @@ class Told(NamedTuple):
     standard_error: float
 
 
+class Prior(NamedTuple):
+    """What the cost model says of the points: means, and how wrong they may be; see Predictor."""
+
+    means: Floats
+    deviations: Floats
+    misfit: float
+
+
 class Posterior:
     """A process fitted to what was told.
 
     Attributes:
-        predictions: of each cost from all others.
-        deviations: of each cost from that, in standard deviations.
+        doubted: what cannot be the best before it was measured again.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
     """
@@ -50,6 +60,7 @@ class Posterior:
         errors: Floats,
         prior: Prior | None,
         seed: int,
+        doubted: Collection[Configuration] = (),
     ) -> None:
         import skopt  # here: takes seconds to import
 
@@ -57,7 +68,7 @@ class Posterior:
 
         self.points = points
         self._told = told
-        self.doubted: set[Configuration] = set()
+        self.doubted = doubted
         count = len(points.inputs)
         optimizer = skopt.Optimizer(
             [(0.0, float(top(count)))],
@@ -74,10 +85,8 @@ class Posterior:
         optimizer.tell([[float(row)] for row in rows], [t.cost for t in told])
         self._process: Any = optimizer.models[-1]
         residuals, variances = self._process.loo_residuals, self._process.loo_variances
-        self.predictions: Floats = np.array([t.cost for t in told]) - residuals
-        self.deviations: Floats = residuals / np.sqrt(variances)
         self._all = scaled(count)
-        self.likelihood = float(-0.5 * np.sum(self.deviations**2 + np.log(variances)))
+        self.likelihood = float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
 
     @cached_property
     def means(self) -> Floats:
@@ -145,40 +154,52 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
-    points = Points(knobs, [*problem.candidates, *others], problem.layouts)
-    errors = _errors(told)
-
-    def fit(prior: Prior | None) -> Posterior:
-        found = Posterior(points, told, errors, prior, problem.seed)
-        doubtful = _doubtful(found, told)
-        if len(told) < FEWEST_FOR_OUTLIERS or not doubtful.any():
-            return found
-        doubted = np.where(doubtful, OUTLIER_ERROR, errors)
-        again = Posterior(points, told, doubted, prior, problem.seed)
-        again.doubted = {t.configuration for t, is_ in zip(told, doubtful, strict=True) if is_}
-        return again
-
-    if problem.predictor is None:
-        return fit(None)
     every = [*problem.candidates, *others]
+    points = Points(knobs, every, problem.layouts)
+    errors = _errors(told)
     model = problem.predictor
-    guided = fit(Prior(model.predict(every), model.deviations(every), model.misfit))
+    if model is None:
+        return Posterior(points, told, errors, None, problem.seed)
+    prior = Prior(model.predict(every), model.deviations(every), model.misfit)
+    doubted: set[Configuration] = set()
+    if len(told) >= FEWEST_FOR_OUTLIERS:
+        found = _Outliers(points, told, prior)
+        errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
+        doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
+    guided = Posterior(points, told, errors, prior, problem.seed, doubted)
     if len(told) < 2:
         return guided
-    plain = fit(None)
+    plain = Posterior(points, told, errors, None, problem.seed, doubted)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
 
 
-def _doubtful(found: Posterior, told: Sequence[Told]) -> NDArray[np.bool_]:
-    """Costs that something else may have caused: far above what all others predict, which would be
-    the best so far, and measured once. One that is far below is none: nothing makes a step faster.
+class _Outliers:
+    """Costs that something else may have caused, such as a file system that hung; none is far below
+    what was expected, as nothing makes a step faster.
+
+    Attributes:
+        contradicted: those far above another of the same configuration.
+        doubtful: those far above what the cost model says, though it is right about the others,
+            measured once, and of what would be about the best so far.
     """
-    count = Counter(t.configuration for t in told)
-    is_single = np.array([count[t.configuration] == 1 for t in told])
-    is_slow = found.deviations > OUTLIER_DEVIATIONS
-    doubtful: NDArray[np.bool_] = is_single & is_slow & (found.predictions < found.lowest)
-    return doubtful
+
+    def __init__(self, points: Points, told: Sequence[Told], prior: Prior) -> None:
+        costs = np.array([t.cost for t in told])
+        expected = prior.means[points.rows([t.configuration for t in told])]
+        expected += np.median(costs - expected)
+        typical = float(np.median(np.abs(costs - expected)))
+        limit = OUTLIER_DEVIATIONS * max(SIGMA_PER_MEDIAN_DEVIATION * typical, SMALLEST_SPREAD)
+        lowest_of: dict[Configuration, float] = {}
+        for t in told:
+            lowest_of[t.configuration] = min(t.cost, lowest_of.get(t.configuration, math.inf))
+        own_lowest = np.array([lowest_of[t.configuration] for t in told])
+        self.contradicted: NDArray[np.bool_] = costs > own_lowest + limit
+        count = Counter(t.configuration for t in told)
+        is_single = np.array([count[t.configuration] == 1 for t in told])
+        is_slow = is_single & (costs > expected + limit)
+        lowest = costs[~is_slow].min(initial=math.inf)
+        self.doubtful: NDArray[np.bool_] = is_slow & (expected < lowest + PROMISING)
 
 
 def _errors(told: Sequence[Told]) -> Floats:

@@ -22,7 +22,7 @@ from skopt.learning.gaussian_process.kernels import (
 )
 
 from bagua_autotune.search.points import Floats, Points
-from bagua_autotune.search.prior import Prior
+from bagua_autotune.search.posterior import Prior
 
 # Nobody knows the level beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
@@ -186,17 +186,19 @@ class _Grid:
         self._is_size = is_size
         self._others = np.full(others, NEVER)
         self._factor = max(1.0, MISFIT_SHARE * misfit / AMPLITUDES[0])
+        # What a wrong model misses changes fast with the size.
+        is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
+        self._size_scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
 
     def __call__(
         self, objective: Callable[..., float], initial: Floats, bounds: Floats
     ) -> tuple[Floats, float]:
         """``initial`` holds the logs of amplitude^2, the length scales, noise^2, in this order."""
         best, lowest = initial, np.inf
-        for usual, scale, error in product(AMPLITUDES, SIZE_LENGTH_SCALES, REPEAT_ERRORS):
+        for usual, scale, error in product(AMPLITUDES, self._size_scales, REPEAT_ERRORS):
             amplitude = min(usual * self._factor, AMPLITUDES[-1])
             scales = np.where(self._is_size, scale, CATEGORICAL_LENGTH_SCALE)
-            settings = [[amplitude**2], scales, self._others, [error**2]]
-            theta = np.log(np.concatenate(settings))
+            theta = np.log(np.concatenate([[amplitude**2], scales, self._others, [error**2]]))
             # A preference of half a unit of log likelihood for the middle of the amplitudes.
             value = objective(theta, eval_gradient=False) + 0.5 * np.log(usual / 0.05) ** 2 / 2
             if value < lowest:

@@ -8,7 +8,7 @@ a drift of the machine cancel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
@@ -64,7 +64,7 @@ def confirm(
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
     assert gain is not None  # there are two pairs
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
-    is_hopeful = gain.center > SMALLEST_GAIN * scale
+    is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
     if is_undecided and is_hopeful and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
     return Confirmation(None, gain)
@@ -102,8 +102,8 @@ def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
     return min(lows) - max(highs)
 
 
-def _searched(trials: Sequence[Trial], sides: tuple[Configuration, Configuration]) -> list[Trial]:
-    """The measured search trials of both sides."""
+def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list[Trial]:
+    """The measured search trials of these configurations."""
     return [
         trial
         for trial in trials

@@ -13,14 +13,15 @@ from bagua_autotune.tuning.knowledge import TRIAL_STEPS
 
 # Differences that a live job does not show, however many steps remain.
 SMALLEST_GAIN = 0.005
+WORTH_A_TRIAL = 0.008
 # What a trial costs besides running a slower configuration: the re-cut and a few slow steps.
 SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
-PATIENCE_TRIALS = 8
+PATIENCE_TRIALS = 9
 # With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
 # searcher mistakes for hope.
-PATIENCE_WITH_MODEL = (5, 8)
+PATIENCE_WITH_MODEL = (4, 6)
 PATIENCE_STEPS = 26
 # A cost model that misses more than so much of what was profiled, as a logarithm, is none.
 MISFIT = 0.06
@@ -48,7 +49,7 @@ def search_has_ended(
     if searcher.ask() == searcher.best():
         # What is best now is measured again at the end anyway, beside the baseline.
         return True
-    worthwhile = max(SMALLEST_GAIN, _cost_of_a_trial(searcher) / limits.remaining_steps)
+    worthwhile = max(WORTH_A_TRIAL, _cost_of_a_trial(searcher) / limits.remaining_steps)
     if searcher.expected_gain() < worthwhile:
         return True
     patience = PATIENCE_TRIALS

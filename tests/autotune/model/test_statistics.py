@@ -113,9 +113,50 @@ def test_blocks_that_differ_widen_the_interval() -> None:
 
 def test_one_block_that_could_not_tell_a_pause_says_nothing_of_the_others() -> None:
     errors = [0.001, 0.001, 0.001, 0.14]
-    blocks = [Estimate(c, e, 3) for c, e in zip((1.0, 0.9, 0.9, 1.0), errors, strict=True)]
+    blocks = [Estimate(c, e, 3) for c, e in zip((1.0, 0.6, 0.6, 1.0), errors, strict=True)]
     found = difference(blocks, [True, False, False, True])
-    assert 0.09 < found.low < found.high < 0.11
+    assert 0 < found.low < 0.4 < found.high < 0.8
+
+
+def test_few_blocks_do_not_know_how_much_blocks_differ() -> None:
+    few, many = turns(1.0, 0.97, 0.97, 1.0), turns(*[1.0, 0.97, 0.97, 1.0] * 3)
+    assert few.low < 0 < many.low
+
+
+def test_what_was_repeated_besides_tells_how_much_blocks_differ() -> None:
+    blocks = [Estimate(center, 0.001, 100) for center in (1.0, 0.97, 0.97, 1.0)]
+    sides = [True, False, False, True]
+
+    def beside(*groups: list[float]) -> Interval:
+        repeats = [[Estimate(center, 0.001, 100) for center in group] for group in groups]
+        return difference(blocks, sides, repeats=repeats)
+
+    alone = beside()
+    calm = beside([2.0, 2.0, 2.001], [3.0, 3.001])
+    wild = beside([2.0, 2.2, 1.8])
+    assert wild.low < alone.low < calm.low
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01, 0.03])
+def test_an_interval_that_is_looked_at_after_each_pair_holds_the_truth(between: float) -> None:
+    """Whoever stops as soon as it is clear of 0 stops on lucky blocks, too."""
+    rng = random.Random(1)
+    held = stopped = 0
+    for _ in range(300):
+        blocks: list[Estimate] = []
+        for turn in range(12):
+            center = 0.05 * (turn % 4 in (1, 2)) + rng.gauss(0, between)
+            blocks.append(estimate([rng.gauss(center, 0.02) for _ in range(7)]))
+            found = None
+            if turn in (3, 5, 7, 9, 11):
+                found = difference(blocks, [place % 4 in (1, 2) for place in range(turn + 1)])
+                if found.low > 0:
+                    break
+        if found is not None and found.low > 0:
+            stopped += 1
+            held += found.low <= 0.05 <= found.high
+    assert stopped > 150
+    assert held / stopped >= 0.93
 
 
 TURNS = [False, True, True, False, False, True]
@@ -132,9 +173,9 @@ def test_a_disturbed_block_does_not_hide_a_gain() -> None:
 
 def test_one_undisturbed_block_of_a_side_proves_nothing() -> None:
     blocks = [Estimate(center, 0.004, 7) for center in (0.0, 0.5, 0.503, 0.0)]
-    assert difference(blocks, TURNS[:4]).low > 0.4
-    blocks[3] = Estimate(0.3, 0.45, 3)
-    assert difference(blocks, TURNS[:4]).low == 0
+    assert difference(blocks, TURNS[:4]).low > 0.3
+    blocks[3] = Estimate(0.9, 0.45, 3)
+    assert difference(blocks, TURNS[:4]).low <= 0
 
 
 def test_a_configuration_that_disturbs_itself_is_not_better_for_that() -> None:
@@ -154,12 +195,13 @@ def test_a_steady_drift_changes_nothing(gain: float, start: float, drift: float)
     sides = [turn % 4 in (0, 3) for turn in range(6)]
     found = turns(*(start + drift * turn + gain * side for turn, side in enumerate(sides)))
     assert found.center == pytest.approx(gain, abs=1e-9)
-    assert 0 < found.high - found.low < 0.01
+    assert 0 < found.high - found.low < 0.07
 
 
 def test_a_difference_works_without_spread_and_without_known_errors() -> None:
     exact = turns(2.0, 1.0, 1.0, 2.0, error=0.0)
-    assert (exact.low, exact.center, exact.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert exact.center == pytest.approx(1.0)
+    assert 0.9 < exact.low < 1 < exact.high < 1.1
     single = [Estimate(center, math.inf, 1) for center in (2.0, 1.1, 1.0, 2.0)]
     found = difference(single, [True, False, False, True])
     assert 0.9 < found.center < 1

@@ -42,25 +42,25 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
 @pytest.mark.parametrize(
     ("of", "trials", "sentence"),
     [
-        (job(), [], "Tuning: measuring the default, trial 1 of at most 68"),
-        (job(), [trial(0, DEFAULT)], "Tuning: measuring the default, trial 1 of at most 68"),
+        (job(), [], "Tuning: measuring the default, trial 1 of at most 72"),
+        (job(), [trial(0, DEFAULT)], "Tuning: measuring the default, trial 1 of at most 72"),
         (
             job(),
             TRIED,
-            "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 68, "
-            "at most 22 min left",
+            "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 72, "
+            "at most 23 min left",
         ),
         (
             job(),
             [trial(0, DEFAULT, 0.3), trial(1, SLOWER)],
-            "Tuning: nothing faster than the default so far, trial 2 of at most 68, "
-            "at most 45 min left",
+            "Tuning: nothing faster than the default so far, trial 2 of at most 72, "
+            "at most 47 min left",
         ),
         (
             job("confirming"),
             CONFIRMED,
-            "Confirming: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 68, "
-            "at most 93 s left",
+            "Confirming: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 72, "
+            "at most 2.5 min left",
         ),
         (
             job("finished", RESULT),
@@ -82,7 +82,7 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job("tuning", RESULT, round=1),
             [*CONFIRMED, trial(3, FASTER, round=1)],
-            "Tuning again: measuring the default, trial 1 of at most 68",
+            "Tuning again: measuring the default, trial 1 of at most 72",
         ),
         (
             job("ended", RESULT, round=1),

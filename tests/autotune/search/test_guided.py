@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.search import Problem, make_searcher
+from bagua_autotune.search import Problem, Searcher, make_searcher
 from tests.autotune.search.problems import Simulated, Table, drive, simulated
 
 ALL_KNOBS = (
@@ -73,16 +73,11 @@ def test_with_a_model_that_ranks_the_wrong_way_round_it_is_hardly_worse_than_wit
     plain = [lost(job.problem, job, seed) for seed in range(2)]
     misled = [lost(job.guided_by(wrong, seed), job, seed) for seed in range(2)]
     # Over few trials of one job chance plays a part; believing the model costs three times as much.
-    assert fmean(steps for steps, _ in misled) < 2.5 * fmean(steps for steps, _ in plain)
+    assert fmean(steps for steps, _ in misled) < 2 * fmean(steps for steps, _ in plain)
     assert max(found for _, found in misled) < 0.06
 
 
-BELIEVED = pytest.mark.xfail(
-    strict=True, reason="a second trial that is so far off is believed, and its kind left alone"
-)
-
-
-@pytest.mark.parametrize("place", [0, pytest.param(1, marks=BELIEVED), 2])
+@pytest.mark.parametrize("place", range(3))
 def test_a_trial_three_times_too_slow_does_not_keep_the_best_from_winning(place: int) -> None:
     """Such as one during which the file system hung."""
     job = simulated()
@@ -93,14 +88,26 @@ def test_a_trial_three_times_too_slow_does_not_keep_the_best_from_winning(place:
     assert job.loss(searcher.best()) < 0.02
 
 
-@pytest.mark.parametrize("factor", [3, 1 / 3])
-def test_a_measurement_that_is_far_off_is_told_from_the_others(factor: float) -> None:
+def far_off(factor: float) -> tuple[Searcher, Simulated]:
+    """A searcher to whom the best was told to take so many times as long as it does."""
     job = simulated()
     searcher = make_searcher("bayesian", job.guided_by(right))
     drive(searcher, job, 2, noise=0.01)
     searcher.tell(job.best, job.costs[job.best] + math.log(factor), 0.01)
     drive(searcher, job, 4, noise=0.01)
+    return searcher, job
+
+
+def test_a_measurement_that_is_far_too_slow_is_told_from_the_others() -> None:
+    searcher, job = far_off(3)
     assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.1)
+
+
+def test_a_measurement_that_is_much_faster_than_expected_is_believed() -> None:
+    """Much makes a step slower for a while, and nothing faster."""
+    searcher, job = far_off(1 / 3)
+    assert searcher.best() == job.best
+    assert searcher.expected_cost(job.best) < job.costs[job.best] - 0.5
 
 
 @settings(max_examples=8)

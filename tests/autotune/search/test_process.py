@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_autotune.search.points import Floats, Points
+from bagua_autotune.search.posterior import Prior
 from bagua_autotune.search.process import CandidateProcess, make_process, scaled
 
 SPACE = {
@@ -27,7 +28,8 @@ ROWS = st.lists(st.integers(0, len(ALL) - 1), min_size=3, max_size=12, unique=Tr
 
 def fitted(rows: list[int], costs: Floats, prior: Floats | None = None) -> CandidateProcess:
     errors = np.full(len(rows), 0.01)
-    return make_process(POINTS, errors, prior, seed=0).fit(ALL[rows], costs)
+    believed = None if prior is None else Prior(prior, np.zeros((0, len(prior))), 0.0)
+    return make_process(POINTS, errors, believed, seed=0).fit(ALL[rows], costs)
 
 
 def test_predictions_are_the_prior_mean_s_far_from_data_up_to_a_common_level() -> None:
