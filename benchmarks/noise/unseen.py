@@ -152,7 +152,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Every model on every cluster under both truths, mixed: any part of the list has some of each."""
+    """Every model on every cluster under both truths; any part of the list has some of each."""
     workloads: dict[str, Workload] = {name: make().workload() for name, make in MODELS.items()}
     every = [
         Problem(f"{model}/{place}/{truth.__name__}", truth(workload, cluster))

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from statistics import fmean
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
@@ -24,6 +25,8 @@ SMALLEST_GAIN = 0.005
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
 # neither luck nor drift: one pair is enough.
 CLEAR_GAIN = 0.1
+# Where the search saw so much, so many pairs are measured before it is given up.
+PROMISE, PROMISED_PAIRS = 0.04, 4
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ def confirm(
     assert gain is not None  # there are two pairs
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
-    if is_undecided and is_hopeful and pairs < MOST_PAIRS:
+    # A lucky block of the baseline is not the end of what the search saw clearly.
+    is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
+    if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
     return Confirmation(None, gain)
 
@@ -93,6 +98,17 @@ def _gain(
         [blocks for blocks in others.values() if len(blocks) > 1],
         scale,
     )
+
+
+def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configuration) -> float:
+    """The gain by the trials of the search alone, partly luck."""
+    centers = {
+        side: [t.estimate.center for t in _searched(trials, (side,)) if t.estimate]
+        for side in (winner, baseline)
+    }
+    if not all(centers.values()):
+        return 0.0
+    return fmean(centers[baseline]) - fmean(centers[winner])
 
 
 def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:

@@ -31,6 +31,11 @@ FEWEST_STEPS = 3
 # Every step that much slower than the incumbent: no noise, and no need to wait for a third.
 FAR_WORSE = 0.5
 FEWEST_STEPS_FAR_WORSE = 2
+# Connections that were idle begin slowly, beyond the steps that the ranks drop after a switch.
+# First steps that are so much slower than all of the later half do not count, and while the last
+# step is so much faster than all before it nobody can tell yet how slow the configuration is.
+SETTLING = 0.05
+FEWEST_TO_SETTLE = 6
 SETTLED = 0.1
 SETTLED_STEPS = 5
 
@@ -75,9 +80,12 @@ def measured(
     """
     if len(costs) < FEWEST_STEPS_FAR_WORSE:
         return None
+    is_falling = costs[-1] < min(costs[:-1]) - SETTLING * scale
+    first = _settled_from(costs, SETTLING * scale)
+    costs, seconds = costs[first:], seconds[first:]
     found = estimate(costs)
     # A confirming trial is measured to the end: stopping it early would favour one side.
-    incumbent = rival if purpose == "search" else None
+    incumbent = rival if purpose == "search" and not is_falling else None
     if incumbent is not None and min(costs) > incumbent.center + FAR_WORSE * scale:
         return found
     if found.count < FEWEST_STEPS:
@@ -95,3 +103,14 @@ def measured(
     if incumbent is not None and found.low > incumbent.high + CLEARLY_WORSE * scale:
         return found
     return None
+
+
+def _settled_from(costs: Sequence[float], margin: float) -> int:
+    """So many first steps are slower than all of the later half, by the margin and by more than
+    that half differs; less than half. Of few steps nothing can be told."""
+    if len(costs) < FEWEST_TO_SETTLE:
+        return 0
+    half = len(costs) // 2
+    slowest = max(costs[half:])
+    limit = slowest + max(margin, slowest - min(costs[half:]))
+    return next((place for place in range(half) if costs[place] <= limit), half)

@@ -18,7 +18,7 @@ WORTH_A_TRIAL = 0.008
 SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
-PATIENCE_TRIALS = 9
+PATIENCE_TRIALS = 7
 # With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
 # searcher mistakes for hope.
 PATIENCE_WITH_MODEL = (4, 6)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from statistics import median
 
 SHORTEST_SECONDS = 0.15
 """A report wakes the reporter's thread, which then competes for the interpreter."""
 LARGEST_SHARE = 0.004
 """Of the step time, for reports on the training thread; 0.5 % may be spent in all."""
 MOST_REDUCTIONS = 16
+MOST_FOR_COST = 6
+"""So many at most because a report is dear: where the gradients fill the link it waits behind them,
+and a trial that goes on unread for longer costs more."""
+COSTS_REMEMBERED = 5
 WATCHING_REDUCTIONS = 24
 SUSPICIOUS_REDUCTIONS = 4
 
@@ -19,7 +25,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._last = (0, time.monotonic())
-        self._cost_seconds = 0.0
+        # The median: one report that waited long says nothing of the next.
+        self._costs_seconds = deque([0.0], maxlen=COSTS_REMEMBERED)
 
     @property
     def seconds_since_report(self) -> float:
@@ -27,7 +34,7 @@ class Pace:
 
     def took(self, seconds: float) -> None:
         """A report cost the training thread so long."""
-        self._cost_seconds = (self._cost_seconds + seconds) / 2
+        self._costs_seconds.append(seconds)
 
     def while_tuning(self, reductions: int) -> int:
         """The reductions until the next report; one starts now, after ``reductions`` in all."""
@@ -36,8 +43,9 @@ class Pace:
         if reductions == before:
             return 1
         step_seconds = max((now - then) / (reductions - before), 1e-9)
-        wanted = max(SHORTEST_SECONDS, self._cost_seconds / LARGEST_SHARE) / step_seconds
-        return max(1, math.ceil(min(wanted, MOST_REDUCTIONS)))
+        rare = min(SHORTEST_SECONDS / step_seconds, MOST_REDUCTIONS)
+        cheap = median(self._costs_seconds) / LARGEST_SHARE / step_seconds
+        return max(1, math.ceil(max(rare, min(cheap, MOST_FOR_COST))))
 
     def while_watching(self, reductions: int, is_suspicious: bool) -> int:
         """The same, after the tuning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
-from bagua_autotune.costs.fitting import fit_costs, points_of
+from bagua_autotune.costs.fitting import Point, fit_costs, points_of
 from bagua_autotune.costs.timeline import ends
 from bagua_autotune.model.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import KIB, MIB, SIZES, profile, seconds
@@ -160,6 +161,51 @@ def test_the_order_of_the_profiles_and_of_the_kinds_does_not_matter() -> None:
     assert one is not None
     assert other is not None
     check_close(one.costs[LEADERS], other.costs[LEADERS], 1e-3)
+
+
+FOUR, LEADERS_FOUR = Kind("off", 4), Kind("leaders", 4)
+
+
+def spread(kind: Kind, points: Sequence[Point], size: float = 40 * MIB) -> float:
+    """How far the alternatives of a fit lie apart about a kind, as a logarithm."""
+    fit = fit_costs([FLAT, LEADERS, FOUR, LEADERS_FOUR], points)
+    assert fit is not None
+    own = math.log(seconds(fit.costs[kind], size))
+    others = [math.log(seconds(costs[kind], size)) - own for costs in fit.alternatives]
+    return math.hypot(*others)
+
+
+def test_what_was_measured_is_known_better_than_what_was_not() -> None:
+    points = points_of(FLAT, [profile(SOME)] * 3)
+    assert spread(FLAT, points) < 0.1
+    assert spread(LEADERS, points) > 0.3
+    points += points_of(LEADERS, [profile(SOME, LEADERS)] * 3)
+    assert spread(LEADERS, points) < 0.15
+    # What channels gain is not known of either.
+    assert spread(FOUR, points) > 0.15
+    assert spread(LEADERS_FOUR, points) > spread(FOUR, points)
+
+
+def test_what_channels_gain_one_way_to_reduce_says_little_of_another() -> None:
+    wide = Cost(1e-3, 0.25e-9)
+    points = [
+        point
+        for kind, cost in ((FLAT, SOME), (LEADERS, SOME), (LEADERS_FOUR, SOME))
+        for point in points_of(kind, [profile(cost, kind)] * 3)
+    ]
+    assert spread(FOUR, points) > 0.15
+    found = fit_costs([FOUR], [*points, *points_of(FOUR, [profile(wide, FOUR)] * 3)])
+    assert found is not None
+    check_close(found.costs[FOUR], wide, 0.2)
+
+
+def test_a_network_that_no_curve_explains_is_known_less_and_its_misfit_is_told() -> None:
+    rippled = {place: 2.0 if place % 2 else 0.5 for place in range(len(SIZES))}
+    calm, wild = (points_of(FLAT, [profile(SOME, slow=slow)] * 3) for slow in ({}, rippled))
+    fits = [fit_costs([FLAT], points) for points in (calm, wild)]
+    misfits = [fit.misfit for fit in fits if fit]
+    assert misfits[0] < 0.06 < 0.2 < misfits[1]
+    assert spread(FLAT, wild) > 2 * spread(FLAT, calm)
 
 
 MOMENTS = st.floats(0, 1e9) | st.sampled_from([0.0, 5e-324, 1e-12, 1e9])

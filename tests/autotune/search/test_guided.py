@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher, make_searcher
@@ -162,6 +164,27 @@ def test_what_was_not_measured_has_an_expected_cost() -> None:
     assert math.isfinite(searcher.expected_cost(job.best))
     drive(searcher, job, 3)
     assert searcher.expected_cost(job.best) == pytest.approx(job.costs[job.best], abs=0.3)
+
+
+class Unsure(Table):
+    """It does not know what eight channels do."""
+
+    def deviations(self, configurations: Sequence[Configuration]) -> NDArray[np.float64]:
+        return np.array([[-0.4 * (c["channels"] == 8) for c in configurations]])
+
+
+def test_a_kind_of_which_the_model_is_unsure_is_tried_before_the_search_ends() -> None:
+    job = simulated(knobs=("bucket_bytes", "channels"))
+    candidates = job.problem.candidates
+    gains = []
+    for model in (Table(), Unsure()):
+        searcher = make_searcher("bayesian", Problem(job.problem.space, candidates, 0, model))
+        for channels in (1, 2):
+            for candidate in [c for c in candidates if c["channels"] == channels][::4]:
+                searcher.tell(candidate, 0.0, 0.01)
+        gains.append(searcher.expected_gain())
+    assert searcher.ask()["channels"] == 8
+    assert gains[0] < 0.02 < 0.08 < gains[1]
 
 
 def test_a_model_that_tells_nothing_apart_leaves_a_search_without_one() -> None:

@@ -87,6 +87,40 @@ def test_covariances_with_one_candidate_are_those_of_the_whole(
     assert process.covariances(ALL, ALL[[one]]) == pytest.approx(whole[:, one], abs=1e-6)
 
 
+def test_what_is_wrong_together_is_learned_together() -> None:
+    """The cost model does not know how fast a way to reduce is: one of its sizes tells all."""
+    ways = np.array([c["hierarchical"] == "leaders" for c in CONFIGURATIONS])
+    believed = Prior(np.zeros(len(ALL)), 0.4 * ways[None, :], 0.0)
+    flat, leaders = np.flatnonzero(~ways), np.flatnonzero(ways)
+    rows, costs = [0, 6, 12, 18, 24], np.zeros(5)
+    before = make_process(POINTS, np.full(5, 0.01), believed, seed=0).fit(ALL[rows], costs)
+    means, errors = before.predict(ALL, return_std=True)
+    assert errors[leaders].min() > 0.3 > errors[rows].max()
+    assert abs(means[leaders]).max() < 0.05
+    told = [*rows, int(leaders[2])]
+    after = make_process(POINTS, np.full(6, 0.01), believed, seed=0)
+    means, errors = after.fit(ALL[told], np.append(costs, -0.5)).predict(ALL, return_std=True)
+    assert means[leaders].max() < -0.3
+    assert errors[leaders].max() < 0.2
+    assert abs(means[flat][:10]).max() < 0.15
+
+
+def test_a_model_that_fits_badly_is_wrong_about_what_was_not_measured() -> None:
+    rows = [0, 6, 12]
+    sure, unsure = (
+        make_process(
+            POINTS,
+            np.full(3, 0.01),
+            Prior(np.zeros(len(ALL)), np.zeros((0, len(ALL))), misfit),
+            seed=0,
+        )
+        .fit(ALL[rows], np.zeros(3))
+        .predict(ALL, return_std=True)[1]
+        for misfit in (0.0, 0.2)
+    )
+    assert sure[30] < 0.1 < 0.2 < unsure[30]
+
+
 def test_a_cost_with_a_large_error_moves_the_predictions_little() -> None:
     rows = list(range(0, len(ALL), 3))
     costs = np.zeros(len(rows))

@@ -131,6 +131,25 @@ def test_a_far_slower_trial_is_closed_after_two_steps_that_both_say_so() -> None
     assert measure([far, far], purpose="search") is None
 
 
+def test_a_trial_whose_steps_still_get_faster_is_not_closed_for_being_worse() -> None:
+    """As where idle connections, or new ones, begin slowly."""
+    far = math.log(0.2)
+    assert measure([far, far - 0.1], rival=RIVAL, purpose="search") is None
+    assert measure([far, far - 0.1, far - 0.2], rival=RIVAL, purpose="search") is None
+    assert measure([far, far - 0.1, far - 0.11], rival=RIVAL, purpose="search") is not None
+
+
+def test_slow_first_steps_do_not_count() -> None:
+    wobbles = (0.0, 0.004, -0.004, 0.002, -0.002, 0.001, 0.0)
+    steady = [math.log(0.1) + wobble for wobble in wobbles]
+    for purpose in ("search", "confirm"):
+        slow = [math.log(0.16), math.log(0.14), math.log(0.11)]
+        found = measure([*slow, *steady], purpose=purpose)
+        assert found is not None
+        assert found.center == pytest.approx(math.log(0.1), abs=0.005)
+        assert found.half_width < 0.02
+
+
 def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
     slow = [math.log(0.2) + wobble for wobble in (0.0, 0.004, -0.004, 0.002, -0.002)]
     for count in range(2, 6):

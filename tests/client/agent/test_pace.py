@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bagua_client.agent.pace import MOST_REDUCTIONS, Pace
+from bagua_client.agent.pace import MOST_FOR_COST, MOST_REDUCTIONS, Pace
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from bagua_client.agent.pace import MOST_REDUCTIONS, Pace
         (0.1, 0.0, 2),
         (0.05, 0.0, 3),
         (0.05, 0.001, 5),  # 0.4 % of 5 steps of 50 ms
-        (0.05, 0.1, MOST_REDUCTIONS),
+        (0.05, 0.1, MOST_FOR_COST),
         (0.001, 0.0, MOST_REDUCTIONS),
     ],
 )
@@ -34,7 +34,7 @@ def test_reports_are_as_frequent_as_they_are_cheap(
 
 
 @pytest.mark.parametrize(
-    ("message_seconds", "suspicious"), [(0.0, 4), (0.001, 5), (0.1, MOST_REDUCTIONS)]
+    ("message_seconds", "suspicious"), [(0.0, 4), (0.001, 5), (0.1, MOST_FOR_COST)]
 )
 def test_a_watched_job_reports_seldom_and_more_often_when_times_seem_to_change(
     monkeypatch: pytest.MonkeyPatch, message_seconds: float, suspicious: int
@@ -47,3 +47,14 @@ def test_a_watched_job_reports_seldom_and_more_often_when_times_seem_to_change(
     assert pace.while_watching(0, False) == 24
     now = 0.5
     assert pace.while_watching(10, True) == suspicious
+
+
+def test_one_slow_report_does_not_make_the_next_ones_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    for seconds in (0.0, 0.0, 0.0, 1.0):
+        pace.took(seconds)
+    pace.while_tuning(0)
+    now = 1.0
+    assert pace.while_tuning(10) == 2

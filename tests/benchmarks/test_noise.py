@@ -1,0 +1,79 @@
+"""The benchmark of tunings under noise: its weather, its jobs, its rivals."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean, median, stdev
+
+import pytest
+
+from bagua_autotune.simulation.problems import problems as known_problems
+from benchmarks.noise.rivals import RIVALS, Budget
+from benchmarks.noise.tunings import OURS, Setting, figures, tune
+from benchmarks.noise.unseen import MODELS, OddSimulator, problems
+from benchmarks.noise.weather import CLIMATES, Climate, Weather
+
+
+def logs(climate: Climate, blocks: int, steps: int) -> list[list[float]]:
+    """Of the factors of steps, by block."""
+    weather = Weather(climate, seed=1)
+    found = []
+    for block in range(blocks):
+        weather.new_block()
+        found.append([math.log(weather.factor(block * steps + step)) for step in range(steps)])
+    return found
+
+
+@pytest.mark.parametrize("climate", CLIMATES, ids=lambda climate: climate.name)
+def test_equal_seeds_give_equal_weather(climate: Climate) -> None:
+    assert logs(climate, 2, 20) == logs(climate, 2, 20)
+
+
+def test_blocks_differ_by_what_the_climate_says() -> None:
+    for between in (0.0, 0.05):
+        centers = [median(block) for block in logs(Climate("", between=between), 200, 31)]
+        assert stdev(centers) == pytest.approx(math.hypot(between, 0.007), rel=0.2)
+
+
+def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> None:
+    def alike(climate: Climate) -> float:
+        (block,) = logs(climate, 1, 2000)
+        calm = [min(value, 0.12) for value in block]  # no stragglers
+        mean = fmean(calm)
+        return fmean((a - mean) * (b - mean) for a, b in pairwise(calm)) / stdev(calm) ** 2
+
+    assert alike(Climate("")) < 0.1
+    assert alike(Climate("", autocorrelation=0.8)) > 0.5
+
+
+def test_a_drift_slows_the_job_down() -> None:
+    weather = Weather(Climate("", inside=0.0, drift=0.1), seed=0)
+    assert median(weather.factor(300) for _ in range(9)) == pytest.approx(1.1)
+
+
+def test_the_problems_are_of_models_that_the_search_was_not_made_on() -> None:
+    known = {problem.simulator.workload.name for problem in known_problems()}
+    assert len(set(MODELS) - known) >= 6
+    found = problems()
+    assert len({problem.name for problem in found}) == len(found)
+    # Any part of the list has both truths.
+    truths = [isinstance(problem.simulator, OddSimulator) for problem in found[:10]]
+    assert 3 <= sum(truths) <= 7
+
+
+@pytest.mark.parametrize("name", list(RIVALS))
+def test_a_rival_spends_about_its_steps_and_chooses_what_there_is(name: str) -> None:
+    simulator = problems()[0].simulator
+    budget = Budget(simulator, Weather(CLIMATES[0], 0), 160)
+    chosen = RIVALS[name](simulator, budget, 0)
+    assert -20 <= budget.left <= 30
+    assert simulator.step_seconds(chosen) < 2 * simulator.step_seconds(simulator.default)
+
+
+def test_a_tuning_is_judged_beside_its_rivals() -> None:
+    row = tune(Setting(problem=0, climate=CLIMATES[2], seed=0))
+    assert row["regrets"].keys() == {OURS, *RIVALS}
+    assert row["true_speedup"] <= row["possible_speedup"] + 1e-9
+    assert row["regrets"][OURS] == pytest.approx(row["possible_speedup"] / row["true_speedup"] - 1)
+    assert figures([row])["tunings"] == "1"
