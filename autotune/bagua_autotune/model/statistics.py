@@ -29,7 +29,7 @@ CONFIDENCE = 0.975
 # Of a difference that is looked at again and again until it is clear: that many looks are paid for
 # by asking more of each (Pocock, "Group sequential methods in the design and analysis of clinical
 # trials", Biometrika 64, 1977: 0.984 to 0.992 for 2 to 6 looks).
-CONFIDENCE_OF_LOOKS = 0.985
+CONFIDENCE_OF_LOOKS = 0.99
 # A guess of the spread between blocks, in parts of the scale, which counts as so many blocks: that
 # inside them says nothing of it (the same setting minutes apart differed by 1 to 10 %).
 USUAL_BETWEEN, PRIOR_BLOCKS = 0.02, 2

@@ -74,7 +74,8 @@ def decide(
         problem: all that may be tried, the baseline first; takes a while.
         make_searcher: builds a fresh searcher.
     """
-    if job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
+    is_new = job.round == 0 and not trials
+    if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return Keep(job.baseline, reason=TOO_FEW_STEPS)
     if not trials and len(problem().candidates) == 1:
         return Keep(job.baseline, reason=NOTHING_TO_TRY)

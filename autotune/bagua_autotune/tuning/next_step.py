@@ -27,7 +27,7 @@ from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import make_result
-from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.rounds import as_of_now, of_round
 from bagua_autotune.tuning.standing import standing
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class NextStep:
         Args:
             trials: all of the job's, the closing one as it will be.
         """
-        decision = self._decide(self._searcher, job, trials)
+        decision = self._decide(job, trials)
         at = self._clock()
         step = Step(at)
         if closing:
@@ -130,7 +130,11 @@ class NextStep:
         )
         return make_result(job, trials, kept, objective, cost, at)
 
-    def _decide(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
+    def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
+        steps = digests.steps(self._store, job.id).values()
+        return self._decide_by(self._searcher, replace(job, limits=as_of_now(job, steps)), trials)
+
+    def _decide_by(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
         try:
             return decide(
@@ -154,4 +158,4 @@ class NextStep:
                 FALLBACK_SEARCHER,
                 exc_info=None if told else error,
             )
-            return self._decide(FALLBACK_SEARCHER, job, trials)
+            return self._decide_by(FALLBACK_SEARCHER, job, trials)

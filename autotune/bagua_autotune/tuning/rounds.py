@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import Job, Limits, Trial
+from bagua_autotune.store.digests import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
@@ -14,6 +15,20 @@ FIRST_PAUSE_STEPS = 100
 def of_round(trials: Sequence[Trial], number: int) -> list[Trial]:
     """The trials of one round."""
     return [trial for trial in trials if trial.round == number]
+
+
+def as_of_now(job: Job, observed: Collection[Steps]) -> Limits:
+    """The job's limits, its remaining steps less those that it made since it was registered. A
+    training that outlives what was expected of it is expected to run as long again.
+
+    Args:
+        observed: the steps of all its trials.
+    """
+    if not observed:
+        return job.limits
+    made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
+    remaining = job.limits.remaining_steps - made % job.limits.remaining_steps
+    return job.limits.model_copy(update={"remaining_steps": remaining})
 
 
 def refusal(job: Job, steps_since: int | None) -> str | None:

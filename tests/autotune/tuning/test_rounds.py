@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from bagua_autotune.model.job import Event, Job
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
+from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import FIRST_PAUSE_STEPS, refusal
+from bagua_autotune.tuning.rounds import FIRST_PAUSE_STEPS, as_of_now, refusal
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec
@@ -191,6 +192,19 @@ def test_after_the_second_tuning_there_is_a_pause(
     assert "not tuned again: it was tuned 99 steps ago" in caplog.text
     tuner.take_event("job", drift(last + FIRST_PAUSE_STEPS))
     assert tuner.status("job").round == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "remaining"), [(0, 0, 1000), (50, 350, 700), (0, 999, 1), (0, 1200, 800)]
+)
+def test_what_remains_of_a_training_shrinks_as_it_runs(
+    first: int, last: int, remaining: int
+) -> None:
+    """One that outlives what was expected of it may run as long again."""
+    job = make_job(remaining_steps=1000)
+    observed = [Steps(first, first, 1), Steps((first + last) // 2, last, 5)]
+    assert as_of_now(job, observed).remaining_steps == remaining
+    assert as_of_now(job, []).remaining_steps == 1000
 
 
 def after_round(number: int, max_rounds: int) -> Job:
