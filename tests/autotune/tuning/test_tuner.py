@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -99,13 +100,14 @@ def test_a_trial_that_is_far_slower_is_over_after_two_steps(tuner: Tuner) -> Non
 
 
 def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
-    trials = []
-    for steps in (100, 1_000_000):
-        spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{steps:064}")
-        tuner.register(f"job{steps}", spec)
-        drive(tuner, f"job{steps}", Ranks(1, noise=0.03))
-        trials.append(len(tuner.trials(f"job{steps}")))
-    assert 0 < trials[0] < trials[1]
+    trials = {200: 0, 1_000_000: 0}
+    for steps, seed in product(trials, range(3)):
+        name = f"job{steps}-{seed}"
+        spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{name:0>64}")
+        tuner.register(name, spec)
+        drive(tuner, name, Ranks(seed, noise=0.03))
+        trials[steps] += len(tuner.trials(name))
+    assert 0 < trials[200] < trials[1_000_000]
 
 
 def test_a_training_about_to_end_is_left_as_it_is(tuner: Tuner) -> None:
