@@ -80,9 +80,10 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     service.start()
     environment = {**os.environ, **LIMITS, "BAGUA_AUTOTUNE_URL": service.url}
     environment["BAGUA_AUTOTUNE_JOB"] = "characters"
+    environment["BAGUA_AUTOTUNE_ALLOW"] = "bfloat16"
     command = [sys.executable, str(EXAMPLES / "launch.py"), str(EXAMPLES / "characters.py")]
     run = subprocess.Popen(
-        [*command, "--steps", "40"], env=environment, stdout=subprocess.PIPE, text=True
+        [*command, "--steps", "60"], env=environment, stdout=subprocess.PIPE, text=True
     )
     wait_until(lambda: bool(service.job()), "the registration", 100)
     processes = psutil.Process(run.pid).children(recursive=True)
@@ -94,6 +95,9 @@ def test_torchrun_on_two_nodes_tunes_an_example_and_leaves_no_process(
     job = service.job()
     assert job["name"] == "characters"
     assert service.get(f"jobs/{job['id']}")["ranks_per_node"] == [2, 2]
+    # What changes the numbers is tried where it is allowed.
+    tried = {trial["configuration"]["wire_precision"] for trial in service.trials()}
+    assert tried == {"as_is", "bf16"}
     assert not any(process.is_running() for process in processes)
 
 
