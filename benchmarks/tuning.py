@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2, help="of each problem, for the gain")
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--tunings", type=int, default=200, help="in each climate of part noise")
+    parser.add_argument("--held-out", action="store_true", help="other jobs for part noise")
     parser.add_argument("--processes", type=int, default=2, help="of part noise")
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -271,7 +272,7 @@ def main() -> None:
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        "noise": lambda: noisy.run(options.tunings, options.processes),
+        "noise": lambda: noisy.run(options.tunings, options.processes, options.held_out),
     }
     console = Console()
     parts: dict[str, list[Row]] = {}

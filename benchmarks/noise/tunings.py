@@ -19,7 +19,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from noise.rivals import RIVALS, Budget
-from noise.unseen import Problem, problems
+from noise.unseen import problems
 from noise.weather import CLIMATES, Climate, Weather
 
 MOST_STEPS = 3000
@@ -35,6 +35,7 @@ class Setting:
     problem: int
     climate: Climate
     seed: int
+    is_held_out: bool = False
 
 
 class WeatheredJob(SimulatedJob):
@@ -49,15 +50,13 @@ class WeatheredJob(SimulatedJob):
             self.weather.new_block()
 
 
-@cache
-def _problems() -> list[Problem]:
-    return problems()
+_problems = cache(problems)
 
 
 @cache
-def _truth(place: int) -> dict[Configuration, float]:
+def _truth(place: int, is_held_out: bool) -> dict[Configuration, float]:
     """The true step time of every candidate, the baseline first."""
-    simulator = _problems()[place].simulator
+    simulator = _problems(is_held_out)[place].simulator
     baseline = Configuration({knob: simulator.default[knob] for knob in KNOBS})
     space = {knob: simulator.space[knob] for knob in KNOBS}
     candidates = enumerate_candidates(space, baseline, simulator.workload.tensors)
@@ -68,8 +67,8 @@ def tune(setting: Setting) -> Row:
     """Tune one job, then let the rivals tune it with as many steps."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # skopt's, of points that it proposes twice
-    problem = _problems()[setting.problem]
-    simulator, times = problem.simulator, _truth(setting.problem)
+    problem = _problems(setting.is_held_out)[setting.problem]
+    simulator, times = problem.simulator, _truth(setting.problem, setting.is_held_out)
     best = min(times.values())
     store = Store("sqlite://")
     job = WeatheredJob(
@@ -118,11 +117,16 @@ def tune(setting: Setting) -> Row:
     }
 
 
-def run(tunings: int, jobs: int, climates: Sequence[Climate] = CLIMATES) -> list[Row]:
+def run(
+    tunings: int,
+    jobs: int,
+    are_held_out: bool = False,
+    climates: Sequence[Climate] = CLIMATES,
+) -> list[Row]:
     """So many in each climate, the problems in turns; in so many processes."""
-    count = len(_problems())
+    count = len(_problems(are_held_out))
     settings = [
-        Setting(number % count, climate, number)
+        Setting(number % count, climate, number, are_held_out)
         for number in range(tunings)
         for climate in climates
     ]

@@ -6,6 +6,7 @@ Shapes are those of the papers; computing times are rounded, of a GPU that reach
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ RIPPLE, RIPPLE_OCTAVES = 0.3, 2
 CLIFF_BYTES, CLIFF_SECONDS = 256 * KIB, 300e-6
 # What each doubling of the channels beyond two adds to all that travels.
 CHANNEL_PENALTY, FREE_CHANNELS = 0.12, 2
+JAGGED = 0.5
 TCP_LATENCY_SECONDS, RDMA_LATENCY_SECONDS = 80e-6, 5e-6
 
 
@@ -121,6 +123,21 @@ def clusters() -> dict[str, Cluster]:
     }
 
 
+def held_out_clusters() -> dict[str, Cluster]:
+    """Others, which nobody looked at while the search was made."""
+
+    def make(nodes: int, ranks: int, bandwidth: str, flow: float, latency: float) -> Cluster:
+        rate = parse_bandwidth(bandwidth)
+        return Cluster(nodes, ranks, rate, latency, flow_bytes_per_second=flow)
+
+    return {
+        "50Gbit-3x1-thin": make(3, 1, "50Gbit", 1.5e9, 2 * TCP_LATENCY_SECONDS),
+        "40Gbit-2x4": make(2, 4, "40Gbit", 4e9, TCP_LATENCY_SECONDS),
+        "5Gbit-8x2": make(8, 2, "5Gbit", math.inf, TCP_LATENCY_SECONDS),
+        "400Gbit-4x8-rdma": make(4, 8, "400Gbit", 2e10, RDMA_LATENCY_SECONDS),
+    }
+
+
 class OddSimulator(Simulator):
     """A network as no cost model expects it: bandwidth ripples with the size, small parts fall off
     a cliff, many channels cost something."""
@@ -143,6 +160,19 @@ class OddSimulator(Simulator):
         ]
 
 
+class JaggedSimulator(Simulator):
+    """A network whose bandwidth is by up to a third lower at some sizes, as if by chance."""
+
+    def _parts(
+        self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
+    ) -> list[tuple[Phase, ...]]:
+        parts = super()._parts(bucket, configuration, channels)
+        part_bytes = max(bucket.bytes / max(len(parts), 1), 1)
+        drawn = random.Random(f"{round(2 * math.log2(part_bytes))}/{channels}").random()
+        slower = 1 + JAGGED * drawn
+        return [tuple(replace(p, bytes=p.bytes * slower) for p in phases) for phases in parts]
+
+
 @dataclass(frozen=True)
 class Problem:
     """A job on a cluster, and which of the two ground truths holds there."""
@@ -151,17 +181,27 @@ class Problem:
     simulator: Simulator
 
 
-def problems() -> list[Problem]:
-    """Every model on every cluster under both truths; any part of the list has some of each."""
-    workloads: dict[str, Workload] = {name: make().workload() for name, make in MODELS.items()}
+def problems(are_held_out: bool = False) -> list[Problem]:
+    """Every model on every cluster under both truths; any part of the list has some of each.
+
+    Args:
+        are_held_out: other clusters, another second truth, and devices that compute twice as fast.
+    """
+    pace, places, truths = 1.0, clusters(), (Simulator, OddSimulator)
+    if are_held_out:
+        pace, places, truths = 0.5, held_out_clusters(), (Simulator, JaggedSimulator)
     every = [
-        Problem(f"{model}/{place}/{truth.__name__}", truth(workload, cluster))
-        for model, workload in workloads.items()
-        for place, cluster in clusters().items()
-        for truth in (Simulator, OddSimulator)
+        Problem(f"{model}/{place}/{truth.__name__}", truth(_at_pace(make(), pace), cluster))
+        for model, make in MODELS.items()
+        for place, cluster in places.items()
+        for truth in truths
     ]
-    stride = 25  # has no factor in common with the 84
+    stride = 25  # has no factor in common with 84 or 56
     return [every[(stride * number) % len(every)] for number in range(len(every))]
+
+
+def _at_pace(architecture: Architecture, pace: float) -> Workload:
+    return replace(architecture, compute_seconds=pace * architecture.compute_seconds).workload()
 
 
 def _convolution(name: str, inputs: int, outputs: int, kernel: int, size: int) -> Layer:

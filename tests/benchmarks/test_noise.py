@@ -60,6 +60,8 @@ def test_the_problems_are_of_models_that_the_search_was_not_made_on() -> None:
     # Any part of the list has both truths.
     truths = [isinstance(problem.simulator, OddSimulator) for problem in found[:10]]
     assert 3 <= sum(truths) <= 7
+    held_out = problems(are_held_out=True)
+    assert not {problem.name for problem in held_out} & {problem.name for problem in found}
 
 
 @pytest.mark.parametrize("name", list(RIVALS))

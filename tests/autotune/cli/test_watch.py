@@ -68,10 +68,10 @@ def test_in_a_pipe_each_change_is_a_line_without_control_codes(tmp_path: Path) -
         rest = process.stdout.read().splitlines()
     job.close()
     assert process.returncode == 0
-    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 6")
+    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 7")
     assert first.endswith("; now bucket 25 MiB, flat\n")
     assert second.startswith(f"{NAME}: Tuning: ")
-    assert ", trial 3 of at most 6" in second
+    assert ", trial 3 of at most 7" in second
     assert rest[-1] == f"job {NAME} ended before its tuning did"
     assert "\x1b" not in first + second + "".join(rest)
 
