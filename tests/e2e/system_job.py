@@ -22,7 +22,7 @@ def main() -> None:
         import bagua_client
 
         model = bagua_client.DistributedDataParallel(model)
-        print(model.configuration.channels, "channels")
+        print(model.configuration.channels, "channels", flush=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(int(sys.argv[1])):
         optimizer.zero_grad()
@@ -30,7 +30,7 @@ def main() -> None:
         optimizer.step()
         time.sleep(STEP_SECONDS)
         if dist.get_rank() == 0 and step % 5 == 4:
-            print(f"samples/s: {4 / STEP_SECONDS:.1f}")
+            print(f"samples/s: {4 / STEP_SECONDS:.1f}", flush=True)
     dist.destroy_process_group()
 
 
