@@ -81,7 +81,7 @@ class BayesianSearcher:
         if len(measured) == 1:
             return measured[0]
         posterior = self._posterior()
-        believed = [c for c in measured if c not in posterior.doubted]
+        believed = [c for c in measured if c not in posterior.doubted] or measured
         return believed[int(np.argmin(posterior.means_of(believed)))]
 
     def expected_cost(self, configuration: Configuration) -> float:

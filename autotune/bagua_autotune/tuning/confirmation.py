@@ -19,9 +19,8 @@ from bagua_autotune.model.statistics import Estimate, Interval, difference
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6
-# What is less is not worth another pair, nor a change of the configuration.
+# What is less is not worth another pair.
 GAIN_THAT_MATTERS = 0.01
-SMALLEST_GAIN = 0.005
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
 # neither luck nor drift: one pair is enough.
 CLEAR_GAIN = 0.1
