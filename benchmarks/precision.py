@@ -1,6 +1,7 @@
 """What 16 bits on the wire do to a training: the examples' trainings with each, some seeds each.
 
     torchrun --nproc-per-node 2 benchmarks/precision.py --json precision.json    # some 15 minutes
+    torchrun --nproc-per-node 2 benchmarks/precision.py --device cuda --steps 500 --seeds 5
 
 A precision is as good as float32 where its mean lies within the spread of float32's seeds.
 """
@@ -8,6 +9,7 @@ A precision is as good as float32 where its mean lies within the spread of float
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,29 +33,29 @@ LAST_STEPS = 20
 Figures = dict[str, float]
 
 
-def under(model: torch.nn.Module, precision: str) -> DistributedDataParallel:
-    wrapped = DistributedDataParallel(model)
+def under(model: torch.nn.Module, precision: str, device: str) -> DistributedDataParallel:
+    wrapped = DistributedDataParallel(model.to(device))
     assert wrapped.reconfigure(Configuration(wire_precision=precision))
     return wrapped
 
 
-def of_ranks(value: float) -> float:
+def of_ranks(value: float, device: str) -> float:
     """The mean over all ranks."""
-    total = torch.tensor(value, dtype=torch.float64)
+    total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return float(total) / dist.get_world_size()
 
 
-def train_digits(seed: int, precision: str, steps: int) -> Figures:
+def train_digits(seed: int, precision: str, steps: int, device: str) -> Figures:
     """Loss of the last steps, and accuracy on images that were not trained on, in per cent."""
     torch.manual_seed(seed)
-    images, labels, test_images, test_labels = digits()
-    model = under(resnet18(), precision)
+    images, labels, test_images, test_labels = (tensor.to(device) for tensor in digits())
+    model = under(resnet18(), precision, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses = []
     for _ in range(steps):
-        chosen = torch.randint(len(labels), (16,), generator=generator)
+        chosen = torch.randint(len(labels), (16,), generator=generator).to(device)
         loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -63,24 +65,24 @@ def train_digits(seed: int, precision: str, steps: int) -> Figures:
     with torch.no_grad():
         right = (model.module(test_images).argmax(1) == test_labels).double().mean()
     return {
-        "loss": of_ranks(fmean(losses[-LAST_STEPS:])),
-        "accuracy, %": 100 * of_ranks(float(right)),
+        "loss": of_ranks(fmean(losses[-LAST_STEPS:]), device),
+        "accuracy, %": 100 * of_ranks(float(right), device),
     }
 
 
-def train_characters(seed: int, precision: str, steps: int) -> Figures:
+def train_characters(seed: int, precision: str, steps: int, device: str) -> Figures:
     """Loss of the last steps, and the characters that were predicted right, in per cent."""
     corpus = "\n".join(topics.values())
     alphabet = sorted(set(corpus))
     text = torch.tensor([alphabet.index(character) for character in corpus[:200_000]])
     torch.manual_seed(seed)
-    model = under(CharacterModel(len(alphabet)), precision)
+    model = under(CharacterModel(len(alphabet)), precision, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses, rights = [], []
     for _ in range(steps):
         starts = torch.randint(len(text) - CONTEXT - 1, (8, 1), generator=generator)
-        sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)]
+        sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)].to(device)
         logits = model(sequences[:, :-1]).flatten(0, 1)
         target = sequences[:, 1:].flatten()
         loss = functional.cross_entropy(logits, target)
@@ -91,12 +93,12 @@ def train_characters(seed: int, precision: str, steps: int) -> Figures:
         losses.append(loss.item())
         rights.append(float((logits.argmax(1) == target).double().mean()))
     return {
-        "loss": of_ranks(fmean(losses[-LAST_STEPS:])),
-        "accuracy, %": 100 * of_ranks(fmean(rights[-LAST_STEPS:])),
+        "loss": of_ranks(fmean(losses[-LAST_STEPS:]), device),
+        "accuracy, %": 100 * of_ranks(fmean(rights[-LAST_STEPS:]), device),
     }
 
 
-TRAININGS: dict[str, Callable[[int, str, int], Figures]] = {
+TRAININGS: dict[str, Callable[[int, str, int, str], Figures]] = {
     "digits": train_digits,
     "characters": train_characters,
 }
@@ -108,14 +110,21 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=[*PRECISIONS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="cuda: a GPU for each rank, and NCCL")  # fmt: skip
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = options.device
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found = {
         name: {
             precision: [
-                TRAININGS[name](seed, precision, options.steps) for seed in range(options.seeds)
+                TRAININGS[name](seed, precision, options.steps, device)
+                for seed in range(options.seeds)
             ]
             for precision in options.precisions
         }
