@@ -1,12 +1,13 @@
 """The training thread's part of the agent: it runs at the end of each step, on every rank.
 
 The ranks talk over a control group of their own, in messages that start at the end of one step
-and are read at the end of the next, when they have long arrived. A switch takes four of them:
+and are read at the end of the next, when they have long arrived. A switch takes two of them:
 
-1. report: every rank's new step times to all; rank 0 says whether a command follows;
-2. command: rank 0's, to all;
-3. vote: the digest of the buckets that each rank would cut;
-4. all agree: every rank re-cuts before its next forward pass; else all return to the baseline.
+1. report: every rank's new step times to all, and rank 0's command; one that is too long for that
+   follows in a message of its own;
+2. vote: the digest of the buckets that each rank would cut.
+
+If all agree every rank re-cuts before its next forward pass; else all return to the baseline.
 
 After the tuning the reports go on, seldom, so that rank 0 can see whether step times change for
 good; a command may then begin another round. A tuning that ends by an error is not watched: the
@@ -182,7 +183,8 @@ class Agent:
         try:
             if self._rank == 0:
                 command = self._next_command()
-                report.command_bytes = len(command or b"")
+                report.command = command or b""
+                report.command_bytes = len(report.command)
                 report.next_report = self._reductions + self._pause()
             self._write_samples(report)
             if self._tunable.refusal:
@@ -233,8 +235,7 @@ class Agent:
             self._stop()
             return None
         self._next_report = reports[0].next_report
-        length = reports[0].command_bytes
-        following = self._start_command(command, length) if length else None
+        following = self._follow_command(reports[0], command)
         self._pace.took(start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
         self._hand_over(reports)
@@ -252,9 +253,14 @@ class Agent:
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
             self._reporter.put(recording)
 
-    def _start_command(self, command: bytes | None, length: int) -> Next:
-        """Message 2: the command's bytes."""
-        text = torch.zeros(length, dtype=torch.uint8)
+    def _follow_command(self, report: Report, command: bytes | None) -> Next | None:
+        """The vote on rank 0's command, if there is one; before that the command itself, if it was
+        too long for the report."""
+        if report.command:
+            return self._start_vote(report.command)
+        if not report.command_bytes:
+            return None
+        text = torch.zeros(report.command_bytes, dtype=torch.uint8)
         if command is not None:
             text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
         source = dist.get_global_rank(self._tunable.communicator.group, 0)
@@ -262,13 +268,16 @@ class Agent:
         return partial(self._read_command, work, text)
 
     def _read_command(self, work: dist.Work, text: torch.Tensor) -> Next:
-        """Message 3: the vote on it."""
         work.wait()
+        return self._start_vote(bytes(text.tolist()))
+
+    def _start_vote(self, text: bytes) -> Next:
+        """Message 2, on a command."""
         trial: int | None = None
         watch = False
         configuration: Configuration | None = None
         try:
-            command = json.loads(bytes(text.tolist()))
+            command = json.loads(text)
             trial, watch = command["trial"], command["watch"]
             told = Configuration.from_json(command["configuration"])
             self._tunable.communicator.check(told)

@@ -16,6 +16,9 @@ MOST_FOR_COST = 6
 """So many at most because a report is dear: where the gradients fill the link it waits behind them,
 and a trial that goes on unread for longer costs more."""
 COSTS_REMEMBERED = 5
+REPORTS_REMEMBERED = 8
+"""Over which a step's time is averaged: a training thread that runs ahead of its GPU makes several
+steps in no time, then waits for it."""
 WATCHING_REDUCTIONS = 24
 SUSPICIOUS_REDUCTIONS = 4
 
@@ -24,13 +27,13 @@ class Pace:
     """Rank 0's, from what it sees of its own steps and messages."""
 
     def __init__(self) -> None:
-        self._last = (0, time.monotonic())
+        self._reports = deque([(0, time.monotonic())], maxlen=REPORTS_REMEMBERED)
         # The median: one report that waited long says nothing of the next.
         self._costs_seconds = deque([0.0], maxlen=COSTS_REMEMBERED)
 
     @property
     def seconds_since_report(self) -> float:
-        return time.monotonic() - self._last[1]
+        return time.monotonic() - self._reports[-1][1]
 
     def took(self, seconds: float) -> None:
         """A report cost the training thread so long."""
@@ -38,8 +41,8 @@ class Pace:
 
     def while_tuning(self, reductions: int) -> int:
         """The reductions until the next report; one starts now, after ``reductions`` in all."""
-        (before, then), now = self._last, time.monotonic()
-        self._last = (reductions, now)
+        (before, then), now = self._reports[0], time.monotonic()
+        self._reports.append((reductions, now))
         if reductions == before:
             return 1
         step_seconds = max((now - then) / (reductions - before), 1e-9)

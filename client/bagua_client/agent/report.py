@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-FORMAT = 2
+FORMAT = 3
 """Of the reports and of what follows them; another number whenever a release changes that. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 6
 LARGEST_REPORT = 32
+ROOM_BYTES = 384
+"""For a command; all but those that list buckets are shorter."""
+ROOM_AT = HEADER + 2 * LARGEST_REPORT
 
 
 @dataclass
@@ -21,7 +24,8 @@ class Report:
     """One rank's.
 
     Attributes:
-        command_bytes: length of the command that follows; 0: none. Only rank 0's counts.
+        command_bytes: length of the command; 0: none. Only rank 0's counts.
+        command: empty where it is too long for a report, and follows. Only rank 0's counts.
         next_report: after so many reductions. Only rank 0's counts.
         stop: something went wrong on this rank alone; all must stop.
         first_step: the number of the first step in ``seconds``.
@@ -31,6 +35,7 @@ class Report:
     """
 
     command_bytes: int = 0
+    command: bytes = b""
     next_report: int = 0
     stop: bool = False
     first_step: int = 0
@@ -48,7 +53,7 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         ranks = range(dist.get_world_size(group))
-        self._own = array("d", bytes(8 * (HEADER + 2 * LARGEST_REPORT)))
+        self._own = array("d", bytes(8 * ROOM_AT + ROOM_BYTES))
         self._rows = [array("d", self._own) for _ in ranks]
         self._own_tensor = torch.frombuffer(self._own, dtype=torch.float64)
         self._tensors = [torch.frombuffer(row, dtype=torch.float64) for row in self._rows]
@@ -66,6 +71,8 @@ class Exchange:
             len(times),
         )
         self._own[: HEADER + len(times)] = array("d", (*header, *times))
+        if 0 < len(report.command) <= ROOM_BYTES:
+            self._own[ROOM_AT:] = array("d", report.command.ljust(ROOM_BYTES))
         self._work = dist.all_gather(
             self._tensors, self._own_tensor, group=self._group, async_op=True
         )
@@ -81,4 +88,7 @@ def _report(row: array[float]) -> Report:
     command_bytes, next_report, stop, first_step, steps, times = map(int, row[:HEADER])
     seconds = row[HEADER : HEADER + steps].tolist()
     compute_seconds = row[HEADER + steps : HEADER + times].tolist()
-    return Report(command_bytes, next_report, bool(stop), first_step, seconds, compute_seconds)
+    command = row[ROOM_AT:].tobytes()[:command_bytes] if command_bytes <= ROOM_BYTES else b""
+    return Report(
+        command_bytes, command, next_report, bool(stop), first_step, seconds, compute_seconds
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from itertools import groupby
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.agent.report import ROOM_BYTES
 from bagua_client.torch_private import reducer as torchs
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -24,16 +26,18 @@ TRIED = [
 ]
 
 
-def _tune(url: str) -> list[tuple[Configuration, list[int], float]]:
+def _tune(
+    url: str, last: Configuration = TRIED[-1], count: int = 10
+) -> list[tuple[Configuration, list[int], float]]:
     """After each step the configuration, the tensors by bucket, and a gradient's value."""
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(10)]
+    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(count)]
     try:
         model = DistributedDataParallel(torch.nn.Sequential(*layers))
     finally:
         del os.environ["BAGUA_AUTOTUNE"]
     seen = []
-    while len(seen) < MOST_STEPS and (model.is_tuning or model.configuration != TRIED[-1]):
+    while len(seen) < MOST_STEPS and (model.is_tuning or model.configuration != last):
         model.zero_grad()
         model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum().backward()
         tensors = [len(bucket) for bucket in model._tunable.layout.partition]
@@ -72,6 +76,22 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
     for edge in ("first_bucket_bytes", "last_bucket_bytes"):
         assert offered[edge] == {"type": "categorical", "values": [0, 2**20, 2**22]}
     assert offered["buckets"] == {"type": "partition"}
+
+
+@pytest.mark.skipif(
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+)
+def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) -> None:
+    listing = Configuration(1000, buckets=(1,) * 200)
+    assert len(json.dumps(listing.to_json())) > ROOM_BYTES
+    tried = [Configuration(2000).to_json(), listing.to_json()]
+    with ScriptedService([tried]) as service:
+        first, second = two_ranks.run(_tune, service.url, listing, 200)
+        assert service.bodies("disagreement") == []
+    assert first == second
+    configuration, tensors, _ = first[-1]
+    assert configuration == listing
+    assert tensors == [1] * 200
 
 
 def _set_by_hand(url: str) -> tuple[str, Configuration, bool]:

@@ -58,3 +58,18 @@ def test_one_slow_report_does_not_make_the_next_ones_rare(monkeypatch: pytest.Mo
     pace.while_tuning(0)
     now = 1.0
     assert pace.while_tuning(10) == 2
+
+
+def test_a_thread_that_runs_ahead_of_its_gpu_does_not_make_reports_rare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, reductions = 0.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace()
+    found = []
+    for report in range(20):
+        # Steps of 100 ms: six are launched at once, then their time is waited for.
+        reductions += 6 if report % 2 else 1
+        now += 0.001 if report % 2 else 0.7
+        found.append(pace.while_tuning(reductions))
+    assert max(found[4:]) <= 3
