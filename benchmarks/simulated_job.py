@@ -19,7 +19,7 @@ from bagua_client.agent.watch import Watch
 # As the client does it: a first report soon after a switch, then one every few steps, and a switch
 # that takes its messages.
 REPORT_STEPS = 4
-SWITCH_STEPS = 6
+SWITCH_STEPS = 5
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
 # Equal devices differ by so much in what they compute.

@@ -17,6 +17,7 @@ Value = int | str | tuple[int, ...]
 Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 BUCKET_KNOB = "bucket_bytes"
+WAYS_KNOB = "hierarchical"
 MOST_BUCKETS = 100_000
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space, Value
+from bagua_autotune.model.knobs import (
+    WAYS_KNOB,
+    Categorical,
+    Configuration,
+    Domain,
+    LogInteger,
+    Space,
+    Value,
+)
 
 SPREAD_TRIALS = 4
-# Of values with an order so many tell of the others.
+# Of values with an order so many tell of the others where there are several ways to reduce, each of
+# which takes them differently. Else every other value is tried: four channels may be slower than
+# two, and eight faster than both (seen on GPUs).
 ORDERED_LEVELS = 2
 
 
@@ -46,22 +56,30 @@ def missing_levels(
     candidates: Sequence[Configuration], knobs: Space, told: Sequence[Configuration]
 ) -> set[tuple[str, Value]]:
     """The values of categorical knobs that candidates have and nothing measured has; of a knob
-    whose values have an order none, once ``ORDERED_LEVELS`` were measured."""
+    whose values have an order some of them, see ``ORDERED_LEVELS``."""
     missing: set[tuple[str, Value]] = set()
     for knob, domain in knobs.items():
         if isinstance(domain, Categorical):
             measured = {c[knob] for c in told}
-            if not domain.is_ordered or len(measured) < ORDERED_LEVELS:
-                missing |= {(knob, c[knob]) for c in candidates if c[knob] not in measured}
+            levels = {c[knob] for c in candidates} - measured
+            if domain.is_ordered and WAYS_KNOB in knobs:
+                levels = set() if len(measured) >= ORDERED_LEVELS else levels
+            elif domain.is_ordered:
+                levels &= set(domain.values[1::2])
+            missing |= {(knob, level) for level in levels}
     return missing
 
 
 def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
     """So many trials measure all missing values, each trial one of every knob."""
     count = Counter(knob for knob, _ in missing)
-    ordered = ORDERED_LEVELS - 1
+    is_few = WAYS_KNOB in knobs
     return max(
-        (min(n, ordered) if _is_ordered(knobs[k]) else n for k, n in count.items()), default=0
+        (
+            min(n, ORDERED_LEVELS - 1) if is_few and _is_ordered(knobs[k]) else n
+            for k, n in count.items()
+        ),
+        default=0,
     )
 
 

@@ -16,6 +16,7 @@ from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import TRIAL_STEPS
 from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.tuning.warm_start import confirmed_gain, measured_in, stored_best
 
@@ -66,6 +67,7 @@ def decide(
     objective: Objective,
     problem: Callable[[], Problem],
     make_searcher: Callable[[Problem], Searcher],
+    trial_steps: float = TRIAL_STEPS,
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
@@ -73,6 +75,7 @@ def decide(
         trials: of this round, none of them open.
         problem: all that may be tried, the baseline first; takes a while.
         make_searcher: builds a fresh searcher.
+        trial_steps: of the training, from one trial to the next.
     """
     is_new = job.round == 0 and not trials
     if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
@@ -91,7 +94,8 @@ def decide(
     scale = objective.scale(baseline.center)
     winner = _being_confirmed(job, trials, banned)
     if winner is None:
-        found = _search(job, trials, _allowed(job, trials, problem()), make_searcher, scale)
+        allowed = _allowed(job, trials, problem())
+        found = _search(job, trials, allowed, make_searcher, scale, trial_steps)
         if isinstance(found, Propose):
             return found
         winner = found
@@ -133,12 +137,14 @@ def _search(
     problem: Problem,
     make_searcher: Callable[[Problem], Searcher],
     scale: float,
+    trial_steps: float,
 ) -> Propose | Configuration:
     """The next search trial, or the winner of the search."""
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = _tell(job, trials, make_searcher(problem), scale)
     is_confirming = len(searches) < len(trials)
-    if not is_confirming and not search_has_ended(searches, problem, searcher, job.limits):
+    ends = is_confirming or search_has_ended(searches, problem, searcher, job.limits, trial_steps)
+    if not ends:
         return Propose("search", searcher.ask())
     winner = searcher.best()
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)

@@ -19,14 +19,12 @@ from bagua_autotune.search.candidates import (
     explicit_candidates,
 )
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.rounds import TRIAL_STEPS, of_round
 from bagua_autotune.tuning.warm_start import stored_best
 
 logger = logging.getLogger(__name__)
 
 JOBS_REMEMBERED = 64
-# A trial takes about so many steps of the training, those between two trials with it.
-TRIAL_STEPS = 16
 LONGEST_HORIZON_TRIALS = 200.0
 
 

@@ -27,7 +27,7 @@ from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import make_result
-from bagua_autotune.tuning.rounds import as_of_now, of_round
+from bagua_autotune.tuning.rounds import as_of_now, of_round, trial_steps
 from bagua_autotune.tuning.standing import standing
 
 logger = logging.getLogger(__name__)
@@ -131,10 +131,14 @@ class NextStep:
         return make_result(job, trials, kept, objective, cost, at)
 
     def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
-        steps = digests.steps(self._store, job.id).values()
-        return self._decide_by(self._searcher, replace(job, limits=as_of_now(job, steps)), trials)
+        steps = digests.steps(self._store, job.id)
+        now = replace(job, limits=as_of_now(job, steps.values()))
+        per_trial = trial_steps(of_round(trials, job.round), steps)
+        return self._decide_by(self._searcher, now, trials, per_trial)
 
-    def _decide_by(self, method: str, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
+    def _decide_by(
+        self, method: str, job: Job, trials: Sequence[Trial], per_trial: float
+    ) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
         try:
             return decide(
@@ -143,6 +147,7 @@ class NextStep:
                 OBJECTIVES[job.protocol],
                 lambda: self._knowledge.problem(job, trials),
                 partial(make_searcher, method),
+                per_trial,
             )
         except Exception as error:
             if method == FALLBACK_SEARCHER:
@@ -158,4 +163,4 @@ class NextStep:
                 FALLBACK_SEARCHER,
                 exc_info=None if told else error,
             )
-            return self._decide_by(FALLBACK_SEARCHER, job, trials)
+            return self._decide_by(FALLBACK_SEARCHER, job, trials, per_trial)

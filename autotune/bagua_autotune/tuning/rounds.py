@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.store.digests import Steps
@@ -10,6 +10,9 @@ from bagua_autotune.store.digests import Steps
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
 FIRST_PAUSE_STEPS = 100
+# From one trial to the next it is usually so many; of few trials nobody can tell.
+TRIAL_STEPS = 16
+FEWEST_TRIALS = 4
 
 
 def of_round(trials: Sequence[Trial], number: int) -> list[Trial]:
@@ -29,6 +32,19 @@ def as_of_now(job: Job, observed: Collection[Steps]) -> Limits:
     made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
     remaining = job.limits.remaining_steps - made % job.limits.remaining_steps
     return job.limits.model_copy(update={"remaining_steps": remaining})
+
+
+def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float:
+    """How many steps of the training lay between the first steps of two trials, on average.
+
+    Args:
+        trials: of a round.
+        observed: the steps of all trials, by their index.
+    """
+    first_steps = [observed[trial.index].first for trial in trials if trial.index in observed]
+    if len(first_steps) < FEWEST_TRIALS:
+        return TRIAL_STEPS
+    return (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2)
 
 
 def refusal(job: Job, steps_since: int | None) -> str | None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.tuning.knowledge import TRIAL_STEPS
+from bagua_autotune.tuning.rounds import TRIAL_STEPS
 
 # Differences that a live job does not show, however many steps remain.
 SMALLEST_GAIN = 0.005
@@ -23,12 +23,18 @@ PATIENCE_TRIALS = 7
 # searcher mistakes for hope.
 PATIENCE_WITH_MODEL = (4, 6)
 PATIENCE_STEPS = 26
+# Nor more of them than take so many steps of the training.
+PATIENCE_STEPS_IN_ALL = 90
 # A cost model that misses more than so much of what was profiled, as a logarithm, is none.
 MISFIT = 0.06
 
 
 def search_has_ended(
-    trials: Sequence[Trial], problem: Problem, searcher: Searcher, limits: Limits
+    trials: Sequence[Trial],
+    problem: Problem,
+    searcher: Searcher,
+    limits: Limits,
+    trial_steps: float = TRIAL_STEPS,
 ) -> bool:
     """Whether the search trials so far are enough. Costs are in parts of the baseline's.
 
@@ -37,6 +43,7 @@ def search_has_ended(
         problem: what may still be proposed.
         searcher: told of all measured ones.
         limits: the most search trials, and the steps over which a gain counts.
+        trial_steps: of the training, from one trial to the next.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
     if len(trials) >= limits.max_samples:
@@ -49,12 +56,16 @@ def search_has_ended(
     if searcher.ask() == searcher.best():
         # What is best now is measured again at the end anyway, beside the baseline.
         return True
-    worthwhile = max(WORTH_A_TRIAL, _cost_of_a_trial(searcher) / limits.remaining_steps)
+    worthwhile = max(
+        WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
+    )
     if searcher.expected_gain() < worthwhile:
         return True
     patience = PATIENCE_TRIALS
     if problem.predictor and problem.predictor.misfit < MISFIT:
         patience = _patience_with_model(measured)
+    in_all = max(round(PATIENCE_STEPS_IN_ALL / trial_steps), PATIENCE_WITH_MODEL[0])
+    patience = min(patience, in_all)
     if len(measured) < searcher.initial_trials + patience:
         return False
     allowed = set(problem.candidates)
@@ -69,10 +80,10 @@ def _patience_with_model(measured: Sequence[Trial]) -> int:
     return min(max(round(PATIENCE_STEPS / steps), fewest), most)
 
 
-def _cost_of_a_trial(searcher: Searcher) -> float:
+def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:
     """Of the next one, in steps: those of the trial are longer by what it is slower."""
     slower = searcher.expected_cost(searcher.ask()) - searcher.expected_cost(searcher.best())
-    return SWITCH_STEPS + TRIAL_STEPS * max(0.0, math.expm1(min(slower, 10.0)))
+    return SWITCH_STEPS + trial_steps * max(0.0, math.expm1(min(slower, 10.0)))
 
 
 def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher) -> float:

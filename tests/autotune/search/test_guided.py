@@ -174,7 +174,7 @@ class Unsure(Table):
 
 
 def test_a_kind_of_which_the_model_is_unsure_is_tried_before_the_search_ends() -> None:
-    job = simulated(knobs=("bucket_bytes", "channels"))
+    job = simulated()
     candidates = job.problem.candidates
     gains = []
     for model in (Table(), Unsure()):
