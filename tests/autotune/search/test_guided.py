@@ -51,6 +51,21 @@ def test_every_value_of_every_named_knob_is_in_the_initial_design(is_guided: boo
     assert len(asked) <= 6
 
 
+@pytest.mark.parametrize("is_guided", [True, False])
+def test_where_all_reduce_flat_two_and_eight_channels_are_tried_whatever_four_showed(
+    is_guided: bool,
+) -> None:
+    job = simulated(knobs=("bucket_bytes", "channels"))
+    problem = job.guided_by(inverted) if is_guided else job.problem
+    searcher = make_searcher("bayesian", problem)
+    tried = {}
+    while searcher.expected_gain() == math.inf:
+        asked = searcher.ask()
+        tried[asked["channels"]] = asked
+        searcher.tell(asked, 1.0 if asked["channels"] == 4 else 0.0, 0.01)
+    assert {1, 2, 8} <= tried.keys()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_right_model_the_best_is_found_as_soon_as_all_values_were_seen(seed: int) -> None:
     job = simulated()

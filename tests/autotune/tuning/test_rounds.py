@@ -8,17 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.job import Event, Job
+from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import FIRST_PAUSE_STEPS, as_of_now, refusal
+from bagua_autotune.tuning.rounds import (
+    FIRST_PAUSE_STEPS,
+    TRIAL_STEPS,
+    as_of_now,
+    refusal,
+    trial_steps,
+)
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
-from tests.autotune.tuning.test_decision import make_job
+from tests.autotune.tuning.test_decision import BASELINE, make_job
 from tests.autotune.tuning.test_tuner import drive
 
 # Buckets of 8 to 11 MiB are best before, and slower than larger ones by a third afterwards.
@@ -205,6 +211,18 @@ def test_what_remains_of_a_training_shrinks_as_it_runs(
     observed = [Steps(first, first, 1), Steps((first + last) // 2, last, 5)]
     assert as_of_now(job, observed).remaining_steps == remaining
     assert as_of_now(job, []).remaining_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("begins", "expected"), [([5], TRIAL_STEPS), ([5, 40, 60], TRIAL_STEPS), ([5, 40, 60, 88], 24)]
+)
+def test_what_a_trial_takes_is_known_after_some_and_without_the_first(
+    begins: list[int], expected: float
+) -> None:
+    """The first one's steps are those in which the job gets warm, too."""
+    trials = [Trial(3 + place, "search", BASELINE, "measured") for place in range(len(begins))]
+    observed = {3 + place: Steps(begin, begin + 9, 10) for place, begin in enumerate(begins)}
+    assert trial_steps(trials, {1: Steps(0, 1, 2), **observed}) == expected
 
 
 def after_round(number: int, max_rounds: int) -> Job:

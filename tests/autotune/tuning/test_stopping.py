@@ -11,6 +11,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.search.random import RandomSearcher
+from bagua_autotune.tuning.rounds import TRIAL_STEPS
 from bagua_autotune.tuning.stopping import search_has_ended
 from tests.autotune.support import make_spec, peaked
 
@@ -60,8 +61,15 @@ def test_the_fewer_steps_remain_the_sooner_a_search_ends() -> None:
     assert lengths[0] < lengths[1]
 
 
-def ends(expected_gain: float, slower: float, remaining_steps: int) -> bool:
-    """Whether a search ends whose next trial is expected to gain so much and to be so slow."""
+def ends(
+    expected_gain: float,
+    slower: float,
+    remaining_steps: int,
+    tried: int = 5,
+    trial_steps: float = TRIAL_STEPS,
+) -> bool:
+    """Whether a search ends whose next trial is expected to gain so much and to be so slow, after
+    so many that were as fast as the first."""
 
     class Expects(RandomSearcher):
         def expected_gain(self) -> float:
@@ -72,11 +80,12 @@ def ends(expected_gain: float, slower: float, remaining_steps: int) -> bool:
 
     searcher = Expects(Problem(SPEC.knobs, CANDIDATES))
     trials = []
-    for index, candidate in enumerate(CANDIDATES[:5]):
+    for index, candidate in enumerate(CANDIDATES[:tried]):
         searcher.tell(candidate, 0.0, 0.01)
         trials.append(Trial(index, "search", candidate, "measured", Estimate(0.0, 0.01, 8)))
     problem = Problem(SPEC.knobs, CANDIDATES)
-    return search_has_ended(trials, problem, searcher, Limits(remaining_steps=remaining_steps))
+    limits = Limits(remaining_steps=remaining_steps)
+    return search_has_ended(trials, problem, searcher, limits, trial_steps)
 
 
 def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> None:
@@ -87,3 +96,9 @@ def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> No
     assert not ends(0.02, 0.0, remaining_steps=300)
     assert ends(0.004, 0.0, remaining_steps=10**9), "a live job does not show so little"
     assert ends(0.02, 1e9, remaining_steps=10**6), "an endless step"
+
+
+def test_trials_that_take_many_steps_and_find_nothing_end_a_search_sooner() -> None:
+    assert not ends(0.1, 0.0, 10_000, tried=8, trial_steps=10)
+    assert ends(0.1, 0.0, 10_000, tried=8, trial_steps=30)
+    assert not ends(0.1, 0.0, 10_000, tried=4, trial_steps=1000), "some must be tried"
