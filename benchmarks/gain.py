@@ -38,8 +38,9 @@ from harness import write_json
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
 SMOKE_NETWORK = "1gbit"
 EFFORT = ("sweep_rounds", "sweep_steps", "run_off_rounds")
-"""Options that are fields of Effort; None: as usual."""
-OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", *EFFORT)
+SWEPT = ("sweep_mib", "sweep_channels")
+"""Options that are fields of Effort, or make some; None: as usual."""
+OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", *EFFORT, *SWEPT)
 """Options that --smoke decides."""
 SHORT = {"gpt2": "gpt2-small"}
 """Other names of models."""
@@ -96,6 +97,9 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sockets", action="store_true",
                         help="measure stock DDP with NCCL's socket variables, too")  # fmt: skip
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell")
+    for what, of in (("mib", "bucket sizes"), ("channels", "numbers of channels")):
+        parser.add_argument(f"--sweep-{what}", type=int, nargs="+", metavar="N",
+                            help=f"the sweep's {of}")  # fmt: skip
     for what in ("sweep-rounds", "sweep-steps", "run-off-rounds"):
         usual = [getattr(effort, what.replace("-", "_")) for effort in (FULL, ON_GPUS)]
         parser.add_argument(f"--{what}", type=int, metavar="N",
@@ -158,6 +162,10 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     fields["gradient_bytes"] = round(1e6 * options.gradient_megabytes)
     fields["compute_seconds"] = options.compute_seconds
     given = {name: getattr(options, name) for name in EFFORT if getattr(options, name) is not None}
+    if options.sweep_mib:
+        given["sizes_bytes"] = tuple(mib * 1024 * 1024 for mib in options.sweep_mib)
+    if options.sweep_channels:
+        given["channels"] = tuple(options.sweep_channels)
     effort = ON_GPUS if options.device == "cuda" else FULL
     effort = replace(effort, allow=options.allow, sockets=options.sockets, **given)
     return grid(options.models, options.networks, bagua, options.repeat, **fields), effort
