@@ -24,7 +24,7 @@ PATIENCE_TRIALS = 7
 PATIENCE_WITH_MODEL = (4, 6)
 PATIENCE_STEPS = 26
 # Nor more of them than take so many steps of the training.
-PATIENCE_STEPS_IN_ALL = 90
+PATIENCE_STEPS_IN_ALL = 75
 # A cost model that misses more than so much of what was profiled, as a logarithm, is none.
 MISFIT = 0.06
 
