@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -87,18 +87,6 @@ def system(
     """
     given = dict(map(_assignment, chosen))
     measure = _measure(metric, higher_is_better, last, steps)
-
-    def variables(facts: dict[str, Any]) -> list[Variable]:
-        known = _backend(backend, str(facts.get("backend", "")))
-        has_client = bool(facts.get("has_client"))
-        found = find_variables(known, has_client, os.environ, given, interfaces, only)
-        if not found:
-            raise ValueError(
-                f"nothing to search: {known} reads no such variable, and bagua_client, whose "
-                "channels could be searched, is not in the job; name variables with --set"
-            )
-        return found
-
     search: SystemSearch | None = None
     verdict: Verdict | None = None
     with _stopping() as signals:
@@ -108,7 +96,8 @@ def system(
             _tell(describe_run(1, runs, {}, first, [], measure))
             if first.cost is None:
                 raise BaselineFailure(first)
-            space = SearchSpace(variables(dict(measure.facts)), seed)
+            variables = _variables(measure.facts, backend, given, interfaces, only)
+            space = SearchSpace(variables, seed)
             own = Run(1, "baseline", space.own, first)
 
             def on_run(run: Run) -> None:
@@ -135,6 +124,25 @@ def system(
     _tell(summary(search, verdict))
     for line in export_lines(search.space.environment(verdict.configuration)):
         click.echo(line)
+
+
+def _variables(
+    facts: Mapping[str, Any],
+    asked: str,
+    given: dict[str, list[str]],
+    interfaces: Sequence[str],
+    only: Sequence[str],
+) -> list[Variable]:
+    """What is to be searched. Raises ValueError where there is nothing."""
+    backend = _backend(asked, str(facts.get("backend", "")))
+    has_client = bool(facts.get("has_client"))
+    found = find_variables(backend, has_client, os.environ, given, interfaces, only)
+    if not found:
+        raise ValueError(
+            f"nothing to search: {backend} reads no such variable, and bagua_client, whose "
+            "channels could be searched, is not in the job; name variables with --set"
+        )
+    return found
 
 
 def _measure(metric: str | None, higher_is_better: bool, last: bool, steps: int | None) -> Measure:

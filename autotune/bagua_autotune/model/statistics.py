@@ -183,13 +183,9 @@ def difference(
     factor = math.sqrt(float(np.linalg.pinv(weighted.T @ weighted)[2, 2]))
     degrees = max(0.0, float(np.sum(roots**2)) - design.shape[1])
     squares = float(np.sum(np.square((centers - design @ solution) * roots)))
-    for group in repeats:
-        spread = [block.center - group[0].center for block in group]
-        squares += sum((offset - fmean(spread)) ** 2 for offset in spread)
-        degrees += len(group) - 1
     expected = inside**2 + (USUAL_BETWEEN * scale) ** 2
-    between = math.sqrt((squares + PRIOR_BLOCKS * expected) / (degrees + PRIOR_BLOCKS))
-    quantile = _student_quantile(degrees + PRIOR_BLOCKS, CONFIDENCE_OF_LOOKS)
+    between, degrees = _between(squares, degrees, repeats, expected)
+    quantile = _student_quantile(degrees, CONFIDENCE_OF_LOOKS)
     half_width = factor * quantile * max(between, inside)
     center = float(solution[2])
     held = [center - half_width, center + half_width]
@@ -198,6 +194,25 @@ def difference(
         if min(np.sum(roots[sides == side] == 1) for side in (0, 1)) < 2:
             held.append(0.0)
     return Interval(center, min(held), max(held))
+
+
+def _between(
+    squares: float, degrees: float, repeats: Sequence[Sequence[Estimate]], expected: float
+) -> tuple[float, float]:
+    """By how much blocks of one configuration differ, as a standard deviation, and how many degrees
+    of freedom that rests on.
+
+    Args:
+        squares, degrees: what a fit left over, and of how many blocks.
+        repeats: see ``difference``.
+        expected: the variance that is guessed; it counts as ``PRIOR_BLOCKS`` blocks.
+    """
+    for group in repeats:
+        spread = [block.center - group[0].center for block in group]
+        squares += sum((offset - fmean(spread)) ** 2 for offset in spread)
+        degrees += len(group) - 1
+    degrees += PRIOR_BLOCKS
+    return math.sqrt((squares + PRIOR_BLOCKS * expected) / degrees), degrees
 
 
 def _error_inside(blocks: Sequence[Estimate]) -> float:
