@@ -392,7 +392,7 @@ def start_agent(
     if group is None:
         return None
     if tunable.communicator.rank == 0:
-        for reason in tunable.offer.reasons:
+        for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
     name = name_of(environment, model, len(_agents) + 1)
     agent = Agent(tunable, group, optimizers, environment, name, _agents)

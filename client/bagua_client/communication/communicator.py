@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from bagua_client.communication import launch_order
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -51,11 +52,10 @@ class Communicator:
     user's. One thread (for each place in a chain) issues what travels on a channel, in the order
     of the layout, so all ranks issue the same order on each group.
 
-    Several NCCL communicators on one device can only wait for one another for ever when the
-    ranks issue in different orders. They do not: on CUDA all chains are issued whole, in the
-    order of the layout, whatever their channel; so the earliest operation that is not done waits
-    for nothing but its peers. (What is left is that the kernels in flight, at most one for each
-    group, must fit on the device side by side; NCCL's take a few multiprocessors each.)
+    Several NCCL communicators on one device do not wait for one another for ever where all devices
+    launch their kernels in one order. On CUDA all chains are issued whole, in the order of the
+    layout, whatever their channel; so the order is that of the host's, which NCCL is asked to keep
+    (see launch_order). Where it does not, there is one communicator.
 
     Attributes:
         group: the process group over all of them.
@@ -73,15 +73,22 @@ class Communicator:
         self._node_groups: list[NodeGroups] = []
 
     @property
-    def can_make_groups(self) -> bool:
-        """Whether more groups can be made for these ranks.
+    def obstacle(self) -> str:
+        """Why no more groups are made for these ranks; empty: they can be.
 
         Where the default group is bound to a device, c10d makes NCCL groups by splitting it, to
         which all ranks of the job must come; those outside ``group`` do not.
         """
-        if self.world_size == dist.get_world_size() or dist.get_backend(self.group) == "gloo":
-            return True
-        return not torch_groups.is_bound_to_device()
+        if dist.get_backend(self.group) == "gloo":
+            return ""
+        if self.world_size < dist.get_world_size() and torch_groups.is_bound_to_device():
+            return (
+                f"its model trains on {self.world_size} of the job's {dist.get_world_size()} "
+                "ranks, and init_process_group(device_id=...) has torch split the group of all "
+                "ranks for each new one, which all of them would have to join. Leave device_id "
+                "out, or use one channel and hierarchical='off'"
+            )
+        return launch_order.obstacle() if self.device.type == "cuda" else ""
 
     def check(self, configuration: Configuration) -> None:
         """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
@@ -90,13 +97,10 @@ class Communicator:
             RuntimeError: they cannot.
         """
         by_node = self._reduces_by_node(configuration)
-        if (by_node or configuration.channels > 1) and not self.can_make_groups:
+        if (by_node or configuration.channels > 1) and self.obstacle:
             raise RuntimeError(
                 f"the configuration ({configuration}) needs process groups that rank {self.rank} "
-                f"cannot make: its model trains on {self.world_size} of the job's "
-                f"{dist.get_world_size()} ranks, and init_process_group(device_id=...) has torch "
-                "split the group of all ranks for each new one, which all of them would have to "
-                "join. Leave device_id out, or use one channel and hierarchical='off'"
+                f"cannot make: {self.obstacle}"
             )
 
     def prepare(self, configuration: Configuration) -> None:

@@ -272,8 +272,8 @@ def _new_tunable(
     group = wrapper.process_group
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
-    if channels > 1 and not communicator.can_make_groups:
-        _warn_of_channels(channels, "no further process groups can be made for these ranks")
+    if channels > 1 and communicator.obstacle:
+        _warn_of_channels(channels, communicator.obstacle)
         channels = 1
     return TunableReducer(wrapper, algorithm, communicator, channels)
 
