@@ -41,6 +41,8 @@ USUAL_LINK = {
     "latency_seconds": Usual(50e-6, 5.0),
 }
 USUAL_LATE = {"late_seconds": Usual(0.5e-3, 2.0)}
+# How many connections fill a link; less than one: one of them does.
+USUAL_FLOWS = {"flows": Usual(0.9, 1.5)}
 USUAL_NODE = {
     "start_seconds": Usual(15e-6, 5.0),
     "inside_ratio": Usual(10.0, 2.0),
@@ -53,6 +55,7 @@ BEGINNINGS: dict[str, Sequence[float]] = {
     "latency_seconds": (1e-5, 1e-3),
     "late_seconds": (5e-4, 5e-2),
     "start_seconds": (1e-5, 1e-3),
+    "flows": (0.5, 4.0),
 }
 MOST_BEGINNINGS = 3
 # The model foretells a bucket's duration, and a whole step's communication, that well.
@@ -71,10 +74,12 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
 
     Fitted are bandwidth and latency of the links between the nodes, the start of an operation, the
     bandwidth inside the nodes and the share of it that sharded reductions reach; in a single node
-    its own links. By how much the slowest rank is later than the one that was profiled is fitted
-    too, and left out of the cluster; where every step has one bucket only, this cannot be told from
-    latency and counts as such. The rest is as usual. Least squares of the logarithms, in which a
-    trial that is far off counts little.
+    its own links. Where one way to reduce was measured with several numbers of channels, the most
+    that one connection sends is fitted as well; else it is taken to fill the link. By how much the
+    slowest rank is later than the one that was profiled is fitted too, and left out of the cluster;
+    where every step has one bucket only, this cannot be told from latency and counts as such. The
+    rest is as usual. Least squares of the logarithms, in which a trial that is far off counts
+    little.
 
     Raises:
         ValueError: there is no traffic, or only one rank.
@@ -84,7 +89,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
     measured = [each for each in traffic if each.is_measured]
     if not measured or nodes * ranks_per_node < 2:
         raise ValueError("no reduction was measured from which the network could be told")
-    usual = _usual(nodes, ranks_per_node, any(len(each.buckets) > 1 for each in measured))
+    usual = _usual(nodes, ranks_per_node, measured)
     logarithms = np.log([figure.value for figure in usual.values()])
     spreads = np.array([figure.spread for figure in usual.values()])
 
@@ -123,15 +128,22 @@ def fit_record(record: Record) -> Simulator:
     return record.simulator(fit_cluster(*record.shape, record.traffic))
 
 
-def _usual(nodes: int, ranks_per_node: int, is_waiting_told: bool) -> dict[str, Usual]:
+def _usual(nodes: int, ranks_per_node: int, measured: Sequence[Traffic]) -> dict[str, Usual]:
     """The figures that are fitted, the link's first."""
-    waiting = USUAL_LATE if is_waiting_told else {}
-    return {**USUAL_LINK, **waiting, **(USUAL_NODE if nodes > 1 and ranks_per_node > 1 else {})}
+    found = dict(USUAL_LINK)
+    if any(len(each.buckets) > 1 for each in measured):
+        found |= USUAL_LATE
+    kinds = {(each.hierarchical, each.channels) for each in measured}
+    if nodes > 1 and len(kinds) > len({hierarchical for hierarchical, _ in kinds}):
+        found |= USUAL_FLOWS
+    return found | (USUAL_NODE if nodes > 1 and ranks_per_node > 1 else {})
 
 
 def _cluster(nodes: int, ranks_per_node: int, figures: Mapping[str, float]) -> Cluster:
     bandwidth, latency = figures["bandwidth_bytes_per_second"], figures["latency_seconds"]
     cluster = Cluster(nodes, ranks_per_node, bandwidth, latency)
+    if "flows" in figures:
+        cluster = replace(cluster, flow_bytes_per_second=bandwidth / figures["flows"])
     if nodes == 1:
         return replace(
             cluster,

@@ -133,6 +133,23 @@ def test_all_figures_of_a_cluster_come_back_from_every_way_of_reducing() -> None
         assert found.step_seconds(knobs) == pytest.approx(SLEEPING.step_seconds(knobs), rel=0.01)
 
 
+@pytest.mark.parametrize("filling", [1, 3])
+def test_what_one_connection_sends_is_told_by_steps_with_more_of_them(filling: int) -> None:
+    """Where three of them fill the link, and where one does."""
+    cluster = replace(SLEEPING.cluster, flow_bytes_per_second=1.25e8 / filling)
+    truth = Simulator(SLEEPING.workload, cluster, contention=0.0, launch_seconds=0.0)
+    measured: list[Knobs] = [
+        {"bucket_bytes": size, "hierarchical": "off", "channels": channels}
+        for size, channels in ((25 * MIB, 1), (4 * MIB, 2), (MIB, 1), (MIB, 4))
+    ]
+    found = fit_record(
+        summarise("slow", (2, 2), truth.workload.tensors, profiled(truth, measured, 0.02))
+    )
+    for channels in (1, 2, 8):
+        knobs: Knobs = {"bucket_bytes": 2 * MIB, "hierarchical": "off", "channels": channels}
+        assert found.step_seconds(knobs) == pytest.approx(truth.step_seconds(knobs), rel=0.1)
+
+
 def test_one_size_alone_leaves_a_plausible_latency() -> None:
     (first, *_) = small_record(0.0).traffic
     fitted = fit_cluster(4, 2, [Traffic(buckets=first.buckets[:1])] * 5)
