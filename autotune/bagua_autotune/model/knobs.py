@@ -18,6 +18,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printab
 Number = Annotated[int, Field(ge=0, le=2**53)]
 BUCKET_KNOB = "bucket_bytes"
 WAYS_KNOB = "hierarchical"
+CHANNELS_KNOB = "channels"
 MOST_BUCKETS = 100_000
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bagua_autotune.model.knobs import (
+    CHANNELS_KNOB,
     WAYS_KNOB,
     Categorical,
     Configuration,
@@ -16,9 +17,9 @@ from bagua_autotune.model.knobs import (
 )
 
 SPREAD_TRIALS = 4
-# Of values with an order so many tell of the others where there are several ways to reduce, each of
-# which takes them differently. Else every other value is tried: four channels may be slower than
-# two, and eight faster than both (seen on GPUs).
+# Of values with an order so many tell of the others. But of channels, where there is only one way
+# to reduce, every other number is tried: four may be slower than two, and eight faster than both
+# (seen on GPUs). Several ways need the trials themselves.
 ORDERED_LEVELS = 2
 
 
@@ -62,10 +63,10 @@ def missing_levels(
         if isinstance(domain, Categorical):
             measured = {c[knob] for c in told}
             levels = {c[knob] for c in candidates} - measured
-            if domain.is_ordered and WAYS_KNOB in knobs:
-                levels = set() if len(measured) >= ORDERED_LEVELS else levels
-            elif domain.is_ordered:
+            if _is_tried_throughout(knob, knobs):
                 levels &= set(domain.values[1::2])
+            elif domain.is_ordered and len(measured) >= ORDERED_LEVELS:
+                levels = set()
             missing |= {(knob, level) for level in levels}
     return missing
 
@@ -73,14 +74,14 @@ def missing_levels(
 def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
     """So many trials measure all missing values, each trial one of every knob."""
     count = Counter(knob for knob, _ in missing)
-    is_few = WAYS_KNOB in knobs
-    return max(
-        (
-            min(n, ORDERED_LEVELS - 1) if is_few and _is_ordered(knobs[k]) else n
-            for k, n in count.items()
-        ),
-        default=0,
-    )
+    for knob, levels in count.items():
+        if _is_ordered(knobs[knob]) and not _is_tried_throughout(knob, knobs):
+            count[knob] = min(levels, ORDERED_LEVELS - 1)
+    return max(count.values(), default=0)
+
+
+def _is_tried_throughout(knob: str, knobs: Space) -> bool:
+    return knob == CHANNELS_KNOB and WAYS_KNOB not in knobs
 
 
 def _is_ordered(domain: Domain) -> bool:
