@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/channels.py                   # gloo, on CPUs
     torchrun --nproc-per-node 2 benchmarks/channels.py --device cuda     # NCCL, a GPU for each rank
 
-Then 25 switches between them, twice, and the same again: what is more after the second 25 than
-after the first has leaked.
+Then switches between them, and what one channel holds again after each 25 of them (``--switches``):
+threads and files that grow have leaked; resident memory wanders, and has leaked if it grows for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gc
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from stepping import list_step
 from bagua_client import Configuration, DistributedDataParallel
 
 CHANNELS = (1, 2, 4, 8, 16)
-SWITCHES = (25, 25)
 SETTLING_STEPS = 3
 ENDING_SECONDS = 2.0
 """So long threads of a group that is gone take to end, at most."""
@@ -60,7 +60,7 @@ def held(after: str, device: torch.device) -> Held:
     )
 
 
-def measure(device: torch.device) -> list[Held]:
+def measure(device: torch.device, switches: Sequence[int]) -> list[Held]:
     wrapped = DistributedDataParallel(GradientList(resnet50_shapes()).to(device))
     tunable = hooked(wrapped)
     step = list_step(device)
@@ -86,11 +86,11 @@ def measure(device: torch.device) -> list[Held]:
     at_rest()
     found.append(held("1 channel, groups let go", device))
     draw, made = random.Random(0), 0
-    for switches in SWITCHES:
-        for _ in range(switches):
+    for count in switches:
+        for _ in range(count):
             run(draw.choice(CHANNELS))
         at_rest()
-        made += switches
+        made += count
         found.append(held(f"{made} switches, groups let go", device))
     return found
 
@@ -98,6 +98,7 @@ def measure(device: torch.device) -> list[Held]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--switches", type=int, nargs="+", default=[25, 25], metavar="N")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -106,7 +107,7 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
-    found = measure(device)
+    found = measure(device, options.switches)
     if dist.get_rank() == 0:
         mib = 1024 * 1024
         rows = [

@@ -19,9 +19,10 @@ NOISE = (1.0, 0.99, 1.01, 1.0, 1.005, 0.995)
 def main() -> None:
     folder = Path(sys.argv[1])
     number = len(list(folder.glob("run-*"))) + 1
-    (folder / f"run-{number}").touch()
     hangs = number >= int(sys.argv[2] if len(sys.argv) > 2 else 1000)
     _start_tree(folder, "STUBBORN" in os.environ and hangs)
+    # Only now: one that is ended before has not all of its processes.
+    (folder / f"run-{number}").touch()
     threads, buffers = (int(os.environ.get(name, "1")) for name in ("THREADS", "BUFFERS"))
     if buffers == 16:
         sys.exit("these buffers are too large")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from bagua_client import Configuration
+from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.launch_order import ORDER, RACE, ask_for, obstacle
 from bagua_client.reducer.offer import Offer
 from bagua_client.torch_private.reducer import Caps
-from tests.client.communication.test_communicator import CPU, Communicator, _world
+from tests.client.communication.test_communicator import CPU, _world
 from tests.ranks import RankPool
 
 TUNED = {"BAGUA_AUTOTUNE": "1"}
