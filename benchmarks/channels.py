@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/channels.py                   # gloo, on CPUs
     torchrun --nproc-per-node 2 benchmarks/channels.py --device cuda     # NCCL, a GPU for each rank
 
-Then switches between them, and what one channel holds again after each 25 of them (``--switches``):
-threads and files that grow have leaked; resident memory wanders, and has leaked if it grows for ever.
+Then switches between them, and after so many (``--switches``) what one channel holds again: threads
+and files that grow have leaked; resident memory wanders, and has leaked if it grows for ever.
 """
 
 from __future__ import annotations
