@@ -34,9 +34,6 @@ def variables(host: str, gpus: list[str]) -> dict[str, str]:
         "NCCL_NET": "Socket",
         "NCCL_MNNVL_ENABLE": "0",  # NVLink between machines
         "NCCL_NVLS_ENABLE": "0",
-        # Of the client's several communicators; stock's one does as without it.
-        "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
-        "NCCL_LAUNCH_RACE_FATAL": "0",
     }
     if len(gpus) == 1:  # inside the host nothing is left that these are of use for
         found |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}

@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua_client import Configuration
+from bagua_client import DistributedDataParallel as Ours
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps
@@ -119,6 +121,29 @@ def _static() -> tuple[list[bool], bool]:
 def test_a_static_graph_is_told_to_the_new_reducer(two_ranks: RankPool) -> None:
     """Torch learns what is used in its first step, and cuts after its second."""
     assert two_ranks.run(_static) == [([False, False, True, True], True)] * 2
+
+
+def _timed_steps(static_graph: bool) -> list[int]:
+    """The last step that torch's log has times of: after torch's own reducer's steps, after those
+    of one that was cut anew."""
+    ddp = Ours(_model(), static_graph=static_graph)
+    found = []
+    for _ in range(2):
+        for _ in range(5):
+            _step(ddp)
+        found.append(ddp._get_ddp_logging_data().get("iteration", 0))
+        ddp.reconfigure(Configuration(1))
+    return found
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_torch_times_the_steps_of_its_own_reducer_and_not_those_after_a_recut(
+    two_ranks: RankPool, static_graph: bool
+) -> None:
+    """For which the host would wait for a GPU in each of the first ten."""
+    for before, after in two_ranks.run(_timed_steps, static_graph):
+        assert before >= 4
+        assert after <= 3  # a static graph's first steps
 
 
 def _kinds() -> list[bool]:

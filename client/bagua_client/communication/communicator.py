@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication import launch_order
+from bagua_client.communication import nccl
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -21,7 +21,7 @@ from bagua_client.communication.operations import (
     ReduceScatter,
 )
 from bagua_client.communication.topology import discover
-from bagua_client.configuration import Configuration
+from bagua_client.configuration import CHANNELS_VALUES, Configuration
 from bagua_client.torch_private import groups as torch_groups
 
 
@@ -52,10 +52,8 @@ class Communicator:
     user's. One thread (for each place in a chain) issues what travels on a channel, in the order
     of the layout, so all ranks issue the same order on each group.
 
-    Several NCCL communicators on one device do not wait for one another for ever where all devices
-    launch their kernels in one order. On CUDA all chains are issued whole, in the order of the
-    layout, whatever their channel; so the order is that of the host's, which NCCL is asked to keep
-    (see launch_order). Where it does not, there is one communicator.
+    On CUDA all chains are issued whole, in the order of the layout, whatever their channel; and the
+    kernels of several NCCL groups have room beside one another (see nccl).
 
     Attributes:
         group: the process group over all of them.
@@ -88,7 +86,18 @@ class Communicator:
                 "ranks for each new one, which all of them would have to join. Leave device_id "
                 "out, or use one channel and hierarchical='off'"
             )
-        return launch_order.obstacle() if self.device.type == "cuda" else ""
+        return ""
+
+    @property
+    def most_channels(self) -> int:
+        """So many can be had; the same on all ranks that have the same devices."""
+        if self.obstacle:
+            return 1
+        return nccl.most_channels(self.device) if self._is_nccl else max(CHANNELS_VALUES)
+
+    @property
+    def _is_nccl(self) -> bool:
+        return str(dist.get_backend(self.group)) == "nccl"
 
     def check(self, configuration: Configuration) -> None:
         """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
@@ -101,6 +110,11 @@ class Communicator:
             raise RuntimeError(
                 f"the configuration ({configuration}) needs process groups that rank {self.rank} "
                 f"cannot make: {self.obstacle}"
+            )
+        if configuration.channels > self.most_channels:
+            raise RuntimeError(
+                f"rank {self.rank}: this GPU has room for {self.most_channels} channels, not "
+                f"{configuration.channels}"
             )
 
     def prepare(self, configuration: Configuration) -> None:
@@ -117,7 +131,7 @@ class Communicator:
                 self._node_groups.append(self._make_node_groups())
         else:
             while len(self._flat_groups) < configuration.channels:
-                self._flat_groups.append(self.new_group([range(self.world_size)]))
+                self._flat_groups.append(self._channel_group([range(self.world_size)]))
 
     def release(self, configuration: Configuration) -> None:
         """Let go of the groups that ``configuration`` does not need; nothing may be in flight.
@@ -171,38 +185,48 @@ class Communicator:
         nodes, across = self.topology.nodes, self.topology.across
         node = next(ranks for ranks in nodes if self.rank in ranks)
         return NodeGroups(
-            inside_first=self.new_group(nodes),
-            across=self.new_group(across),
-            inside_last=self.new_group(nodes),
+            inside_first=self._channel_group(nodes, by_node=True),
+            across=self._channel_group(across, by_node=True),
+            inside_last=self._channel_group(nodes, by_node=True),
             leader=dist.get_global_rank(self.group, node[0]),
             is_leader=self.rank == node[0],
         )
+
+    def _channel_group(
+        self, partition: Sequence[Sequence[int]], by_node: bool = False
+    ) -> dist.ProcessGroup:
+        options = nccl.options(self.device, by_node) if self._is_nccl else None
+        return self.new_group(partition, options=options)
 
     def new_group(
         self,
         partition: Sequence[Sequence[int]],
         backend: str | None = None,
         timeout: timedelta | None = None,
+        options: torch_groups.Options | None = None,
     ) -> dist.ProcessGroup:
         """One new group for each part of ``partition`` (ranks inside ``self.group``); answers
         with the one this rank is in. All ranks must call it with the same partition.
 
         Args:
             backend, timeout: None: those of ``self.group``.
+            options: of the backend.
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
         timeout = timeout or torch_groups.timeout_of(self.group, self.device)
         # By default c10d takes the backend of all ranks' group, not of the one given to us.
         backend = backend or dist.get_backend(self.group)
+        if options is not None:
+            torch_groups.set_timeout_in(options, timeout)
         own: dist.ProcessGroup | None = None
         for part, ranks in zip(parts, partition, strict=True):
             if self.world_size == dist.get_world_size():
-                group = dist.new_group(part, backend=backend, timeout=timeout)
+                group = dist.new_group(part, timeout, backend, options)
             elif self.rank in ranks:
                 # The ranks outside the sub group do not come here.
                 with self._new_group_name():
                     group = dist.new_group(
-                        part, backend=backend, timeout=timeout, use_local_synchronization=True
+                        part, timeout, backend, options, use_local_synchronization=True
                     )
             if self.rank in ranks:
                 own = group

@@ -256,7 +256,7 @@ def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
 
 def _warn_of_channels(asked: int, obstacle: str) -> None:
     if dist.get_rank() == 0:
-        logger.warning("BAGUA_DEFAULT_CHANNELS=%d has no effect: %s", asked, obstacle)
+        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is more than there can be: %s", asked, obstacle)
 
 
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
@@ -272,9 +272,10 @@ def _new_tunable(
     group = wrapper.process_group
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
-    if channels > 1 and communicator.obstacle:
-        _warn_of_channels(channels, communicator.obstacle)
-        channels = 1
+    most = communicator.most_channels
+    if channels > most:
+        _warn_of_channels(channels, communicator.obstacle or f"this GPU has room for {most}")
+        channels = most
     return TunableReducer(wrapper, algorithm, communicator, channels)
 
 

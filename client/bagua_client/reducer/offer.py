@@ -73,7 +73,8 @@ class Offer:
         hierarchical, channels = ["off"], [self.default.channels]
         if not communicator.obstacle and self.hook is None:
             if not _fills_links(communicator):
-                channels = list(CHANNELS_VALUES)
+                most = communicator.most_channels
+                channels = [c for c in CHANNELS_VALUES if c <= most]
             if topology.is_hierarchical:
                 # Which of the two wins depends on the links inside and between the nodes:
                 # measured on the job itself, like everything else.

@@ -215,6 +215,8 @@ class TunableReducer:
 
         if self._on_all_ranks(cut) == CUT:
             self._made_after = None
+            if ddp.static_graph:
+                torchs.leave_untimed(ddp)
 
     def _carry_out(self, layout: Layout) -> None:
         began = time.perf_counter()
@@ -325,7 +327,10 @@ class TunableReducer:
     def attach(self) -> None:
         """Follow the steps from the next one on. All ranks must come to this together."""
         self._is_attached = self._is_stale = True
-        torchs.split_graphs(self._ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
+        ddp = self._ddp
+        torchs.split_graphs(ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
+        if not ddp.static_graph:
+            torchs.leave_untimed(ddp)
 
     def detach(self) -> None:
         """Follow them no longer; buckets go on to travel as they do."""

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
     from torch._C._distributed_c10d import Store as Store
+
+    Options = Backend.Options
 else:
-    Store = dist.Store
+    Store, Options = dist.Store, object
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Of gloo, where the user's group does not tell its own."""
@@ -34,6 +37,12 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """For all operations to come, which has no public setter."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def set_timeout_in(options: Options, timeout: timedelta | None) -> None:
+    """Where it says another than a group is made with, c10d warns. It has no public setter."""
+    if timeout is not None:
+        options._timeout = timeout
 
 
 def is_bound_to_device() -> bool:
