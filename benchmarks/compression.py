@@ -1,0 +1,143 @@
+"""Eight bits: the speed of compressing beside that of a copy, and whether GPU and CPU agree.
+
+    python benchmarks/compression.py                     # on the GPU, if there is one
+    python benchmarks/compression.py --device cpu
+
+Bytes are counted as each must move them: compressing reads the numbers twice (once for their
+minimum and maximum) and writes a byte for each; decompressing reads a byte of each of two rows and
+writes a number; a copy reads and writes each number. What is compared takes turns; medians. On a
+GPU its bytes are compared with the CPU's, over random chunks of all kinds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from harness import print_table, write_json
+
+from bagua_client.compression import compress, compressed_bytes, decompress
+
+ROWS = 2
+GOAL = 0.7
+"""Of the copy's bytes in a second."""
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """One run of ``work``, on the device's own clock."""
+    if device.type == "cpu":
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def speeds(mebibytes: int, rounds: int, device: torch.device) -> list[dict[str, Any]]:
+    """Of a copy, of compressing and of decompressing as many bytes of float32, in turns."""
+    elements = mebibytes * 1024 * 1024 // 4 // ROWS
+    chunks = torch.randn(ROWS, elements, device=device)
+    other, total = torch.empty_like(chunks), torch.empty(elements, device=device)
+    packed = torch.empty((ROWS, compressed_bytes(elements)), dtype=torch.uint8, device=device)
+    works: dict[str, tuple[Callable[[], object], int]] = {
+        "copy": (lambda: other.copy_(chunks), 2 * chunks.nbytes),
+        "compress": (lambda: compress(chunks, packed), 2 * chunks.nbytes + packed.nbytes),
+        "decompress": (lambda: decompress(packed, total, 2.0), packed.nbytes + total.nbytes),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 3):
+        for name, (work, _) in works.items():
+            seconds = seconds_of(work, device)
+            if turn >= 3:
+                taken[name].append(seconds)
+    rates = {name: [works[name][1] / s / 1e9 for s in taken[name]] for name in works}
+    copied = median(rates["copy"])
+    return [
+        {
+            "mebibytes": mebibytes,
+            "what": name,
+            "microseconds": median(taken[name]) * 1e6,
+            "gigabytes_per_second": median(rates[name]),
+            "quartiles": quantiles(rates[name])[::2],
+            "of_copy": median(rates[name]) / copied,
+        }
+        for name in works
+    ]
+
+
+def random_chunk(choose: random.Random) -> torch.Tensor:
+    """Of any length, scale and offset; seldom with a number that is not finite."""
+    elements = choose.choice((1, 31, 32, 33, 4096, 4097, choose.randrange(1, 300_000)))
+    chunk = torch.randn(choose.choice((1, 2, 3)), elements)
+    chunk = chunk * 10.0 ** choose.uniform(-12, 12)
+    if choose.random() < 0.3:
+        chunk = chunk + 10.0 ** choose.uniform(-3, 12)
+    if choose.random() < 0.1:
+        chunk[0, choose.randrange(elements)] = choose.choice((float("nan"), float("inf")))
+    return chunk.to(choose.choice((torch.float32, torch.float32, torch.float16, torch.bfloat16)))
+
+
+def disagreements(chunks: int, device: torch.device) -> int:
+    """Of so many random chunks: those of which the device makes other bytes, or other numbers of
+    the same bytes, than the CPU."""
+    found = 0
+    choose = random.Random(0)
+    torch.manual_seed(0)
+    for _ in range(chunks):
+        chunk = random_chunk(choose)
+        here, there = compress(chunk), compress(chunk.to(device))
+        ours, theirs = torch.empty_like(chunk[0]), torch.empty_like(chunk[0], device=device)
+        divisor = choose.choice((None, 3.0))
+        decompress(here, ours, divisor)
+        decompress(here.to(device), theirs, divisor)
+        same = torch.equal(there.cpu(), here)
+        found += not (same and torch.equal(theirs.cpu().nan_to_num(7.0), ours.nan_to_num(7.0)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 10, 25, 100, 400])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--chunks", type=int, default=1000, help="compared with the CPU's")
+    parser.add_argument("--json", type=Path, help="write the result there too")
+    options = parser.parse_args()
+    name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    rows = [row for size in options.mebibytes for row in speeds(size, options.rounds, device)]
+    header = ["MiB", "what", "us", "GB/s", "quartiles", "of a copy"]
+    print_table(
+        header,
+        [
+            [
+                str(row["mebibytes"]),
+                row["what"],
+                f"{row['microseconds']:.1f}",
+                f"{row['gigabytes_per_second']:.1f}",
+                "{:.1f} to {:.1f}".format(*row["quartiles"]),
+                f"{row['of_copy']:.2f}",
+            ]
+            for row in rows
+        ],
+    )
+    result: dict[str, Any] = {"benchmark": "compression", "device": name, "speeds": rows}
+    if name == "cuda":
+        result["chunks"], result["other"] = options.chunks, disagreements(options.chunks, device)
+        print(f"of {options.chunks} random chunks {result['other']} differ from the CPU's")
+    if options.json:
+        write_json(options.json, result)
+
+
+if __name__ == "__main__":
+    main()

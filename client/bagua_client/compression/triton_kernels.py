@@ -1,0 +1,141 @@
+"""MinMaxUInt8 on a GPU: the bytes that a processor makes, at the speed of the GPU's memory.
+
+Compressing reads the numbers twice (once for minimum and maximum) and writes a byte for each;
+decompressing reads a byte of each row and writes a number. Divisions are rounded as IEEE 754 has
+it, which Triton's own are not; and nothing here is a product that is added to, which a compiler
+would round but once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+HEADER_BYTES = 32
+EPSILON = 1e-7
+PARTS = 256
+"""Programs for each chunk, at most; a power of two."""
+BLOCK = 4096
+"""Elements that a program has in hand at once."""
+
+
+def compress(chunks: torch.Tensor, out: torch.Tensor) -> None:
+    """See :func:`bagua_client.compression.compress`."""
+    rows, elements = chunks.shape
+    parts = min(PARTS, triton.next_power_of_2(triton.cdiv(elements, BLOCK)))
+    bounds = torch.empty((rows, 2, parts), dtype=torch.float32, device=chunks.device)
+    shape = {"parts": parts, "block": BLOCK}
+    with torch.cuda.device(chunks.device):
+        _bounds[(rows, parts)](chunks, bounds, elements, **shape)
+        header = out.view(chunks.dtype)
+        _quantise[(rows, parts)](
+            chunks, bounds, out, header, elements, out.shape[1], header.shape[1], **shape
+        )
+
+
+def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | None) -> None:
+    """See :func:`bagua_client.compression.decompress`."""
+    elements, header = out.numel(), compressed.view(out.dtype)
+    with torch.cuda.device(out.device):
+        _sum[(triton.cdiv(elements, BLOCK),)](
+            compressed,
+            header,
+            out,
+            elements,
+            compressed.shape[1],
+            header.shape[1],
+            1.0 if divisor is None else float(divisor),
+            rows=compressed.shape[0],
+            block=BLOCK,
+        )
+
+
+@triton.jit
+def _bounds(numbers, bounds, elements, parts: tl.constexpr, block: tl.constexpr):
+    """Minimum and maximum of each program's blocks of a chunk; NaN if not all are finite."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low = tl.full((block,), float("inf"), tl.float32)
+    high = tl.full((block,), float("-inf"), tl.float32)
+    odd = tl.zeros((block,), tl.int32)
+    for start in range(part * block, elements, parts * block):
+        at = start + tl.arange(0, block)
+        inside = at < elements
+        x = tl.load(numbers + row * elements + at, mask=inside, other=0.0).to(tl.float32)
+        odd |= ((x - x) != 0.0).to(tl.int32)
+        low = tl.minimum(low, tl.where(inside, x, float("inf")))
+        high = tl.maximum(high, tl.where(inside, x, float("-inf")))
+    is_odd = tl.max(odd, 0) > 0
+    place = bounds + row * 2 * parts + part
+    tl.store(place, tl.where(is_odd, float("nan"), tl.min(low, 0)))
+    tl.store(place + parts, tl.where(is_odd, float("nan"), tl.max(high, 0)))
+
+
+@triton.jit
+def _quantise(
+    numbers,
+    bounds,
+    out,
+    header,
+    elements,
+    row_bytes,
+    row_numbers,
+    parts: tl.constexpr,
+    block: tl.constexpr,
+):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    places = bounds + row * 2 * parts + tl.arange(0, parts)
+    lows, highs = tl.load(places), tl.load(places + parts)
+    # A part of nothing has infinite bounds; one of odd numbers has NaN.
+    is_odd = tl.max((lows != lows).to(tl.int32), 0) > 0
+    low, high = tl.min(lows, 0), tl.max(highs, 0)
+    is_odd = is_odd | (((high - low) - (high - low)) != 0.0)
+    low = tl.where(is_odd, float("nan"), low)
+    high = tl.where(is_odd, float("nan"), high)
+    scale = tl.div_rn(255.0, (high - low) + 1e-7)
+    upper = libdevice.rint(high * scale)
+    lower = upper - 255.0
+    if part == 0:
+        eight = tl.arange(0, 32)
+        tl.store(out + row * row_bytes + eight, tl.zeros((32,), tl.uint8))
+        tl.debug_barrier()
+        kind = header.dtype.element_ty
+        tl.store(header + row * row_numbers, low.to(kind))
+        tl.store(header + row * row_numbers + 1, high.to(kind))
+    filled = row_bytes - 32
+    for start in range(part * block, filled, parts * block):
+        at = start + tl.arange(0, block)
+        x = tl.load(numbers + row * elements + at, mask=at < elements, other=0.0).to(tl.float32)
+        level = tl.minimum(libdevice.rint(x * scale), upper) - lower
+        level = tl.minimum(tl.maximum(level, 0.0), 255.0)
+        level = tl.where((at < elements) & (is_odd == 0), level, 0.0)
+        tl.store(out + row * row_bytes + 32 + at, level.to(tl.uint8), mask=at < filled)
+
+
+@triton.jit
+def _sum(
+    compressed,
+    header,
+    out,
+    elements,
+    row_bytes,
+    row_numbers,
+    divisor,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < elements
+    total = tl.zeros((block,), tl.float32)
+    for row in range(rows):
+        first = tl.cast(row, tl.int64)
+        low = tl.load(header + first * row_numbers).to(tl.float32)
+        high = tl.load(header + first * row_numbers + 1).to(tl.float32)
+        scale = tl.div_rn(255.0, (high - low) + 1e-7)
+        lower = libdevice.rint(high * scale) - 255.0
+        byte = tl.load(compressed + first * row_bytes + 32 + at, mask=inside, other=0)
+        x = tl.div_rn(byte.to(tl.float32) + lower, tl.zeros((block,), tl.float32) + scale)
+        total = x if row == 0 else total + x
+    total = tl.div_rn(total, tl.zeros((block,), tl.float32) + divisor)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
