@@ -57,11 +57,10 @@ SETTLING_STEPS = 3
 
 @dataclass(frozen=True)
 class Arm:
-    """What is measured under one name: a step, and what brings it about before each block, which
-    answers with the number of steps that it took."""
+    """What is measured under one name: a step, and what brings it about before each block."""
 
     step: Callable[[], None]
-    prepare: Callable[[], int] = lambda: 0
+    prepare: Callable[[], object] = lambda: None
 
 
 def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
@@ -100,10 +99,11 @@ def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
 
 
 def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list[float]:
-    """Seconds of each step but the first ``warmup_steps`` or more, on the slowest rank."""
-    unmeasured = arm.prepare()
+    """Seconds of each step but the first ``warmup_steps``, on the slowest rank."""
+    arm.prepare()
     dist.barrier(device_ids=None if device.index is None else [device.index])
-    for _ in range(warmup_steps - unmeasured):
+    # Also where some were made already: in the first one a GPU waits for its host.
+    for _ in range(warmup_steps):
         arm.step()
     timed = TimedSteps(arm.step, device)
     for _ in range(steps):

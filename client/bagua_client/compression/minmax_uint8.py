@@ -76,7 +76,7 @@ def compress(chunks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Ten
         means_all = is_finite.device.type == "cpu" and bool(is_finite[row])
         for start in range(0, elements, TILE_ELEMENTS):
             end = min(start + TILE_ELEMENTS, elements)
-            levels = torch.mul(chunks[row, start:end], scale).round_().clamp_(max=upper)
+            levels = (chunks[row, start:end].float() * scale).round_().clamp_(max=upper)
             levels = levels.sub_(lower).clamp_(0, 255)
             if not means_all:
                 levels = torch.where(is_finite[row], levels, 0.0)

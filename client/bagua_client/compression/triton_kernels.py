@@ -15,18 +15,19 @@ from triton.language.extra import libdevice
 
 HEADER_BYTES = 32
 EPSILON = 1e-7
-PARTS = 256
+PARTS = 512
 """Programs for each chunk, at most; a power of two."""
-BLOCK = 4096
-"""Elements that a program has in hand at once."""
+BLOCK, WARPS = 1024, 8
+"""Elements that a program has in hand at once, and what it has them with: four a thread, so that
+numbers and bytes both are read and written by whole lines."""
 
 
 def compress(chunks: torch.Tensor, out: torch.Tensor) -> None:
     """See :func:`bagua_client.compression.compress`."""
     rows, elements = chunks.shape
-    parts = min(PARTS, triton.next_power_of_2(triton.cdiv(elements, BLOCK)))
+    parts = min(PARTS, triton.next_power_of_2(triton.cdiv(elements, 4 * BLOCK)))
     bounds = torch.empty((rows, 2, parts), dtype=torch.float32, device=chunks.device)
-    shape = {"parts": parts, "block": BLOCK}
+    shape = {"parts": parts, "block": BLOCK, "num_warps": WARPS}
     with torch.cuda.device(chunks.device):
         _bounds[(rows, parts)](chunks, bounds, elements, **shape)
         header = out.view(chunks.dtype)
@@ -48,7 +49,9 @@ def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | Non
             header.shape[1],
             1.0 if divisor is None else float(divisor),
             rows=compressed.shape[0],
+            is_divided=divisor is not None,
             block=BLOCK,
+            num_warps=WARPS,
         )
 
 
@@ -56,13 +59,14 @@ def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | Non
 def _bounds(numbers, bounds, elements, parts: tl.constexpr, block: tl.constexpr):
     """Minimum and maximum of each program's blocks of a chunk; NaN if not all are finite."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    chunk = numbers + row * elements
     low = tl.full((block,), float("inf"), tl.float32)
     high = tl.full((block,), float("-inf"), tl.float32)
     odd = tl.zeros((block,), tl.int32)
     for start in range(part * block, elements, parts * block):
         at = start + tl.arange(0, block)
         inside = at < elements
-        x = tl.load(numbers + row * elements + at, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(chunk + at, mask=inside, other=0.0).to(tl.float32)
         odd |= ((x - x) != 0.0).to(tl.int32)
         low = tl.minimum(low, tl.where(inside, x, float("inf")))
         high = tl.maximum(high, tl.where(inside, x, float("-inf")))
@@ -84,10 +88,11 @@ def _quantise(
     parts: tl.constexpr,
     block: tl.constexpr,
 ):
+    """The header and the bytes of a chunk, whose parts' bounds are known."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = bounds + row * 2 * parts + tl.arange(0, parts)
     lows, highs = tl.load(places), tl.load(places + parts)
-    # A part of nothing has infinite bounds; one of odd numbers has NaN.
+    # A part of nothing has infinite bounds; one with odd numbers has NaN.
     is_odd = tl.max((lows != lows).to(tl.int32), 0) > 0
     low, high = tl.min(lows, 0), tl.max(highs, 0)
     is_odd = is_odd | (((high - low) - (high - low)) != 0.0)
@@ -96,21 +101,23 @@ def _quantise(
     scale = tl.div_rn(255.0, (high - low) + 1e-7)
     upper = libdevice.rint(high * scale)
     lower = upper - 255.0
+    kind = header.dtype.element_ty
     if part == 0:
-        eight = tl.arange(0, 32)
-        tl.store(out + row * row_bytes + eight, tl.zeros((32,), tl.uint8))
-        tl.debug_barrier()
-        kind = header.dtype.element_ty
-        tl.store(header + row * row_numbers, low.to(kind))
-        tl.store(header + row * row_numbers + 1, high.to(kind))
-    filled = row_bytes - 32
+        first = header + row * row_numbers
+        place = tl.arange(0, 32)
+        ends = tl.where(place == 0, low, tl.where(place == 1, high, 0.0))
+        numbers_in_header = 32 // (kind.primitive_bitwidth // 8)
+        tl.store(first + place, ends.to(kind), mask=place < numbers_in_header)
+    chunk = numbers + row * elements
+    levels = out + row * row_bytes + 32
+    filled = (row_bytes - 32).to(tl.int32)
     for start in range(part * block, filled, parts * block):
         at = start + tl.arange(0, block)
-        x = tl.load(numbers + row * elements + at, mask=at < elements, other=0.0).to(tl.float32)
+        x = tl.load(chunk + at, mask=at < elements, other=0.0).to(tl.float32)
         level = tl.minimum(libdevice.rint(x * scale), upper) - lower
         level = tl.minimum(tl.maximum(level, 0.0), 255.0)
         level = tl.where((at < elements) & (is_odd == 0), level, 0.0)
-        tl.store(out + row * row_bytes + 32 + at, level.to(tl.uint8), mask=at < filled)
+        tl.store(levels + at, level.to(tl.uint8), mask=at < filled)
 
 
 @triton.jit
@@ -123,19 +130,24 @@ def _sum(
     row_numbers,
     divisor,
     rows: tl.constexpr,
+    is_divided: tl.constexpr,
     block: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < elements
+    """A block of each row's numbers, added up in their order, and divided."""
+    start = tl.program_id(0).to(tl.int64) * block
+    at = tl.arange(0, block)
+    inside = at < elements - start
     total = tl.zeros((block,), tl.float32)
-    for row in range(rows):
+    for row in tl.static_range(rows):
         first = tl.cast(row, tl.int64)
         low = tl.load(header + first * row_numbers).to(tl.float32)
         high = tl.load(header + first * row_numbers + 1).to(tl.float32)
         scale = tl.div_rn(255.0, (high - low) + 1e-7)
         lower = libdevice.rint(high * scale) - 255.0
-        byte = tl.load(compressed + first * row_bytes + 32 + at, mask=inside, other=0)
-        x = tl.div_rn(byte.to(tl.float32) + lower, tl.zeros((block,), tl.float32) + scale)
+        levels = compressed + first * row_bytes + 32 + start
+        x = tl.load(levels + at, mask=inside, other=0).to(tl.float32) + lower
+        x = tl.div_rn(x, tl.zeros((block,), tl.float32) + scale)
         total = x if row == 0 else total + x
-    total = tl.div_rn(total, tl.zeros((block,), tl.float32) + divisor)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+    if is_divided:
+        total = tl.div_rn(total, tl.zeros((block,), tl.float32) + divisor)
+    tl.store(out + start + at, total.to(out.dtype.element_ty), mask=inside)

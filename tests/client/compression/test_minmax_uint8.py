@@ -111,6 +111,8 @@ def test_a_compressed_chunk_has_a_header_and_is_filled_up_with_zeros(
     assert torch.equal(header[:, 1], chunks.max(dim=1).values)
     assert not header[:, 2:].any()
     assert not packed[:, 32 + elements :].any()
+    # All is reckoned in float32, whatever the numbers' own type.
+    assert torch.equal(packed[:, 32:], compress(chunks.float())[:, 32:])
     back = decompress(packed[1:2], torch.empty_like(chunks[1])).float()
     level = float(chunks[1].float().max() - chunks[1].float().min()) / 255
     assert (back - chunks[1].float()).abs().max() <= 0.5 * level + 0.02  # bfloat16's own rounding
