@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.algorithms import GradientAllReduce
+from bagua_client.algorithms import GradientAllReduceAlgorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from tests.e2e.training import Lines
@@ -43,10 +43,12 @@ class Link:
             time.sleep(self.seconds_per_bucket + self.seconds_per_byte * flat.nbytes)
 
 
-class OverLink(GradientAllReduce):
+class OverLink(GradientAllReduceAlgorithm):
     """Gradients averaged as always, and then held up by the link."""
 
     def __init__(self, link: Link) -> None:
+        super().__init__()
+        self.is_torchs = False
         self._link = link
 
     def operations(

@@ -1,12 +1,18 @@
-"""What an algorithm is: how the gradients of a bucket become the same on all ranks."""
+"""What an algorithm is: how the replicas of a model are kept together."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.operations import Operation
+from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
+from bagua_client.torch_private.reducer import GradBucket
 
 
 class Algorithm:
@@ -19,51 +25,150 @@ class Algorithm:
             def scale(self, world_size):
                 return 0.5 / world_size
 
-            def operations(self, communicator, configuration, channel):
-                return communicator.sum_operations(configuration, channel)
+    Attributes:
+        name: what it is registered under, else its class's.
+        hierarchical: whether a job begins with the way that reduces inside nodes first; where
+            there is but one node, or one rank on each, that is the flat one.
+        is_torchs: whether it does what torch does by itself.
+        exchanges: operations of :meth:`exchange` that communicate.
+        scales_itself: the chain does, and a bucket travels as it is.
     """
 
+    name = ""
+    hierarchical = False
+    is_torchs = False
+    exchanges = 1
+    scales_itself = False
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__
+
+    @staticmethod
+    def init(name: str, **arguments: Any) -> Algorithm:
+        """A new instance of the algorithm registered under ``name``.
+
+        Raises:
+            KeyError: there is none.
+            TypeError: it takes other arguments.
+        """
+        return GlobalAlgorithmRegistry.get(name)(**arguments)
+
+    def reify(self, communicator: Communicator) -> Algorithm:
+        """What works for one model, with a state of its own; one declaration may serve several.
+
+        Raises:
+            ValueError: it cannot, for these ranks; the same on all of them.
+        """
+        return copy.copy(self)
+
+    # How a bucket travels
+
     def scale(self, world_size: int) -> float:
-        """What a bucket is multiplied by before it travels: the average's share."""
+        """What the sum over all ranks is multiplied by: the average's share."""
         return 1.0 / world_size
+
+    def multiple(self, communicator: Communicator, configuration: Configuration) -> int:
+        """The number that the elements of what travels must divide by."""
+        return 1
+
+    def carries(self, flat: torch.Tensor) -> bool:
+        """Whether a bucket of this type travels by :meth:`operations`; else all reduce it."""
+        return True
+
+    def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
+        """``bucket`` is full and about to travel as ``wire``: its own buffer or a copy, with what
+        is missing to :meth:`multiple` as zeros at the end. It may be changed."""
 
     def operations(
         self, communicator: Communicator, configuration: Configuration, channel: int
     ) -> Sequence[Operation]:
         """The chain for a bucket on ``channel``, at least one operation.
 
-        Asked for each bucket of each step, when it is full; buckets come in the same order on
-        all ranks.
+        Asked for each bucket of each step, after :meth:`departs`, once for each part of it; they
+        come in the same order on all ranks.
         """
-        raise NotImplementedError
+        return communicator.sum_operations(
+            configuration, channel, lambda group: self.exchange(communicator, group)
+        )
+
+    def exchange(
+        self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]
+    ) -> Sequence[Operation]:
+        """What leaves the sum over the ranks of each of ``groups`` on all of them: all ranks, or,
+        where nodes reduce inside first, one of each node. All groups are over the same ranks; there
+        are as many as ``exchanges`` says, or one that serves for all."""
+        return (AllReduce(groups[0]),)
 
 
-_algorithms: dict[str, Callable[[], Algorithm]] = {}
+Declaration = Callable[..., Algorithm]
 
 
-def register(name: str) -> Callable[[type[Algorithm]], type[Algorithm]]:
-    """Make an algorithm known under ``name``.
+class Registry:
+    """Algorithms by their names."""
+
+    def __init__(self) -> None:
+        self._declarations: dict[str, Declaration] = {}
+        self._descriptions: dict[str, str] = {}
+
+    def register(self, name: str, algorithm: Declaration, description: str | None = None) -> None:
+        """Make ``algorithm``, a class or what makes an instance, known under ``name``.
+
+        Raises:
+            TypeError: the name is not a string.
+            ValueError: it is taken by another.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"an algorithm's name must be a string, not {name!r}")
+        if self._declarations.setdefault(name, algorithm) is not algorithm:
+            raise ValueError(f"there is an algorithm named {name!r} already")
+        self._descriptions[name] = description or ""
+
+    def get(self, name: str) -> Declaration:
+        """What makes an instance.
+
+        Raises:
+            KeyError: there is no such algorithm.
+        """
+        if name not in self._declarations:
+            known = ", ".join(sorted(self._declarations))
+            raise KeyError(f"there is no algorithm named {name!r}; known are: {known}")
+        return self._declarations[name]
+
+    def available_algorithms(self) -> list[str]:
+        """All names, in the order of their registration."""
+        return list(self._declarations)
+
+    def __str__(self) -> str:
+        return f"Registered Algorithms: {', '.join(self._declarations)}"
+
+
+GlobalAlgorithmRegistry = Registry()
+
+
+def register(name: str, description: str | None = None) -> Callable[[type], Any]:
+    """Make a class of algorithm known under ``name``.
 
     Raises:
-        ValueError: the name is taken by another class.
+        TypeError, ValueError: see :meth:`Registry.register`.
     """
 
     def decorate(algorithm: type[Algorithm]) -> type[Algorithm]:
-        if _algorithms.setdefault(name, algorithm) is not algorithm:
-            raise ValueError(f"there is an algorithm named {name!r} already")
+        GlobalAlgorithmRegistry.register(name, algorithm, description)
+        algorithm.name = name
         return algorithm
 
     return decorate
 
 
-def find(name: str) -> Algorithm:
-    """A new instance of the algorithm registered under ``name``.
+def find(algorithm: str | Algorithm) -> Algorithm:
+    """An instance, or a new one of that name.
 
     Raises:
         ValueError: there is none.
     """
+    if isinstance(algorithm, Algorithm):
+        return algorithm
     try:
-        return _algorithms[name]()
-    except KeyError:
-        known = ", ".join(sorted(_algorithms))
-        raise ValueError(f"there is no algorithm named {name!r}; known are: {known}") from None
+        return Algorithm.init(algorithm)
+    except KeyError as error:
+        raise ValueError(error.args[0]) from None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bagua_client.algorithms.base import Algorithm, register
-from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.operations import Operation
-from bagua_client.configuration import Configuration
 
 
-@register("gradient_allreduce")
-class GradientAllReduce(Algorithm):
-    """Synchronous data parallelism (Li et al., PyTorch Distributed, VLDB 2020)."""
+@register("gradient_allreduce", "gradients are averaged over all ranks")
+class GradientAllReduceAlgorithm(Algorithm):
+    """Synchronous data parallelism (Li et al., PyTorch Distributed, VLDB 2020).
 
-    def operations(
-        self, communicator: Communicator, configuration: Configuration, channel: int
-    ) -> Sequence[Operation]:
-        return communicator.sum_operations(configuration, channel)
+    Args:
+        hierarchical: begin with reducing inside nodes first.
+        average: over the ranks; else gradients are summed.
+    """
+
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+        self.is_torchs = average
+
+    def scale(self, world_size: int) -> float:
+        return 1.0 / world_size if self.average else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,8 +14,8 @@ from bagua_client.communication import nccl
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
-    AllReduceShard,
     Broadcast,
+    OnShard,
     Operation,
     Reduce,
     ReduceScatter,
@@ -29,16 +29,18 @@ from bagua_client.torch_private import groups as torch_groups
 class NodeGroups:
     """The groups of a hierarchical reduction on one channel, from one rank's point of view.
 
-    The first and the last operation of a chain run inside the node, on different buckets at the
-    same time; each has a group of its own, so that all ranks issue the same order on each.
+    The operations of a chain run on different buckets at the same time; each has a group of its
+    own, so that all ranks issue the same order on each.
     """
 
     inside_first: dist.ProcessGroup
-    across: dist.ProcessGroup
+    across: list[dist.ProcessGroup]
     inside_last: dist.ProcessGroup
     leader: int
     is_leader: bool
 
+
+Exchange = Callable[[Sequence[dist.ProcessGroup]], Sequence[Operation]]
 
 _group_names_taken = 0
 """Names made of a smaller number may be those of groups that are gone."""
@@ -50,7 +52,8 @@ class Communicator:
     Buckets, large ones in parts, travel on channels, used in turn: each has process groups of its
     own, so that none need wait for the one before it. The first channel's flat group is the
     user's. One thread (for each place in a chain) issues what travels on a channel, in the order
-    of the layout, so all ranks issue the same order on each group.
+    of the layout, so all ranks issue the same order on each group: an exchange of several
+    operations has one for each of them.
 
     On CUDA all chains are issued whole, in the order of the layout, whatever their channel; and the
     kernels of several NCCL groups have room beside one another (see nccl).
@@ -59,6 +62,7 @@ class Communicator:
         group: the process group over all of them.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
+        exchanges: the most operations that an exchange is made of.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -67,7 +71,8 @@ class Communicator:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.topology = discover(group, device)
-        self._flat_groups = [group]
+        self.exchanges = 1
+        self._flat_groups = [[group]]
         self._node_groups: list[NodeGroups] = []
 
     @property
@@ -126,12 +131,18 @@ class Communicator:
             RuntimeError: see :meth:`check`; nothing was made.
         """
         self.check(configuration)
-        if self._reduces_by_node(configuration):
-            while len(self._node_groups) < configuration.channels:
-                self._node_groups.append(self._make_node_groups())
-        else:
-            while len(self._flat_groups) < configuration.channels:
-                self._flat_groups.append(self._channel_group([range(self.world_size)]))
+        # On CUDA chains are issued whole, so all ranks issue one order whatever the group.
+        needed = 1 if self.device.type == "cuda" else self.exchanges
+        by_node = self._reduces_by_node(configuration)
+        everyone = self.topology.across if by_node else [range(self.world_size)]
+        while by_node and len(self._node_groups) < configuration.channels:
+            self._node_groups.append(self._make_node_groups())
+        while not by_node and len(self._flat_groups) < configuration.channels:
+            self._flat_groups.append([])
+        lists = [groups.across for groups in self._node_groups] if by_node else self._flat_groups
+        for groups in lists[: configuration.channels]:
+            while len(groups) < needed:
+                groups.append(self._channel_group(everyone, by_node))
 
     def release(self, configuration: Configuration) -> None:
         """Let go of the groups that ``configuration`` does not need; nothing may be in flight.
@@ -141,9 +152,9 @@ class Communicator:
         by_node = self._reduces_by_node(configuration)
         flat_channels = 1 if by_node else configuration.channels
         node_channels = configuration.channels if by_node else 0
-        unneeded = self._flat_groups[flat_channels:]
-        for groups in self._node_groups[node_channels:]:
-            unneeded += [groups.inside_first, groups.across, groups.inside_last]
+        unneeded = [group for groups in self._flat_groups[flat_channels:] for group in groups]
+        for each in self._node_groups[node_channels:]:
+            unneeded += [each.inside_first, *each.across, each.inside_last]
         del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
         if unneeded and self.device.type == "cuda":
             # What the host is done with may still run on the device.
@@ -151,27 +162,42 @@ class Communicator:
         for group in unneeded:
             dist.destroy_process_group(group)
 
-    def sum_operations(self, configuration: Configuration, channel: int) -> tuple[Operation, ...]:
+    def sum_operations(
+        self,
+        configuration: Configuration,
+        channel: int,
+        exchange: Exchange = lambda groups: (AllReduce(groups[0]),),
+    ) -> tuple[Operation, ...]:
         """The chain that leaves the sum over all ranks on all ranks, for a bucket of ``channel``.
 
         Call :meth:`prepare` first. Sums stay sums on the way, so that nodes with different
         numbers of ranks count by their ranks. On one node, or with one rank on each, every
-        way is the flat all-reduce; ``shards`` on unequal nodes is ``leaders``.
+        way is the flat one; ``shards`` on unequal nodes is ``leaders``.
+
+        Args:
+            exchange: makes the operations that leave the sum over a group's ranks on all of them:
+                all ranks, or one of each node. It is given a group for each of as many operations
+                as ``exchanges`` says, on CUDA one for all; they are over the same ranks.
         """
         if not self._reduces_by_node(configuration):
-            return (AllReduce(self._flat_groups[channel]),)
+            return tuple(exchange(self._flat_groups[channel]))
         groups = self._node_groups[channel]
         if configuration.hierarchical == "shards" and self.topology.is_uniform:
             return (
                 ReduceScatter(groups.inside_first),
-                AllReduceShard(groups.inside_first, groups.across),
+                *(OnShard(groups.inside_first, each) for each in exchange(groups.across)),
                 AllGatherShards(groups.inside_last),
             )
         reduce = Reduce(groups.inside_first, groups.leader)
         broadcast = Broadcast(groups.inside_last, groups.leader)
         if groups.is_leader:
-            return (reduce, AllReduce(groups.across), broadcast)
+            return (reduce, *exchange(groups.across), broadcast)
         return (reduce, broadcast)
+
+    def ranks_across(self, configuration: Configuration) -> int:
+        """How many ranks exchange what travels: one of each node, or all where all reduce flat."""
+        by_node = self._reduces_by_node(configuration)
+        return len(self.topology.nodes) if by_node else self.world_size
 
     def padding_multiple(self, configuration: Configuration) -> int:
         """The number that a bucket's elements must divide by."""
@@ -182,11 +208,11 @@ class Communicator:
         return configuration.hierarchical != "off" and self.topology.is_hierarchical
 
     def _make_node_groups(self) -> NodeGroups:
-        nodes, across = self.topology.nodes, self.topology.across
+        nodes = self.topology.nodes
         node = next(ranks for ranks in nodes if self.rank in ranks)
         return NodeGroups(
             inside_first=self._channel_group(nodes, by_node=True),
-            across=self._channel_group(across, by_node=True),
+            across=[],
             inside_last=self._channel_group(nodes, by_node=True),
             leader=dist.get_global_rank(self.group, node[0]),
             is_leader=self.rank == node[0],

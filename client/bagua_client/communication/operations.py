@@ -82,18 +82,15 @@ class ReduceScatter:
         return work
 
 
-class AllReduceShard:
-    """Sum of this rank's shard of ``inside`` over the ranks of ``across``."""
+class OnShard:
+    """``operation`` on this rank's shard of ``inside``."""
 
-    def __init__(self, inside: dist.ProcessGroup, across: dist.ProcessGroup) -> None:
+    def __init__(self, inside: dist.ProcessGroup, operation: Operation) -> None:
         self.inside = inside
-        self.across = across
+        self.operation = operation
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
-        work: dist.Work | None = dist.all_reduce(
-            shard(flat, self.inside), group=self.across, async_op=True
-        )
-        return work
+        return self.operation.start(shard(flat, self.inside))
 
 
 class AllGatherShards:
@@ -103,7 +100,7 @@ class AllGatherShards:
         self.group = group
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
-        work: dist.Work | None = _all_gather(
+        work: dist.Work | None = all_gather(
             flat, shard(flat, self.group), group=self.group, async_op=True
         )
         return work
@@ -117,4 +114,4 @@ def shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 # torch 2.13 renamed both and warns about the names that 2.6 has.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

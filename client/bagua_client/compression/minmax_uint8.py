@@ -118,7 +118,8 @@ def decompress(
 def _constants(header: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scale, upper and lower of the chunk that begins so."""
     low, high = header[0].float(), header[1].float()
-    scale = 255.0 / ((high - low) + EPSILON)
+    # Not 255.0 / ..., which torch reckons as a product with the reciprocal, rounded twice.
+    scale = torch.tensor(255.0, device=header.device) / ((high - low) + EPSILON)
     upper = (high * scale).round()
     return scale, upper, upper - 255.0
 

@@ -226,8 +226,7 @@ def _begin(
     listed = _listed(optimizers)
     channels = _channels(wrapper, environment.default_channels)
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
-        algorithm = find(algorithm) if isinstance(algorithm, str) else algorithm
-        wrapper._tunable = _new_tunable(wrapper, algorithm, channels)
+        wrapper._tunable = _new_tunable(wrapper, find(algorithm), channels)
     if not environment.autotune:
         return
     # Without autotuning not even the agent's code is loaded.

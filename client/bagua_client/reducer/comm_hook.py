@@ -61,11 +61,12 @@ class Travel:
         if bucket.index() == 0:
             self._turn = 0
         flat = bucket.buffer()
-        if flat.layout is not torch.strided:
-            # A sparse gradient: nothing but one whole sum is known for it.
+        if flat.layout is not torch.strided or not self._algorithm.carries(flat):
+            # Of a sparse gradient nothing but one whole sum is known.
             operations = (AllReduce(self._communicator.group),)
             return self._pipeline(flat.device, 0).start(flat.mul_(self._scale), operations, on_end)
         wire = self._onto_wire(flat)
+        self._algorithm.departs(bucket, wire)
         arrival = self._carry(wire, on_end)
         if wire is flat:
             return arrival
@@ -77,12 +78,13 @@ class Travel:
         dtype = WIRE_DTYPES.get(self.configuration.wire_precision, flat.dtype)
         if not flat.is_floating_point() or flat.itemsize <= dtype.itemsize:
             dtype = flat.dtype
-        missing = -flat.numel() % self._communicator.padding_multiple(self.configuration)
+        missing = -flat.numel() % self._multiple
+        scale = 1.0 if self._algorithm.scales_itself else self._scale
         if not missing and dtype == flat.dtype:
-            return flat if self._scale == 1.0 else flat.mul_(self._scale)
+            return flat if scale == 1.0 else flat.mul_(scale)
         wire = torch.empty(flat.numel() + missing, dtype=dtype, device=flat.device)
         wire[flat.numel() :] = 0
-        torch.mul(flat, self._scale, out=wire[: flat.numel()])
+        torch.mul(flat, scale, out=wire[: flat.numel()])
         return wire
 
     def _carry(self, wire: torch.Tensor, on_end: Mark | None) -> Arrival:
@@ -101,8 +103,16 @@ class Travel:
         most = min(self.configuration.channels, wire.nbytes // SMALLEST_PART_BYTES)
         if most <= 1:
             return (wire,)
-        unit = self._communicator.padding_multiple(self.configuration) * ALIGNED_ELEMENTS
+        unit = self._multiple * ALIGNED_ELEMENTS
         return torch.split(wire, math.ceil(wire.numel() / most / unit) * unit)
+
+    @property
+    def _multiple(self) -> int:
+        """The number that the elements of what travels divide by."""
+        return math.lcm(
+            self._communicator.padding_multiple(self.configuration),
+            self._algorithm.multiple(self._communicator, self.configuration),
+        )
 
     def close(self) -> None:
         """Let go of threads; those that are still needed come back with the first chain."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.algorithms import Algorithm, GradientAllReduce
+from bagua_client.algorithms import Algorithm
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
@@ -75,7 +75,14 @@ class TunableReducer:
         self.communicator = communicator
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
-        self.default = replace(configuration_of(caps), channels=channels)
+        self._algorithm = algorithm.reify(communicator)
+        by_node = self._algorithm.hierarchical and communicator.topology.is_hierarchical
+        self.default = replace(
+            configuration_of(caps),
+            channels=channels,
+            hierarchical="leaders" if by_node else "off",
+        )
+        communicator.exchanges = self._algorithm.exchanges
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
@@ -84,8 +91,7 @@ class TunableReducer:
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.may_join = False
-        self._algorithm = algorithm
-        self._travel = Travel(algorithm, communicator, self.default, self)
+        self._travel = Travel(self._algorithm, communicator, self.default, self)
         self._voters = communicator.group, communicator.device
         self._timeline: Timeline | None = None
         self._ready_handles: list[RemovableHandle] = []
@@ -272,7 +278,7 @@ class TunableReducer:
         offer = self.offer
         caps, theirs = offer.caps(layout), offer.hook
         is_torchs_way = layout.configuration.is_torchs_way
-        is_torchs = type(self._algorithm) is GradientAllReduce and is_torchs_way
+        is_torchs = self._algorithm.is_torchs and is_torchs_way
         # Our hook also sees the order that explicit buckets count in, and where steps end.
         sees = self._seen is not None and offer.has_explicit_buckets
         has_use = not is_torchs or sees or not torchs.rebuilds(ddp)

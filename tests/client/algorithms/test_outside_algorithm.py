@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Algorithm, Configuration, DistributedDataParallel
-from bagua_client.algorithms import base, register
+from bagua_client.algorithms import GlobalAlgorithmRegistry, register
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import Operation
 from tests.client.comparison import difference, pair
@@ -39,11 +40,10 @@ class CoarseAllReduce(Algorithm):
 
 @contextmanager
 def _registered() -> Iterator[None]:
-    before = dict(base._algorithms)
-    register("coarse")(CoarseAllReduce)
-    yield
-    base._algorithms.clear()
-    base._algorithms.update(before)
+    known = GlobalAlgorithmRegistry._declarations
+    with mock.patch.object(GlobalAlgorithmRegistry, "_declarations", dict(known)):
+        register("coarse")(CoarseAllReduce)
+        yield
 
 
 def _inputs(rank: int, step: int) -> torch.Tensor:

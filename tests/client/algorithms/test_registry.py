@@ -1,20 +1,40 @@
-"""Algorithms are found by name."""
+"""Algorithms are found by name, with the errors that Bagua's registry has."""
 
 from __future__ import annotations
 
 import pytest
 
-from bagua_client.algorithms import Algorithm, GradientAllReduce, base, find, register
+from bagua_client.algorithms import (
+    Algorithm,
+    ByteGradAlgorithm,
+    GlobalAlgorithmRegistry,
+    GradientAllReduceAlgorithm,
+    find,
+    register,
+)
+
+NAMES = ["gradient_allreduce", "bytegrad"]
 
 
 @pytest.fixture(autouse=True)
 def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_algorithms", dict(base._algorithms))
+    known = dict(GlobalAlgorithmRegistry._declarations)
+    monkeypatch.setattr(GlobalAlgorithmRegistry, "_declarations", known)
 
 
-def test_the_built_in_algorithm_is_found_and_each_time_new() -> None:
-    assert isinstance(find("gradient_allreduce"), GradientAllReduce)
+def test_a_built_in_algorithm_is_found_and_each_time_new() -> None:
+    assert isinstance(find("gradient_allreduce"), GradientAllReduceAlgorithm)
     assert find("gradient_allreduce") is not find("gradient_allreduce")
+
+
+def test_bagua_names_are_there_and_take_arguments() -> None:
+    assert set(NAMES) <= set(GlobalAlgorithmRegistry.available_algorithms())
+    found = Algorithm.init("bytegrad", hierarchical=False, average=False)
+    assert isinstance(found, ByteGradAlgorithm)
+    assert (found.hierarchical, found.average) == (False, False)
+    assert found.name == "bytegrad"
+    with pytest.raises(TypeError, match="peers"):
+        Algorithm.init("bytegrad", peers=3)
 
 
 def test_an_algorithm_registered_from_outside_is_found() -> None:
@@ -23,14 +43,20 @@ def test_an_algorithm_registered_from_outside_is_found() -> None:
         pass
 
     assert isinstance(find("mine"), Mine)
+    assert str(GlobalAlgorithmRegistry).startswith("Registered Algorithms: ")
+    assert str(GlobalAlgorithmRegistry).endswith(", mine")
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'bytegrad'; known are: gradient_allreduce"):
-        find("bytegrad")
+    with pytest.raises(ValueError, match=r"'bitgrad'; known are: .*bytegrad, .*gradient_allreduce"):
+        find("bitgrad")
+    with pytest.raises(KeyError, match="'bitgrad'"):
+        GlobalAlgorithmRegistry.get("bitgrad")
 
 
-def test_a_name_is_given_once() -> None:
-    register("gradient_allreduce")(GradientAllReduce)
+def test_a_name_is_a_string_and_given_once() -> None:
+    register("gradient_allreduce")(GradientAllReduceAlgorithm)
     with pytest.raises(ValueError, match="'gradient_allreduce' already"):
         register("gradient_allreduce")(Algorithm)
+    with pytest.raises(TypeError, match="must be a string"):
+        GlobalAlgorithmRegistry.register(3, Algorithm)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def _sums(communicator: Communicator, configuration: Configuration, elements: in
 
 LEADER = ["Reduce", "AllReduce", "Broadcast"]
 MEMBER = ["Reduce", "Broadcast"]
-SHARDS = ["ReduceScatter", "AllReduceShard", "AllGatherShards"]
+SHARDS = ["ReduceScatter", "OnShard", "AllGatherShards"]
 
 
 @pytest.mark.parametrize("elements", [1, 2, 7, 1000])

@@ -57,7 +57,8 @@ def test_the_bytes_are_those_of_bagua_where_nothing_is_clamped() -> None:
         assert torch.equal(ours[:8].view(torch.float32), bounds), turn
         assert torch.equal(ours[32 : 32 + elements], levels), turn
         back = decompress(ours[None], torch.empty_like(chunk))
-        assert torch.equal(back, upstream.decompress(bounds, levels)), turn
+        # Upstream's test multiplies by a reciprocal where its kernel divides.
+        torch.testing.assert_close(back, upstream.decompress(bounds, levels), rtol=3e-7, atol=0)
     assert compared >= 1000
 
 

@@ -1,0 +1,98 @@
+"""A sum over a group in eight bits, in three operations with a tensor between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.operations import Operation, all_gather, shard
+from bagua_client.compression import compress, compressed_bytes, decompress
+
+
+class CompressedSum:
+    """Each rank sums up the chunk of the others' that is its own.
+
+    Args:
+        groups: over the same ranks, for the first and for the second of its exchanges.
+        divisor: what the sum is divided by, in float32, before it is sent.
+        beside: error feedback: what travels as a whole, of which the operations may be given a part
+            only, and what was lost of it so far, float32 beside it.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[dist.ProcessGroup],
+        divisor: float,
+        beside: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        self._first, self._last = groups[0], groups[-1]
+        self._ranks = dist.get_world_size(self._first)
+        self._divisor = divisor
+        self._beside = beside
+        self._packed = self._received = torch.empty(0, dtype=torch.uint8)
+        self.operations: tuple[Operation, ...] = (
+            _Start(self._scatter),
+            _Start(self._gather),
+            _Start(self._unpack),
+        )
+
+    def _scatter(self, flat: torch.Tensor) -> dist.Work | None:
+        """Each chunk to its rank."""
+        chunks = flat.view(self._ranks, -1)
+        lost = None if self._beside is None else _part(flat, *self._beside)
+        if lost is not None:
+            flat.add_(lost)
+        self._packed = compress(chunks)
+        if lost is not None:
+            for chunk, packed, missing in zip(
+                chunks, self._packed, lost.view_as(chunks), strict=True
+            ):
+                torch.sub(chunk, decompress(packed[None], torch.empty_like(chunk)), out=missing)
+            _only_finite(lost)
+        self._received = torch.empty_like(self._packed)
+        work: dist.Work | None = dist.all_to_all_single(
+            self._received, self._packed, group=self._first, async_op=True
+        )
+        return work
+
+    def _gather(self, flat: torch.Tensor) -> dist.Work | None:
+        """The own chunk's sum to all."""
+        own = shard(flat, self._first)
+        decompress(self._received, own, self._divisor)
+        packed = compress(own[None])
+        if self._beside is not None:
+            lost = shard(_part(flat, *self._beside), self._first)
+            missing = own - decompress(packed, torch.empty_like(own))
+            lost.add_(_only_finite(missing.float()), alpha=self._divisor)
+        self._packed = packed
+        self._received = torch.empty(
+            (self._ranks, compressed_bytes(own.numel())), dtype=torch.uint8, device=flat.device
+        )
+        work: dist.Work | None = all_gather(
+            self._received.view(-1), packed.view(-1), group=self._last, async_op=True
+        )
+        return work
+
+    def _unpack(self, flat: torch.Tensor) -> None:
+        """The own chunk too: all ranks have the same bits."""
+        for packed, chunk in zip(self._received, flat.view(self._ranks, -1), strict=True):
+            decompress(packed[None], chunk)
+
+
+class _Start:
+    """A step of a sum, as an operation."""
+
+    def __init__(self, start: Callable[[torch.Tensor], dist.Work | None]) -> None:
+        self.start = start
+
+
+def _part(flat: torch.Tensor, whole: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """What is beside ``flat``, which is a part of ``whole``."""
+    return beside.narrow(0, flat.storage_offset() - whole.storage_offset(), flat.numel())
+
+
+def _only_finite(lost: torch.Tensor) -> torch.Tensor:
+    """What is lost of infinite gradients, whose step is skipped, would never go again."""
+    return lost.nan_to_num_(0.0, 0.0, 0.0)
