@@ -202,7 +202,7 @@ class Agent:
         return self._pace.while_watching(self._reductions, self._reporter.is_suspicious)
 
     def _next_command(self) -> bytes | None:
-        if self._must_wait():
+        if self._must_wait() or self._tunable.algorithm.is_warming_up:
             return None
         if self._reporter is None:
             description = describe_job(self._tunable, self._environment, self._name)

@@ -29,9 +29,9 @@ class Algorithm:
         name: what it is registered under, else its class's.
         hierarchical: whether a job begins with the way that reduces inside nodes first; where
             there is but one node, or one rank on each, that is the flat one.
-        is_torchs: whether it does what torch does by itself.
+        is_torchs: whether it does what torch does by itself, in this phase.
         exchanges: operations of :meth:`exchange` that communicate.
-        scales_itself: the chain does, and a bucket travels as it is.
+        scales_itself: the chain does, in this phase, and a bucket travels as it is.
     """
 
     name = ""
@@ -60,6 +60,28 @@ class Algorithm:
             ValueError: it cannot, for these ranks; the same on all of them.
         """
         return copy.copy(self)
+
+    # What changes by itself
+
+    @property
+    def phase(self) -> int:
+        """What the algorithm should be in by now, 0 for one without phases; looked at between two
+        steps. When it changes, the ranks make sure that all have come to it, and :meth:`begin` it
+        together."""
+        return 0
+
+    @property
+    def progress(self) -> int:
+        """What all ranks must agree on when the phase changes."""
+        return self.phase
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether another phase is to come, so that steps of now say nothing of those later."""
+        return False
+
+    def begin(self, phase: int) -> None:
+        """No bucket is on its way, on any rank."""
 
     # How a bucket travels
 

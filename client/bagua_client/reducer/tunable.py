@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
@@ -20,6 +21,7 @@ class Tunable(Protocol):
     """What may run under another configuration from one step to the next.
 
     Attributes:
+        algorithm: how the replicas are kept together.
         communicator: of the ranks that train the model.
         tensors: specs of what is communicated.
         parameters: of the model; their optimizers tell the steps.
@@ -40,6 +42,8 @@ class Tunable(Protocol):
     on_return: Callable[[str], None] | None
     waiting: Callable[[], AbstractContextManager[None]]
 
+    @property
+    def algorithm(self) -> Algorithm: ...
     @property
     def communicator(self) -> Communicator: ...
     @property

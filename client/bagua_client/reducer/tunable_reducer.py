@@ -28,6 +28,7 @@ from bagua_client.configuration import MIB, Configuration
 from bagua_client.layout import Layout, describe, plan
 from bagua_client.reducer.comm_hook import Mark, Travel, watched
 from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
+from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.reducer.timeline import Timeline
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
@@ -44,10 +45,10 @@ class TunableReducer:
     """The reducer of one wrapped model. All ranks make theirs together.
 
     Attributes:
+        algorithm: this model's own.
         communicator: of the ranks that train the model.
         parameters: of the model, in the reducer's order.
         tensors: their specs.
-        order: indices of ``tensors``, in the order in which gradients become ready.
         default: the configuration that the model was wrapped with.
         layout: what is in force.
         recut_seconds: how long the latest change took.
@@ -71,18 +72,18 @@ class TunableReducer:
         self.parameters = self._parameters.tensors
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         self.tensors = describe([(names[id(p)], p) for p in self._parameters.tensors])
-        self.order: tuple[int, ...] = tuple(reversed(range(len(self.tensors))))
+        self._order = ReadyOrder(self.parameters)
         self.communicator = communicator
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
-        self._algorithm = algorithm.reify(communicator)
-        by_node = self._algorithm.hierarchical and communicator.topology.is_hierarchical
+        self.algorithm = algorithm.reify(communicator)
+        by_node = self.algorithm.hierarchical and communicator.topology.is_hierarchical
         self.default = replace(
             configuration_of(caps),
             channels=channels,
             hierarchical="leaders" if by_node else "off",
         )
-        communicator.exchanges = self._algorithm.exchanges
+        communicator.exchanges = self.algorithm.exchanges
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
@@ -91,26 +92,31 @@ class TunableReducer:
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.may_join = False
-        self._travel = Travel(self._algorithm, communicator, self.default, self)
+        self._travel = Travel(self.algorithm, communicator, self.default, self)
         self._voters = communicator.group, communicator.device
         self._timeline: Timeline | None = None
         self._ready_handles: list[RemovableHandle] = []
         self._is_attached = False
         self._is_hooked = False
         self._is_stale = True
+        self._phase = 0
         self._next: Layout | None = None
         self._before = self.layout
         self._reductions = 0
         self._made_after: int | None = None
         self._first_seen = 0
         self._theirs: torchs.UserHook | None = None
-        self._seen: list[int] | None = []
         self._used = {i for i, p in enumerate(self.parameters) if p.grad is not None}
         if not torchs.rebuilds(ddp):
-            weakref.finalize(ddp, _remove, self._on_each_gradient(self._used.add))
+            weakref.finalize(ddp, _remove, torchs.on_each_gradient(self.parameters, self._used.add))
         weakref.finalize(ddp, self._travel.close)
 
     # What may be changed
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of ``tensors``, in the order in which gradients become ready."""
+        return self._order.indices
 
     @property
     def offer(self) -> Offer:
@@ -134,7 +140,7 @@ class TunableReducer:
     @property
     def order_is_agreed(self) -> bool:
         """Whether gradients were seen to become ready; torch tells rank 0's order to all."""
-        return self._seen is None
+        return self._order.is_agreed
 
     def plan(self, configuration: Configuration) -> Layout:
         """The buckets this model would have under ``configuration``; changes nothing.
@@ -202,6 +208,8 @@ class TunableReducer:
             return is_cut_due
         if is_cut_due:
             self._let_torch_cut()
+        if self.algorithm.phase != self._phase:
+            self._change_phase(self.algorithm.phase)
         if self._is_stale:
             self._is_stale = False
             self._build(self.layout)
@@ -209,6 +217,17 @@ class TunableReducer:
             torchs.rebuild(ddp)
             self._carry_out(self._next)
         return False
+
+    def _change_phase(self, phase: int) -> None:
+        """The algorithm has come to another one, which all ranks find in the same step."""
+        others = Vote(self.algorithm.progress, *self._voters).dissenters()
+        if others:
+            raise RuntimeError(
+                f"rank {', '.join(map(str, others))} has made another number of steps than the "
+                f"others, and {self.algorithm.name} depends on it; load the same checkpoint on all"
+            )
+        self._phase, self._is_stale = phase, True
+        self.algorithm.begin(phase)
 
     def _let_torch_cut(self) -> None:
         """A new reducer cuts its buckets itself, once. Whether it has is known by counting: others
@@ -278,9 +297,9 @@ class TunableReducer:
         offer = self.offer
         caps, theirs = offer.caps(layout), offer.hook
         is_torchs_way = layout.configuration.is_torchs_way
-        is_torchs = self._algorithm.is_torchs and is_torchs_way
+        is_torchs = self.algorithm.is_torchs and is_torchs_way
         # Our hook also sees the order that explicit buckets count in, and where steps end.
-        sees = self._seen is not None and offer.has_explicit_buckets
+        sees = not self.order_is_agreed and offer.has_explicit_buckets
         has_use = not is_torchs or sees or not torchs.rebuilds(ddp)
         hooked = not bare and (self._is_attached or (theirs is None and has_use))
         self.layout, self._travel.configuration = layout, layout.configuration
@@ -349,27 +368,12 @@ class TunableReducer:
         """Where the steps to come are recorded; None: they are not."""
         self._timeline = timeline
         _remove(self._ready_handles)
-        self._ready_handles = (
-            [] if timeline is None else self._on_each_gradient(timeline.tensor_ready)
-        )
-
-    def _on_each_gradient(self, tell: Callable[[int], None]) -> list[RemovableHandle]:
-        """Call ``tell`` with the index of each parameter whose gradient is accumulated."""
-
-        def hook(index: int) -> Callable[[torch.Tensor], None]:
-            return lambda _: tell(index)
-
-        # A frozen one too: the next step may be that of another optimizer, with other weights.
-        with torchs.all_trained(self.parameters):
-            return [
-                parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
-                for index, parameter in enumerate(self.parameters)
-            ]
+        if timeline is not None:
+            self._ready_handles = torchs.on_each_gradient(self.parameters, timeline.tensor_ready)
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
         """A bucket is full on this rank and about to travel; in the backward pass."""
-        if self._seen is not None:
-            self._seen += self._indices(bucket)
+        self._order.saw(bucket)
         on_end = None
         if self._timeline is not None:
             on_end = self._timeline.bucket_starts(bucket.buffer().nbytes)
@@ -379,31 +383,18 @@ class TunableReducer:
             torchs.after_backward(self._reduced)
         return on_end
 
-    def _indices(self, bucket: GradBucket) -> list[int]:
-        index_of = {id(parameter): i for i, parameter in enumerate(self._parameters.tensors)}
-        return [index_of[id(parameter)] for parameter in bucket.parameters()]
-
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all buckets."""
         self._reductions += 1
         self._used.clear()
-        if self._seen is not None:
-            self._learn_order(self._seen)
+        steps = self._reductions - self._first_seen
+        is_cut = steps > torchs.steps_to_cut(self._ddp)
+        if self._order.step_ends(is_cut, not torchs.rebuilds(self._ddp)):
+            self.layout = plan(self.tensors, self.order, self.layout.configuration)
         if self.after_reduction is not None:
             self.after_reduction()
 
-    def _learn_order(self, seen: list[int]) -> None:
-        """From the buckets of a step: torch has cut them in rank 0's order on all ranks."""
-        ddp = self._ddp
-        if self._reductions - self._first_seen <= torchs.steps_to_cut(ddp):
-            self._seen = []
-            return
-        self._seen = None
-        if torchs.rebuilds(ddp):
-            self.order = tuple(seen)
-            self.layout = plan(self.tensors, self.order, self.layout.configuration)
-
 
 def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+    while handles:
+        handles.pop().remove()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
+from torch.utils.hooks import RemovableHandle
 
 from bagua_client.torch_private.wrapper import Parameters, kept_parameters
 
@@ -89,6 +90,22 @@ def all_trained(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+def on_each_gradient(
+    parameters: Iterable[torch.nn.Parameter], tell: Callable[[int], None]
+) -> list[RemovableHandle]:
+    """Call ``tell`` with the index of each of ``parameters`` whose gradient is accumulated."""
+
+    def hook(index: int) -> Callable[[torch.Tensor], None]:
+        return lambda _: tell(index)
+
+    # A frozen one too: the next step may be that of another optimizer, with other weights.
+    with all_trained(parameters):
+        return [
+            parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(parameters)
+        ]
 
 
 def new_reducer(
