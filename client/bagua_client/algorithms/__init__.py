@@ -2,6 +2,7 @@
 
 from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
+from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
 from bagua_client.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua_client.algorithms.qadam import QAdamAlgorithm
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
@@ -9,6 +10,7 @@ from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 __all__ = [
     "Algorithm",
     "ByteGradAlgorithm",
+    "DecentralizedAlgorithm",
     "GlobalAlgorithmRegistry",
     "GradientAllReduceAlgorithm",
     "QAdamAlgorithm",

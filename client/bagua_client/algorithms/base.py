@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
+
+if TYPE_CHECKING:
+    from bagua_client.reducer.weights import Weights
 
 
 class Algorithm:
@@ -30,6 +33,8 @@ class Algorithm:
         hierarchical: whether a job begins with the way that reduces inside nodes first; where
             there is but one node, or one rank on each, that is the flat one.
         is_torchs: whether it does what torch does by itself, in this phase.
+        leaves_gradients: they stay each rank's own, as do buffers; weights travel, in the moments
+            below.
         exchanges: operations of :meth:`exchange` that communicate.
         scales_itself: the chain does, in this phase, and a bucket travels as it is.
     """
@@ -37,6 +42,7 @@ class Algorithm:
     name = ""
     hierarchical = False
     is_torchs = False
+    leaves_gradients = False
     exchanges = 1
     scales_itself = False
 
@@ -60,6 +66,32 @@ class Algorithm:
             ValueError: it cannot, for these ranks; the same on all of them.
         """
         return copy.copy(self)
+
+    def check(self, communicator: Communicator, configuration: Configuration) -> None:
+        """Whether it works under ``configuration``; the same on all ranks.
+
+        Raises:
+            ValueError: it does not.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a training that goes on later needs; each rank has its own."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What :meth:`state_dict` gave."""
+
+    # Moments at which weights may travel; all ranks come to them together
+
+    def forward_begins(self, weights: Weights) -> None:
+        """Of a pass that is trained and whose gradients are to be synchronised."""
+
+    def backward_ends(self, weights: Weights) -> None:
+        """All gradients are there, and no optimizer has stepped yet."""
+
+    def step_ends(self, weights: Weights) -> None:
+        """The optimizers have stepped; once for each backward pass, at the latest when the next
+        forward pass begins."""
 
     # What changes by itself
 

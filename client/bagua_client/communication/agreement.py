@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -29,3 +31,20 @@ class Vote:
         values = self.values()
         majority = max(values, key=values.count)
         return [rank for rank, value in enumerate(values) if value != majority]
+
+
+def attempt(
+    change: Callable[[], int], failed: int, group: dist.ProcessGroup, device: torch.device
+) -> tuple[list[int], str]:
+    """Try ``change``, which answers with a vote, on all ranks together.
+
+    Returns:
+        All votes, by rank, ``failed`` where it raised an exception; and what that said on this one.
+    """
+    error = ""
+    try:
+        vote = change()
+    except Exception as failure:
+        # Not the exception itself: it may hold on to the memory that is short.
+        vote, error = failed, f"{type(failure).__name__}: {failure}"
+    return Vote(vote, group, device).values(), error

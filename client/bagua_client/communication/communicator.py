@@ -199,6 +199,11 @@ class Communicator:
         by_node = self._reduces_by_node(configuration)
         return len(self.topology.nodes) if by_node else self.world_size
 
+    @property
+    def ranks_beside(self) -> int:
+        """How many ranks this rank's node has."""
+        return next(len(ranks) for ranks in self.topology.nodes if self.rank in ranks)
+
     def padding_multiple(self, configuration: Configuration) -> int:
         """The number that a bucket's elements must divide by."""
         shards = configuration.hierarchical == "shards" and self._reduces_by_node(configuration)

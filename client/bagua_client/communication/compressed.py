@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication.operations import Operation, all_gather, shard
+from bagua_client.communication.operations import Operation, Start, all_gather, shard
 from bagua_client.compression import compress, compressed_bytes, decompress
 
 
@@ -33,9 +33,9 @@ class CompressedSum:
         self._beside = beside
         self._packed = self._received = torch.empty(0, dtype=torch.uint8)
         self.operations: tuple[Operation, ...] = (
-            _Start(self._scatter),
-            _Start(self._gather),
-            _Start(self._unpack),
+            Start(self._scatter),
+            Start(self._gather),
+            Start(self._unpack),
         )
 
     def _scatter(self, flat: torch.Tensor) -> dist.Work | None:
@@ -79,13 +79,6 @@ class CompressedSum:
         """The own chunk too: all ranks have the same bits."""
         for packed, chunk in zip(self._received, flat.view(self._ranks, -1), strict=True):
             decompress(packed[None], chunk)
-
-
-class _Start:
-    """A step of a sum, as an operation."""
-
-    def __init__(self, start: Callable[[torch.Tensor], dist.Work | None]) -> None:
-        self.start = start
 
 
 def _part(flat: torch.Tensor, whole: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ with None when it is done already. It changes the tensor in place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,6 +26,13 @@ class Operation(Protocol):
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
         """Start on ``flat`` (one dimension, contiguous), without waiting."""
+
+
+class Start:
+    """A function as an operation."""
+
+    def __init__(self, start: Callable[[torch.Tensor], dist.Work | None]) -> None:
+        self.start = start
 
 
 class AllReduce:

@@ -95,6 +95,11 @@ class DistributedDataParallel(WithMoments):
         """Whether configurations are being tried; changes on all ranks in the same step."""
         return self._agent is not None and self._agent.is_active
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """What keeps the replicas together: this model's own instance, with its state."""
+        return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
+
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
         it together, in the same step.
@@ -136,6 +141,9 @@ class DistributedDataParallel(WithMoments):
 
     def _forward_begins(self) -> bool:
         return self._tunable is not None and self._tunable.before_forward()
+
+    def _buffers_stay(self) -> bool:
+        return self._tunable is not None and self._tunable.algorithm.leaves_gradients
 
     def _buffers_travel(self) -> AbstractContextManager[None]:
         return nullcontext() if self._tunable is None else self._tunable.waiting()

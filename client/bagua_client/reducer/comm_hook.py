@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
-from bagua_client.communication.operations import AllReduce
-from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
+from bagua_client.communication.pipeline import Arrival, arrived
 from bagua_client.configuration import Configuration
+from bagua_client.reducer.carrier import Carrier
 from bagua_client.torch_private.reducer import GradBucket, Hook
 
 Mark = Callable[[], None]
 WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SMALLEST_PART_BYTES = 512 * 1024
-"""A bucket is divided into no smaller ones: each costs a latency."""
-ALIGNED_ELEMENTS = 16
-"""At whose multiples a part begins: NCCL copies by 16 bytes."""
 
 
 class Watcher(Protocol):
@@ -49,25 +44,25 @@ class Travel:
     ) -> None:
         self.configuration = configuration
         self._algorithm = algorithm
-        self._communicator = communicator
+        self._carrier = Carrier(algorithm, communicator)
         self._watcher = watcher
         self._scale = algorithm.scale(communicator.world_size)
-        self._turn = 0
-        # One for each channel: a chain waits for no chain of another channel.
-        self._pipelines: dict[tuple[torch.device, int], Pipeline] = {}
 
     def __call__(self, state: object, bucket: GradBucket) -> Arrival:
         on_end = self._watcher.bucket_starts(bucket)
         if bucket.index() == 0:
-            self._turn = 0
+            self._carrier.begin_step()
         flat = bucket.buffer()
+        if self._algorithm.leaves_gradients:
+            if on_end is not None:
+                on_end()
+            return arrived(flat)
         if flat.layout is not torch.strided or not self._algorithm.carries(flat):
             # Of a sparse gradient nothing but one whole sum is known.
-            operations = (AllReduce(self._communicator.group),)
-            return self._pipeline(flat.device, 0).start(flat.mul_(self._scale), operations, on_end)
+            return self._carrier.sum_up(flat.mul_(self._scale), on_end)
         wire = self._onto_wire(flat)
         self._algorithm.departs(bucket, wire)
-        arrival = self._carry(wire, on_end)
+        arrival = self._carrier.carry(wire, self.configuration, on_end)
         if wire is flat:
             return arrival
         return arrival.then(lambda done: flat.copy_(done.value()[: flat.numel()]))
@@ -78,7 +73,7 @@ class Travel:
         dtype = WIRE_DTYPES.get(self.configuration.wire_precision, flat.dtype)
         if not flat.is_floating_point() or flat.itemsize <= dtype.itemsize:
             dtype = flat.dtype
-        missing = -flat.numel() % self._multiple
+        missing = -flat.numel() % self._carrier.multiple(self.configuration)
         scale = 1.0 if self._algorithm.scales_itself else self._scale
         if not missing and dtype == flat.dtype:
             return flat if scale == 1.0 else flat.mul_(scale)
@@ -87,44 +82,9 @@ class Travel:
         torch.mul(flat, scale, out=wire[: flat.numel()])
         return wire
 
-    def _carry(self, wire: torch.Tensor, on_end: Mark | None) -> Arrival:
-        """In parts that travel at once, each on the next channel; a small bucket in one."""
-        arrivals = []
-        parts = self._parts(wire)
-        for part in parts:
-            channel = self._turn % self.configuration.channels
-            self._turn += 1
-            chain = self._algorithm.operations(self._communicator, self.configuration, channel)
-            pipeline = self._pipeline(wire.device, channel)
-            arrivals.append(pipeline.start(part, chain, on_end if len(parts) == 1 else None))
-        return arrivals[0] if len(parts) == 1 else pipeline.gather(wire, arrivals, on_end)
-
-    def _parts(self, wire: torch.Tensor) -> Sequence[torch.Tensor]:
-        most = min(self.configuration.channels, wire.nbytes // SMALLEST_PART_BYTES)
-        if most <= 1:
-            return (wire,)
-        unit = self._multiple * ALIGNED_ELEMENTS
-        return torch.split(wire, math.ceil(wire.numel() / most / unit) * unit)
-
-    @property
-    def _multiple(self) -> int:
-        """The number that the elements of what travels divide by."""
-        return math.lcm(
-            self._communicator.padding_multiple(self.configuration),
-            self._algorithm.multiple(self._communicator, self.configuration),
-        )
-
     def close(self) -> None:
         """Let go of threads; those that are still needed come back with the first chain."""
-        for pipeline in self._pipelines.values():
-            pipeline.close()
-        self._pipelines.clear()
-
-    def _pipeline(self, device: torch.device, channel: int) -> Pipeline:
-        key = device, channel
-        if key not in self._pipelines:
-            self._pipelines[key] = pipeline_for(device)
-        return self._pipelines[key]
+        self._carrier.close()
 
 
 def watched(hook: Hook, state: object, watcher: Watcher) -> Hook:

@@ -22,21 +22,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
-from bagua_client.communication.agreement import Vote
+from bagua_client.communication.agreement import Vote, attempt
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration import MIB, Configuration
+from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
 from bagua_client.reducer.comm_hook import Mark, Travel, watched
 from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
 from bagua_client.reducer.ready_order import ReadyOrder
 from bagua_client.reducer.timeline import Timeline
+from bagua_client.reducer.weights import Moments
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 
 logger = logging.getLogger(__name__)
 
-GRAPH_BYTES = 4 * MIB
-"""Of the gradients of one part of a compiled wrapper's graph, while it is tuned."""
 FAILED, DONE, CUT = 1, 2, 3
 """Votes on a change that was tried; CUT: done, and torch has cut the buckets for good."""
 
@@ -84,6 +83,7 @@ class TunableReducer:
             hierarchical="leaders" if by_node else "off",
         )
         communicator.exchanges = self.algorithm.exchanges
+        self.algorithm.check(communicator, self.default)
         communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
@@ -110,6 +110,7 @@ class TunableReducer:
         if not torchs.rebuilds(ddp):
             weakref.finalize(ddp, _remove, torchs.on_each_gradient(self.parameters, self._used.add))
         weakref.finalize(ddp, self._travel.close)
+        self._moments = Moments(self, ddp) if self.algorithm.leaves_gradients else None
 
     # What may be changed
 
@@ -153,6 +154,7 @@ class TunableReducer:
                 "explicit buckets count tensors in the order in which gradients become ready, "
                 "which is known after the first steps"
             )
+        self.algorithm.check(self.communicator, configuration)
         layout = plan(self.tensors, self.order, configuration)
         self.offer.caps(layout)
         return layout
@@ -216,12 +218,13 @@ class TunableReducer:
         if self._next is not None:
             torchs.rebuild(ddp)
             self._carry_out(self._next)
+        if self._moments is not None:
+            self._moments.forward_begins()
         return False
 
     def _change_phase(self, phase: int) -> None:
         """The algorithm has come to another one, which all ranks find in the same step."""
-        others = Vote(self.algorithm.progress, *self._voters).dissenters()
-        if others:
+        if others := Vote(self.algorithm.progress, *self._voters).dissenters():
             raise RuntimeError(
                 f"rank {', '.join(map(str, others))} has made another number of steps than the "
                 f"others, and {self.algorithm.name} depends on it; load the same checkpoint on all"
@@ -260,13 +263,7 @@ class TunableReducer:
 
     def _on_all_ranks(self, change: Callable[[], bool | None]) -> int:
         """Make ``change`` on all ranks; FAILED: one could not, and all are as before it."""
-        error = ""
-        try:
-            vote = CUT if change() else DONE
-        except Exception as failure:
-            # Not the exception itself: it may hold on to the memory that is short.
-            vote, error = FAILED, f"{type(failure).__name__}: {failure}"
-        votes = Vote(vote, *self._voters).values()
+        votes, error = attempt(lambda: CUT if change() else DONE, FAILED, *self._voters)
         if FAILED not in votes:
             return votes[0]
         ranks = ", ".join(str(rank) for rank, value in enumerate(votes) if value == FAILED)
@@ -353,7 +350,7 @@ class TunableReducer:
         """Follow the steps from the next one on. All ranks must come to this together."""
         self._is_attached = self._is_stale = True
         ddp = self._ddp
-        torchs.split_graphs(ddp, min(self._baseline.bucket_bytes, GRAPH_BYTES))
+        torchs.split_graphs(ddp, self._baseline.bucket_bytes)
         if not ddp.static_graph:
             torchs.leave_untimed(ddp)
 
@@ -387,6 +384,8 @@ class TunableReducer:
         """The backward pass is over, and torch has waited for all buckets."""
         self._reductions += 1
         self._used.clear()
+        if self._moments is not None:
+            self._moments.backward_ends()
         steps = self._reductions - self._first_seen
         is_cut = steps > torchs.steps_to_cut(self._ddp)
         if self._order.step_ends(is_cut, not torchs.rebuilds(self._ddp)):

@@ -26,6 +26,8 @@ c10d: Any = dist
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
+GRAPH_BYTES = 4 * 1024 * 1024
+"""Of the gradients of one part of a compiled wrapper's graph, while it is tuned."""
 STEPS_TIMED = 10
 """Of each reducer, at its begin; later only every hundredth."""
 HAS_BUCKET_CAPS = "bucket_cap_mb_list" in DistributedDataParallel.__init__.__code__.co_varnames
@@ -46,9 +48,10 @@ class Caps:
 
 def split_graphs(ddp: DistributedDataParallel, size_bytes: int) -> None:
     """Have torch.compile split the graphs of a compiled wrapper so that the gradients of a part,
-    which become ready together, amount to at most ``size_bytes``: no smaller bucket leaves earlier.
+    which become ready together, amount to at most ``size_bytes``, or to what is little enough for
+    a tuning: no smaller bucket leaves earlier.
     """
-    ddp.bucket_bytes_cap = max(size_bytes, c10d._DEFAULT_FIRST_BUCKET_BYTES)
+    ddp.bucket_bytes_cap = max(min(size_bytes, GRAPH_BYTES), c10d._DEFAULT_FIRST_BUCKET_BYTES)
 
 
 def parameters_of(ddp: DistributedDataParallel) -> Parameters:

@@ -73,8 +73,9 @@ class WithMoments(DistributedDataParallel):
 
     @untraced
     def _timed_sync(self, sync: Callable[[], None]) -> None:
-        with self._buffers_travel():
-            sync()
+        if not self._buffers_stay():
+            with self._buffers_travel():
+                sync()
 
     def _build_params_for_reducer(self) -> Any:
         """Kept: weights may be frozen or thawed later, and torch's reducer goes on with these."""
@@ -114,6 +115,9 @@ class WithMoments(DistributedDataParallel):
     # shall leave its buckets as they are in it), around a broadcast of the module's buffers, before
     # a communication hook of the user's is registered, and after that.
     def _forward_begins(self) -> bool:
+        return False
+
+    def _buffers_stay(self) -> bool:
         return False
 
     def _buffers_travel(self) -> AbstractContextManager[None]:

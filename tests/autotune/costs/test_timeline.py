@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bagua_autotune.costs import Cost, timeline
 from bagua_autotune.costs.timeline import ends, latencies
 from bagua_autotune.simulation import collectives
-from bagua_client.reducer import comm_hook
+from bagua_client.reducer import carrier
 
 SIZES = st.integers(0, 1000) | st.integers(0, 20).map(lambda parts: parts * 2**18)
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), SIZES), min_size=1, max_size=12)
@@ -64,7 +64,7 @@ def test_a_queue_takes_as_many_latencies_as_the_timeline_says(size: int, channel
 
 
 def test_parts_are_those_of_the_client_and_of_the_simulator() -> None:
-    assert comm_hook.SMALLEST_PART_BYTES == timeline.SMALLEST_PART_BYTES
+    assert carrier.SMALLEST_PART_BYTES == timeline.SMALLEST_PART_BYTES
     assert collectives.SMALLEST_PART_BYTES == timeline.SMALLEST_PART_BYTES
     for size in (0, 2**19 - 1, 2**19, 2**20 - 1, 2**20, 2**30):
         for channels in (1, 2, 16):

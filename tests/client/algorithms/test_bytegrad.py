@@ -14,7 +14,7 @@ from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import ByteGradAlgorithm
-from bagua_client.reducer import comm_hook
+from bagua_client.reducer import carrier
 from tests.client.algorithms.reference import byte_sum, node_sums
 from tests.ranks import RankPool
 
@@ -120,7 +120,7 @@ def _worst_error(configuration: Configuration, width: int) -> tuple[float, bool]
     assert ours.reconfigure(configuration)
     ranks = dist.get_world_size()
     worst = 0.0
-    with mock.patch.object(comm_hook, "SMALLEST_PART_BYTES", 256):
+    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", 256):
         for step in range(4):
             inputs = [
                 torch.randn(4, width, generator=torch.Generator().manual_seed(9 * step + rank))

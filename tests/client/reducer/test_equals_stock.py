@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bagua_client import Configuration
 from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
-from bagua_client.reducer import comm_hook
+from bagua_client.reducer import carrier
 from tests.client.comparison import Summands, difference, pair
 from tests.client.setting import Setting
 from tests.ranks import RankPool
@@ -113,7 +113,7 @@ cases = st.builds(
 
 def train_both(case: Case, rank_seeds: tuple[int, ...]) -> str | None:
     """Runs on each rank: 50 steps side by side; the first difference."""
-    with mock.patch.object(comm_hook, "SMALLEST_PART_BYTES", case.smallest_part_bytes):
+    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", case.smallest_part_bytes):
         return _train_both(case, rank_seeds)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.job import describe_job
 from bagua_client.environment import Environment
-from bagua_client.reducer import comm_hook
+from bagua_client.reducer import carrier
 from tests.ranks import RankPool
 
 WIDTH = 48
@@ -33,7 +33,7 @@ def _gradients(configuration: Configuration, scale: float) -> list[torch.Tensor]
     """Of a layer whose gradient on this rank is known, after a step under ``configuration``."""
     model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
     assert model.reconfigure(configuration)
-    with mock.patch.object(comm_hook, "SMALLEST_PART_BYTES", PART_BYTES):
+    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", PART_BYTES):
         for _ in range(2):
             model.zero_grad()
             (model(_inputs(dist.get_rank())) * scale).sum().backward()
@@ -75,9 +75,9 @@ def _parts(configuration: Configuration) -> tuple[list[tuple[int, int]], list[fl
     )
     assert model.reconfigure(configuration)
     sent: list[tuple[int, int]] = []
-    carry = comm_hook.Travel._pipeline
+    carry = carrier.Carrier._pipeline
 
-    def pipeline(travel: comm_hook.Travel, device: torch.device, channel: int) -> object:
+    def pipeline(travel: carrier.Carrier, device: torch.device, channel: int) -> object:
         found = carry(travel, device, channel)
         start = found.start
 
@@ -87,10 +87,10 @@ def _parts(configuration: Configuration) -> tuple[list[tuple[int, int]], list[fl
 
         return mock.Mock(wraps=found, start=started)
 
-    with mock.patch.object(comm_hook, "SMALLEST_PART_BYTES", PART_BYTES):
+    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", PART_BYTES):
         model(_inputs(dist.get_rank())).sum().backward()
         model.zero_grad()
-        with mock.patch.object(comm_hook.Travel, "_pipeline", pipeline):
+        with mock.patch.object(carrier.Carrier, "_pipeline", pipeline):
             model(_inputs(dist.get_rank())).sum().backward()
     return sent, [float(p.grad.sum()) for p in model.parameters() if p.grad is not None]
 
@@ -166,7 +166,7 @@ def _after_switches() -> list[tuple[int, int, int]]:
         return lowest
 
     found = []
-    with mock.patch.object(comm_hook, "SMALLEST_PART_BYTES", PART_BYTES):
+    with mock.patch.object(carrier, "SMALLEST_PART_BYTES", PART_BYTES):
         for switches in (5, 25, 25):
             for _ in range(switches):
                 way = draw.choice(WAYS)

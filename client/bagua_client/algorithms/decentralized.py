@@ -1,0 +1,122 @@
+"""Weights averaged, with all ranks or with one, while the gradients of the step are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms.base import Algorithm, register
+from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.operations import AllReduce, Operation
+from bagua_client.communication.peers import PeerAverage
+from bagua_client.communication.pipeline import Arrival
+from bagua_client.configuration import Configuration
+
+if TYPE_CHECKING:
+    from bagua_client.reducer.weights import Weights
+
+MODES = ("all", "shift_one")
+
+
+@register("decentralized", "weights are averaged, with all ranks or with one other")
+class DecentralizedAlgorithm(Algorithm):
+    """Decentralized parallel SGD (Lian et al., Can Decentralized Algorithms Outperform Centralized
+    Algorithms, NeurIPS 2017). Gradients stay local, as do the buffers. With ``x`` the weights,
+    ``p`` the other rank of this step, ``U`` what the optimizer does::
+
+        z = mean of x over all ranks (all), or (x + x of p) / 2 (shift_one)
+        g = gradient at x, while z travels
+        x = U(z, g)
+
+    Replicas differ between ranks; a checkpoint of rank 0 holds its own.
+
+    Args:
+        hierarchical: begin with the mean of each node, and exchange those.
+        peer_selection_mode: ``shift_one``: rank i of the first half of n meets each of the other
+            half in turn.
+        communication_interval: weights travel in each so manieth step, the first one included.
+
+    Raises:
+        ValueError: another mode, or an interval below 1; or, where a model is wrapped,
+            ``shift_one`` with an odd number of ranks (or nodes) to be paired.
+    """
+
+    leaves_gradients = True
+
+    def __init__(
+        self,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        communication_interval: int = 1,
+    ) -> None:
+        if peer_selection_mode not in MODES:
+            raise ValueError(
+                f"peer_selection_mode must be one of {', '.join(MODES)}, not "
+                f"{peer_selection_mode!r}"
+            )
+        if communication_interval < 1:
+            raise ValueError(
+                f"communication_interval must be at least 1, not {communication_interval}"
+            )
+        self.hierarchical = hierarchical
+        self.peer_selection_mode = peer_selection_mode
+        self.communication_interval = communication_interval
+        self._steps = self._exchanges = 0
+        self._in_flight: list[tuple[list[torch.nn.Parameter], torch.Tensor, Arrival]] = []
+
+    def check(self, communicator: Communicator, configuration: Configuration) -> None:
+        count = communicator.ranks_across(configuration)
+        if self.peer_selection_mode == "all" or count == 1 or count % 2 == 0:
+            return
+        what = "ranks" if count == communicator.world_size else "nodes"
+        raise ValueError(
+            f"peer_selection_mode='shift_one' pairs the {what}, and {count} cannot be paired; use "
+            f"'all', or hierarchical={what == 'ranks'} if the other number is even"
+        )
+
+    def forward_begins(self, weights: Weights) -> None:
+        for _, _, arrival in self._in_flight:  # of a pass that had no backward one
+            arrival.wait()
+        self._in_flight = []
+        if self._steps % self.communication_interval:
+            return
+        share = 1.0 / weights.communicator.world_size
+        if self.peer_selection_mode == "shift_one":
+            share = 1.0 / weights.communicator.ranks_beside if weights.reduces_by_node else 1.0
+        for parameters in weights.whole:
+            flat = weights.flat(parameters).mul_(share)
+            self._in_flight.append((parameters, flat, weights.carry(flat)))
+
+    def backward_ends(self, weights: Weights) -> None:
+        for parameters, flat, arrival in self._in_flight:
+            arrival.wait()
+            weights.write(parameters, flat)
+        self._exchanges += bool(self._in_flight)
+        self._steps += 1
+        self._in_flight = []
+
+    def exchange(
+        self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]
+    ) -> Sequence[Operation]:
+        ranks, rank = dist.get_world_size(groups[0]), dist.get_rank(groups[0])
+        if self.peer_selection_mode == "all" or ranks == 1:
+            return (AllReduce(groups[0]),)
+        return PeerAverage(groups[0], peer_of(rank, self._exchanges, ranks)).operations
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "exchanges": self._exchanges}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps, self._exchanges = state["steps"], state["exchanges"]
+
+
+def peer_of(rank: int, exchange: int, ranks: int) -> int:
+    """Whom ``rank`` of an even number of ``ranks`` meets in the exchange of that number: a member
+    of the other half, each in turn."""
+    half = ranks // 2
+    if rank < half:
+        return (exchange + rank) % half + half
+    return (rank - half - exchange) % half

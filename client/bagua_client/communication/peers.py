@@ -1,0 +1,50 @@
+"""Exchanges between few ranks of a group, by an all-to-all of which most parts are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.operations import Operation, Start
+
+
+def swap(
+    flat: torch.Tensor, peers: Sequence[int], group: dist.ProcessGroup
+) -> tuple[dict[int, torch.Tensor], dist.Work | None]:
+    """Send ``flat`` to each of ``peers`` (ranks of ``group``) and receive as much of each.
+
+    Returns:
+        What comes of each peer, once the work is done.
+    """
+    peers = sorted(set(peers))
+    sizes = [flat.numel() * (rank in peers) for rank in range(dist.get_world_size(group))]
+    sent = flat if len(peers) == 1 else flat.repeat(len(peers))
+    received = torch.empty_like(sent)
+    work: dist.Work | None = dist.all_to_all_single(
+        received, sent, sizes, sizes, group=group, async_op=True
+    )
+    parts = received.view(len(peers), -1).unbind()
+    return dict(zip(peers, parts, strict=True)), work
+
+
+class PeerAverage:
+    """The mean of this rank's and of one other's, which is given this rank's in turn.
+
+    Args:
+        peer: its rank in ``group``.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
+        self._group = group
+        self._peer = peer
+        self._theirs: dict[int, torch.Tensor] = {}
+        self.operations: tuple[Operation, ...] = (Start(self._swap), Start(self._average))
+
+    def _swap(self, flat: torch.Tensor) -> dist.Work | None:
+        self._theirs, work = swap(flat, [self._peer], self._group)
+        return work
+
+    def _average(self, flat: torch.Tensor) -> None:
+        flat.add_(self._theirs.pop(self._peer)).mul_(0.5)

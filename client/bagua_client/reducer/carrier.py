@@ -1,0 +1,82 @@
+"""Carries flat tensors over the channels, in parts that travel at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua_client.algorithms import Algorithm
+from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.operations import AllReduce
+from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
+from bagua_client.configuration import Configuration
+
+SMALLEST_PART_BYTES = 512 * 1024
+"""A tensor is divided into no smaller ones: each costs a latency."""
+ALIGNED_ELEMENTS = 16
+"""At whose multiples a part begins: NCCL copies by 16 bytes."""
+
+
+class Carrier:
+    """Of one algorithm's chains; tensors must come in the same order on all ranks."""
+
+    def __init__(self, algorithm: Algorithm, communicator: Communicator) -> None:
+        self._algorithm = algorithm
+        self._communicator = communicator
+        self._turn = 0
+        # One for each channel: a chain waits for no chain of another channel.
+        self._pipelines: dict[tuple[torch.device, int], Pipeline] = {}
+
+    def multiple(self, configuration: Configuration) -> int:
+        """The number that the elements of what travels must divide by."""
+        return math.lcm(
+            self._communicator.padding_multiple(configuration),
+            self._algorithm.multiple(self._communicator, configuration),
+        )
+
+    def begin_step(self) -> None:
+        """The first channel's turn comes next."""
+        self._turn = 0
+
+    def carry(
+        self,
+        flat: torch.Tensor,
+        configuration: Configuration,
+        on_end: Callable[[], None] | None = None,
+    ) -> Arrival:
+        """Start ``flat`` in parts, each on the next channel; a small one in one part."""
+        arrivals = []
+        parts = self._parts(flat, configuration)
+        for part in parts:
+            channel = self._turn % configuration.channels
+            self._turn += 1
+            chain = self._algorithm.operations(self._communicator, configuration, channel)
+            pipeline = self._pipeline(flat.device, channel)
+            arrivals.append(pipeline.start(part, chain, on_end if len(parts) == 1 else None))
+        return arrivals[0] if len(parts) == 1 else pipeline.gather(flat, arrivals, on_end)
+
+    def sum_up(self, flat: torch.Tensor, on_end: Callable[[], None] | None = None) -> Arrival:
+        """All reduce ``flat``, whatever the configuration and the algorithm."""
+        operations = (AllReduce(self._communicator.group),)
+        return self._pipeline(flat.device, 0).start(flat, operations, on_end)
+
+    def close(self) -> None:
+        """Let go of threads; those that are still needed come back with the first chain."""
+        for pipeline in self._pipelines.values():
+            pipeline.close()
+        self._pipelines.clear()
+
+    def _parts(self, flat: torch.Tensor, configuration: Configuration) -> Sequence[torch.Tensor]:
+        most = min(configuration.channels, flat.nbytes // SMALLEST_PART_BYTES)
+        if most <= 1:
+            return (flat,)
+        unit = self.multiple(configuration) * ALIGNED_ELEMENTS
+        return torch.split(flat, math.ceil(flat.numel() / most / unit) * unit)
+
+    def _pipeline(self, device: torch.device, channel: int) -> Pipeline:
+        key = device, channel
+        if key not in self._pipelines:
+            self._pipelines[key] = pipeline_for(device)
+        return self._pipelines[key]

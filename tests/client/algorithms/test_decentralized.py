@@ -1,0 +1,244 @@
+"""Weights that are averaged while gradients are computed, with all ranks or with one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import DecentralizedAlgorithm
+from bagua_client.algorithms.decentralized import peer_of
+from tests.ranks import RankPool
+
+STEPS, RATE = 20, 0.05
+NODES = {2: [[0, 1]], 3: [[0, 1], [2]], 4: [[0, 1], [2, 3]]}
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
+
+
+def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return model(torch.randn(6, 7, generator=generator)).square().mean()
+
+
+def _flat(values: list[torch.Tensor]) -> np.ndarray:
+    return np.concatenate([value.detach().numpy().ravel() for value in values])
+
+
+class Reference:
+    """All replicas of a training, side by side."""
+
+    def __init__(self, ranks: int, mode: str, interval: int, nodes: list[list[int]]) -> None:
+        self.models = [_model() for _ in range(ranks)]
+        self.mode, self.interval, self.nodes = mode, interval, nodes
+        self.exchanges = 0
+
+    def step(self, step: int, passes: int) -> None:
+        replicas = [list(model.parameters()) for model in self.models]
+        gradients = []
+        for rank, model in enumerate(self.models):
+            sums = [torch.zeros_like(weight) for weight in replicas[rank]]
+            for at in range(passes):
+                loss = _loss(model, rank, passes * step + at)
+                for total, each in zip(
+                    sums, torch.autograd.grad(loss, replicas[rank]), strict=True
+                ):
+                    total += each
+            gradients.append(_flat(sums))
+        weights = [_flat(weights) for weights in replicas]
+        mixed = weights if step % self.interval else self._mixed(weights)
+        for rank, (flat, gradient) in enumerate(zip(mixed, gradients, strict=True)):
+            self.write(rank, flat - np.float32(RATE) * gradient)
+
+    def _mixed(self, weights: list[np.ndarray]) -> list[np.ndarray]:
+        means = [np.mean([weights[rank] for rank in node], axis=0) for node in self.nodes]
+        count = len(means)
+        if self.mode == "all":
+            share = [len(node) / len(weights) for node in self.nodes]
+            whole = sum(mean * part for mean, part in zip(means, share, strict=True))
+            mixed = [whole.astype(np.float32)] * count
+        else:
+            mixed = []
+            for node in range(count):
+                half, s = count // 2, self.exchanges
+                other = (s + node) % half + half if node < half else (node - half - s) % half
+                mixed.append((means[node] + means[other]) / np.float32(2))
+        self.exchanges += 1
+        of = {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+        return [mixed[of[rank]] for rank in range(len(weights))]
+
+    def write(self, rank: int, flat: np.ndarray) -> None:
+        start = 0
+        for weight in self.models[rank].parameters():
+            values = torch.from_numpy(flat[start : start + weight.numel()])
+            weight.data.copy_(values.view_as(weight))
+            start += weight.numel()
+
+
+def _furthest(mode: str, interval: int, hierarchical: str, passes: int) -> float:
+    """How far the weights are ever from the reference's."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    algorithm = DecentralizedAlgorithm(hierarchical != "off", mode, interval)
+    model = _model()
+    ours = DistributedDataParallel(model, algorithm=algorithm, bucket_cap_mb=100 / 2**20)
+    optimizer = torch.optim.SGD(ours.parameters(), RATE)
+    nodes = NODES[ranks] if hierarchical != "off" and ranks > 2 else [[r] for r in range(ranks)]
+    reference, draw = Reference(ranks, mode, interval, nodes), random.Random(5)
+    furthest = 0.0
+    for step in range(STEPS):
+        if step in (5, 10, 15):
+            size, channels = draw.choice([20, 300, 10_000]), draw.choice([1, 2])
+            assert ours.reconfigure(Configuration(size, hierarchical, channels))
+        optimizer.zero_grad()
+        for at in range(passes - 1):
+            with ours.no_sync():
+                _loss(ours, rank, passes * step + at).backward()
+        _loss(ours, rank, passes * step + passes - 1).backward()
+        optimizer.step()
+        with torch.no_grad():
+            ours.eval()
+            ours(torch.ones(1, 7))
+            ours.train()
+        reference.step(step, passes)
+        found, expected = (
+            _flat(list(each.parameters())) for each in (model, reference.models[rank])
+        )
+        furthest = max(furthest, float(np.abs(found - expected).max()))
+    return furthest
+
+
+@pytest.mark.parametrize(
+    ("pool", "mode", "interval", "hierarchical", "passes"),
+    [
+        ("two_ranks", "all", 1, "off", 1),
+        ("two_ranks", "shift_one", 3, "off", 2),
+        ("three_ranks", "all", 3, "leaders", 1),
+        ("three_ranks", "all", 1, "off", 1),
+        ("three_ranks", "shift_one", 1, "leaders", 1),
+        ("four_ranks", "shift_one", 1, "off", 1),
+        ("four_ranks", "shift_one", 1, "shards", 1),
+        ("four_ranks", "shift_one", 3, "leaders", 2),
+        ("four_ranks", "all", 1, "shards", 2),
+    ],
+)
+def test_every_replica_is_the_references_through_recuts(
+    request: pytest.FixtureRequest,
+    pool: str,
+    mode: str,
+    interval: int,
+    hierarchical: str,
+    passes: int,
+) -> None:
+    ranks: RankPool = request.getfixturevalue(pool)
+    for furthest in ranks.run(_furthest, mode, interval, hierarchical, passes):
+        assert furthest < 1e-6
+
+
+@pytest.mark.parametrize("ranks", range(2, 65, 2))
+def test_partners_are_of_opposite_halves_and_each_meets_each_once_in_half_as_many_exchanges(
+    ranks: int,
+) -> None:
+    half = ranks // 2
+    met = {rank: [] for rank in range(ranks)}  # type: dict[int, list[int]]
+    for exchange in range(half):
+        for rank in range(ranks):
+            peer = peer_of(rank, exchange, ranks)
+            assert peer_of(peer, exchange, ranks) == rank
+            assert (peer < half) != (rank < half)
+            assert peer == peer_of(rank, exchange + half, ranks)
+            met[rank].append(peer)
+    for rank, peers in met.items():
+        others = range(half, ranks) if rank < half else range(half)
+        assert sorted(peers) == list(others)
+
+
+def _refused(hierarchical: bool, configuration: Configuration | None) -> str:
+    algorithm = DecentralizedAlgorithm(hierarchical, "shift_one")
+    try:
+        ours = DistributedDataParallel(_model(), algorithm=algorithm)
+    except ValueError as error:
+        return str(error)
+    assert configuration is not None
+    return "" if ours.reconfigure(configuration) else "disagreed"
+
+
+def test_an_odd_number_cannot_be_paired_and_all_ranks_are_told(three_ranks: RankPool) -> None:
+    for said in three_ranks.run(_refused, False, None):
+        assert "pairs the ranks, and 3 cannot be paired" in said
+        assert "hierarchical=True" in said
+    assert three_ranks.run(_refused, True, Configuration(hierarchical="off")) == ["disagreed"] * 3
+
+
+@pytest.mark.parametrize("wrong", [{"peer_selection_mode": "some"}, {"communication_interval": 0}])
+def test_arguments_outside_their_domain_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DecentralizedAlgorithm(**wrong)  # type: ignore[arg-type]
+
+
+def _local_buffers() -> list[float]:
+    model = nn.BatchNorm1d(2)
+    ours = DistributedDataParallel(model, algorithm="decentralized")
+    for _ in range(2):
+        ours(torch.randn(4, 2) + dist.get_rank()).sum().backward()
+    return [float(model.running_mean.sum()), float(model.weight.grad.abs().sum())]
+
+
+def test_buffers_and_gradients_stay_local(two_ranks: RankPool) -> None:
+    torch.manual_seed(1)
+    (first, _), (second, _) = two_ranks.run(_local_buffers)
+    assert first != second
+
+
+def _skips_alone() -> int:
+    """Steps that end although one rank's scaler skips some of its own."""
+    model = _model()
+    ours = DistributedDataParallel(model, algorithm="decentralized")
+    optimizer = torch.optim.SGD(ours.parameters(), RATE)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    made = 0
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = _loss(ours, dist.get_rank(), step)
+        scaler.scale(loss * float("inf") if step % 2 and dist.get_rank() else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        made += 1
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    return made
+
+
+def test_a_rank_that_skips_its_step_holds_nobody_up(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_skips_alone) == [6, 6]
+
+
+def _resumed() -> list[float]:
+    def train(model: nn.Module, steps: range, state: object = None) -> DistributedDataParallel:
+        algorithm = DecentralizedAlgorithm(False, "shift_one", 2)
+        ours = DistributedDataParallel(model, algorithm=algorithm, init_sync=False)
+        if state is not None:
+            ours.algorithm.load_state_dict(state)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(ours.parameters(), RATE)
+        for step in steps:
+            optimizer.zero_grad()
+            _loss(ours, dist.get_rank(), step).backward()
+            optimizer.step()
+        return ours
+
+    straight, parted = _model(), _model()
+    train(straight, range(9))
+    state = train(parted, range(5)).algorithm.state_dict()
+    train(parted, range(5, 9), state)
+    return [float((a - b).abs().max()) for a, b in zip(straight.parameters(), parted.parameters())]  # noqa: B905
+
+
+def test_a_training_goes_on_bit_for_bit(four_ranks: RankPool) -> None:
+    for differences in four_ranks.run(_resumed):
+        assert max(differences) == 0.0
