@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,21 @@ def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
         }
     }
     for knob, values in offer.values(tunable.communicator, allowed).items():
-        knobs[knob] = {"type": "categorical", "values": values}
+        kept = [value for value in values if _works(tunable, knob, value)]
+        knobs[knob] = {"type": "categorical", "values": kept}
     if offer.has_explicit_buckets:
         knobs["buckets"] = {"type": "partition"}
     return knobs
+
+
+def _works(tunable: Tunable, knob: str, value: int | str) -> bool:
+    """Whether the algorithm does, with this value of a knob."""
+    changed: dict[str, Any] = {knob: value}
+    try:
+        tunable.algorithm.check(tunable.communicator, replace(tunable.default, **changed))
+    except ValueError:
+        return False
+    return True
 
 
 def _device_name(device: torch.device) -> str:

@@ -4,6 +4,9 @@ from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, fin
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
 from bagua_client.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua_client.algorithms.low_precision_decentralized import (
+    LowPrecisionDecentralizedAlgorithm,
+)
 from bagua_client.algorithms.qadam import QAdamAlgorithm
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 
@@ -13,6 +16,7 @@ __all__ = [
     "DecentralizedAlgorithm",
     "GlobalAlgorithmRegistry",
     "GradientAllReduceAlgorithm",
+    "LowPrecisionDecentralizedAlgorithm",
     "QAdamAlgorithm",
     "QAdamOptimizer",
     "find",

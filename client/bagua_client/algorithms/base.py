@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ class Algorithm:
         name: what it is registered under, else its class's.
         hierarchical: whether a job begins with the way that reduces inside nodes first; where
             there is but one node, or one rank on each, that is the flat one.
+        names: of the model's parameters, by their identities.
         is_torchs: whether it does what torch does by itself, in this phase.
         leaves_gradients: they stay each rank's own, as do buffers; weights travel, in the moments
             below.
@@ -41,6 +43,7 @@ class Algorithm:
 
     name = ""
     hierarchical = False
+    names: Mapping[int, str] = MappingProxyType({})
     is_torchs = False
     leaves_gradients = False
     exchanges = 1

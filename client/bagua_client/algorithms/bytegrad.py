@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms.base import Algorithm, register
-from bagua_client.algorithms.companion import Companion
+from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.compressed import CompressedSum
 from bagua_client.communication.operations import Operation
@@ -60,7 +61,14 @@ class ByteGradAlgorithm(Algorithm):
 
     def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
         if self.error_feedback:
-            self._beside = wire, self._lost.beside(bucket, wire)
+            lost = self._lost.beside(bucket.parameters(), wire, in_bucket(bucket))
+            self._beside = wire, lost
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lost": self._lost.state(self.names)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._lost.load(state["lost"], self.names)
 
     def exchange(
         self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -16,34 +16,66 @@ class Companion:
         self._flats: dict[tuple[int, ...], torch.Tensor] = {}
         self._views: dict[int, torch.Tensor] = {}
 
-    def beside(self, bucket: GradBucket, wire: torch.Tensor) -> torch.Tensor:
-        """Those of ``bucket``, element for element beside ``wire``, which it travels as."""
-        parameters = tuple(id(parameter) for parameter in bucket.parameters())
-        flat = self._flats.get(parameters)
-        if flat is None or flat.numel() != wire.numel():
-            flat = torch.zeros(wire.numel(), device=wire.device)
-            for parameter, view in zip(parameters, views(bucket, flat), strict=True):
-                if parameter in self._views:
-                    view.copy_(self._views[parameter])
-                self._views[parameter] = view
-            moved = set(parameters)
+    def beside(
+        self,
+        parameters: Sequence[torch.Tensor],
+        flat: torch.Tensor,
+        views: Callable[[torch.Tensor], Iterable[torch.Tensor]],
+    ) -> torch.Tensor:
+        """Those of ``parameters``, element for element beside ``flat``, which travels.
+
+        Args:
+            views: the part of a tensor like ``flat`` that is each parameter's.
+        """
+        names = tuple(map(id, parameters))
+        own = self._flats.get(names)
+        if own is None or own.numel() != flat.numel():
+            own = torch.zeros(flat.numel(), device=flat.device)
+            for name, view in zip(names, views(own), strict=True):
+                if name in self._views:
+                    view.copy_(self._views[name])
+                self._views[name] = view
+            moved = set(names)
             self._flats = {of: kept for of, kept in self._flats.items() if moved.isdisjoint(of)}
-            self._flats[parameters] = flat
-        return flat
+            self._flats[names] = own
+        return own
+
+    def begin_at(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The parameters' own values."""
+        self._flats = {}
+        self._views = {id(p): p.detach().float().clone() for p in parameters}
 
     def state(self, names: Mapping[int, str]) -> dict[str, torch.Tensor]:
-        """By the names of the parameters."""
+        """By the names of the parameters; ``names`` are by their identities."""
         return {names[parameter]: view.clone() for parameter, view in self._views.items()}
 
     def load(self, state: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> None:
         """What :meth:`state` gave; of parameters that it does not know it is zero."""
-        self._flats.clear()
+        self._flats = {}
         self._views = {p: state[name].clone() for p, name in names.items() if name in state}
 
 
-def views(bucket: GradBucket, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The part of ``flat``, laid out as ``bucket``'s buffer is, that is each parameter's."""
-    start = bucket.buffer().storage_offset()
-    for gradient in bucket.gradients():
-        offset = flat.storage_offset() + gradient.storage_offset() - start
-        yield flat.as_strided(gradient.size(), gradient.stride(), offset)
+def in_bucket(bucket: GradBucket) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
+    """Gives the part that is each parameter's of a tensor that is laid out as ``bucket`` is."""
+
+    def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        start = bucket.buffer().storage_offset()
+        for gradient in bucket.gradients():
+            offset = flat.storage_offset() + gradient.storage_offset() - start
+            yield flat.as_strided(gradient.size(), gradient.stride(), offset)
+
+    return views
+
+
+def in_order(
+    parameters: Sequence[torch.Tensor],
+) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
+    """The same, of a tensor that holds them one after the other."""
+
+    def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        start = 0
+        for parameter in parameters:
+            yield flat[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+
+    return views

@@ -9,7 +9,7 @@ import torch
 
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
-from bagua_client.algorithms.companion import views
+from bagua_client.algorithms.companion import in_bucket
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
@@ -84,7 +84,7 @@ class QAdamAlgorithm(ByteGradAlgorithm):
         scale = torch.ones((), device=wire.device)
         if self.grad_scaler is not None:
             scale = self.grad_scaler.scale(scale)
-        for parameter, gradient in zip(bucket.parameters(), views(bucket, wire), strict=True):
+        for parameter, gradient in zip(bucket.parameters(), in_bucket(bucket)(wire), strict=True):
             if parameter in self.optimizer.state:
                 self._blend(parameter, gradient, scale)
 

@@ -1,4 +1,4 @@
-"""A sum over a group in eight bits, in three operations with a tensor between them."""
+"""What ranks of a group tell one another in eight bits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation, Start, all_gather, shard
+from bagua_client.communication.peers import swap
 from bagua_client.compression import compress, compressed_bytes, decompress
 
 
@@ -79,6 +80,45 @@ class CompressedSum:
         """The own chunk too: all ranks have the same bits."""
         for packed, chunk in zip(self._received, flat.view(self._ranks, -1), strict=True):
             decompress(packed[None], chunk)
+
+
+class RingUpdate:
+    """A rank tells its two neighbours what its weights have changed by.
+
+    Args:
+        whole: what travels, of which the operations may be given a part only.
+        replicas: of the weights, beside ``whole``: what is known of this rank's, of the left one's
+            and of the right one's.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, whole: torch.Tensor, replicas: Sequence[torch.Tensor]
+    ) -> None:
+        self._group = group
+        self._whole = whole
+        self._replicas = replicas
+        self._change = torch.empty(0, dtype=torch.uint8)
+        self._changes: dict[int, torch.Tensor] = {}
+        self.operations: tuple[Operation, ...] = (Start(self._tell), Start(self._apply))
+
+    @property
+    def _neighbours(self) -> tuple[int, int]:
+        rank, ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+        return (rank - 1) % ranks, (rank + 1) % ranks
+
+    def _tell(self, flat: torch.Tensor) -> dist.Work | None:
+        own, left, right = (_part(flat, self._whole, each) for each in self._replicas)
+        change = flat.float().add(left, alpha=1 / 3).add_(right, alpha=1 / 3)
+        self._change = compress(change.add_(own, alpha=-5 / 3)[None])[0]
+        self._changes, work = swap(self._change, self._neighbours, self._group)
+        return work
+
+    def _apply(self, flat: torch.Tensor) -> None:
+        own, left, right = (_part(flat, self._whole, each) for each in self._replicas)
+        of_left, of_right = (self._changes[rank] for rank in self._neighbours)
+        for replica, change in ((left, of_left), (right, of_right), (own, self._change)):
+            replica.add_(decompress(change[None], torch.empty_like(replica)))
+        flat.copy_(own)
 
 
 def _part(flat: torch.Tensor, whole: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:

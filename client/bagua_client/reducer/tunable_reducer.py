@@ -76,6 +76,7 @@ class TunableReducer:
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.algorithm = algorithm.reify(communicator)
+        self.algorithm.names = names
         by_node = self.algorithm.hierarchical and communicator.topology.is_hierarchical
         self.default = replace(
             configuration_of(caps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms.companion import in_order
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.layout import Layout
@@ -21,11 +22,11 @@ class Weights:
     """What an algorithm that moves weights works on.
 
     Args:
-        parameters: of the model.
         layout: what is in force.
 
     Attributes:
-        communicator: of the ranks that train the model.
+        parameters: of the model.
+        communicator: of the ranks that train it.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Weights:
         layout: Callable[[], Layout],
     ) -> None:
         self.communicator = communicator
-        self._parameters = parameters
+        self.parameters = parameters
         self._layout = layout
         self._carrier = Carrier(algorithm, communicator)
 
@@ -44,14 +45,14 @@ class Weights:
     def whole(self) -> list[list[torch.nn.Parameter]]:
         """All in one bucket, of each dtype and device."""
         groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         return list(groups.values())
 
     @property
     def buckets(self) -> list[list[torch.nn.Parameter]]:
         """As the layout cuts them."""
-        return [[self._parameters[i] for i in bucket] for bucket in self._layout().partition]
+        return [[self.parameters[i] for i in bucket] for bucket in self._layout().partition]
 
     @property
     def reduces_by_node(self) -> bool:
@@ -74,20 +75,12 @@ class Weights:
     @torch.no_grad()
     def write(self, parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
         """Give them the values of ``flat``, which is laid out as :meth:`flat`'s."""
-        for parameter, values in zip(parameters, parts(parameters, flat), strict=True):
+        for parameter, values in zip(parameters, in_order(parameters)(flat), strict=False):
             parameter.copy_(values)
 
     def close(self) -> None:
         """Let go of threads."""
         self._carrier.close()
-
-
-def parts(parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The part of ``flat`` that is each parameter's."""
-    start = 0
-    for parameter in parameters:
-        yield flat[start : start + parameter.numel()].view(parameter.shape)
-        start += parameter.numel()
 
 
 class Model(Protocol):
