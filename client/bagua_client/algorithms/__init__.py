@@ -1,5 +1,6 @@
 """Algorithms: how the replicas of a model are kept together. Importing this registers Bagua's."""
 
+from bagua_client.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
@@ -12,6 +13,7 @@ from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 
 __all__ = [
     "Algorithm",
+    "AsyncModelAverageAlgorithm",
     "ByteGradAlgorithm",
     "DecentralizedAlgorithm",
     "GlobalAlgorithmRegistry",

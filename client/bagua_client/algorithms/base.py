@@ -35,8 +35,9 @@ class Algorithm:
             there is but one node, or one rank on each, that is the flat one.
         names: of the model's parameters, by their identities.
         is_torchs: whether it does what torch does by itself, in this phase.
-        leaves_gradients: they stay each rank's own, as do buffers; weights travel, in the moments
-            below.
+        moves_weights: in the moments below.
+        leaves_gradients: they stay each rank's own, in this phase, as do buffers.
+        obstacle: why a job that trains so is not tuned; empty: it can be.
         exchanges: operations of :meth:`exchange` that communicate.
         scales_itself: the chain does, in this phase, and a bucket travels as it is.
     """
@@ -45,7 +46,9 @@ class Algorithm:
     hierarchical = False
     names: Mapping[int, str] = MappingProxyType({})
     is_torchs = False
+    moves_weights = False
     leaves_gradients = False
+    obstacle = ""
     exchanges = 1
     scales_itself = False
 

@@ -44,6 +44,7 @@ class DecentralizedAlgorithm(Algorithm):
             ``shift_one`` with an odd number of ranks (or nodes) to be paired.
     """
 
+    moves_weights = True
     leaves_gradients = True
 
     def __init__(

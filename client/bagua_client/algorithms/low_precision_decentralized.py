@@ -41,6 +41,7 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
         ValueError: an interval below 1.
     """
 
+    moves_weights = True
     leaves_gradients = True
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:

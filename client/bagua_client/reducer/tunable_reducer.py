@@ -111,7 +111,7 @@ class TunableReducer:
         if not torchs.rebuilds(ddp):
             weakref.finalize(ddp, _remove, torchs.on_each_gradient(self.parameters, self._used.add))
         weakref.finalize(ddp, self._travel.close)
-        self._moments = Moments(self, ddp) if self.algorithm.leaves_gradients else None
+        self._moments = Moments(self, ddp) if self.algorithm.moves_weights else None
 
     # What may be changed
 
@@ -137,7 +137,7 @@ class TunableReducer:
     @property
     def refusal(self) -> str:
         """Why nothing at all can be changed while this training runs; empty: it can."""
-        return refusal_of(self._ddp, self._baseline)
+        return self.algorithm.obstacle or refusal_of(self._ddp, self._baseline)
 
     @property
     def order_is_agreed(self) -> bool:

@@ -1,0 +1,189 @@
+"""Weights averaged in rounds that no rank waits for."""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms.base import Algorithm, register
+from bagua_client.communication.agreement import Vote
+from bagua_client.communication.communicator import Communicator
+
+if TYPE_CHECKING:
+    from bagua_client.reducer.weights import Weights
+
+WARM_UP, APART = 1, 2
+"""Phases."""
+
+
+_workers: weakref.WeakSet[AsyncModelAverageAlgorithm] = weakref.WeakSet()
+
+
+class _Round:
+    """A sum of all ranks' weights on its way."""
+
+    def __init__(self, weights: Weights, group: dist.ProcessGroup) -> None:
+        self._weights = weights
+        self._parts = []
+        for parameters in weights.whole:
+            sent = weights.flat(parameters)
+            total = sent.clone()
+            self._parts.append((parameters, sent, total))
+        self._works = [
+            dist.all_reduce(total, group=group, async_op=True) for _, _, total in self._parts
+        ]
+
+    def is_over(self) -> bool:
+        return all(work is None or work.is_completed() for work in self._works)
+
+    def apply(self, is_kept: bool = True) -> None:
+        """Wait for its end, and move the weights to the mean: by as much as they were off it when
+        they were sent, so that what was learned since is kept, or to the mean itself."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        ranks = self._weights.communicator.world_size
+        for parameters, sent, total in self._parts:
+            mean = total.div_(ranks)
+            moved = self._weights.flat(parameters).add_(mean.sub(sent)) if is_kept else mean
+            self._weights.write(parameters, moved)
+
+
+@register("async", "weights are averaged now and then, and no rank waits for another")
+class AsyncModelAverageAlgorithm(Algorithm):
+    """Each rank trains by itself; now and then all send their weights, and each moves by what it
+    was off their mean (after Lian et al., Asynchronous Decentralized Parallel SGD, ICML 2018). With
+    ``c`` the weights that were sent, ``x`` those of later: ``x += mean of c - c``.
+
+    A round begins, and its outcome is put in place, when a forward pass of the rank begins: between
+    two steps, in evaluation and in a checkpoint weights are whole. A round is over when the last
+    rank has come to it; the others train on. Nothing runs in a thread. Replicas differ;
+    :meth:`abort` can make them equal.
+
+    Args:
+        peer_selection_mode: ``all`` only.
+        sync_interval_ms: from the end of a round to the begin of the next; 0 or less: no rounds.
+        warmup_steps: so many steps, at first, gradients are averaged.
+
+    Raises:
+        ValueError: another mode.
+    """
+
+    moves_weights = True
+    obstacle = "the ranks of an asynchronous training have no step in common"
+
+    def __init__(
+        self,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: int = 500,
+        warmup_steps: int = 0,
+    ) -> None:
+        if peer_selection_mode != "all":
+            raise ValueError(f"peer_selection_mode must be 'all', not {peer_selection_mode!r}")
+        self.peer_selection_mode = peer_selection_mode
+        self.sync_interval_ms = sync_interval_ms
+        self.warmup_steps = warmup_steps
+        self.rounds = 0
+        self._steps = 0
+        self._is_aborted = False
+        self._next_seconds = 0.0
+        self._round: _Round | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._weights: Weights | None = None
+        self.begin(WARM_UP)
+
+    def reify(self, communicator: Communicator) -> AsyncModelAverageAlgorithm:
+        worker = copy.copy(self)
+        _workers.add(worker)
+        return worker
+
+    @property
+    def phase(self) -> int:
+        return WARM_UP if self._steps < self.warmup_steps else APART
+
+    @property
+    def progress(self) -> int:
+        return self._steps
+
+    def begin(self, phase: int) -> None:
+        self.leaves_gradients = phase == APART
+
+    def forward_begins(self, weights: Weights) -> None:
+        self._weights = weights
+        if not self.leaves_gradients or self._is_aborted or self.sync_interval_ms <= 0:
+            return
+        if self._round is not None and self._round.is_over():
+            self._finish()
+        if self._round is None and time.monotonic() >= self._next_seconds:
+            self._start(weights)
+
+    def backward_ends(self, weights: Weights) -> None:
+        self._steps += 1
+
+    def _start(self, weights: Weights) -> None:
+        communicator = weights.communicator
+        if self._group is None:
+            # All ranks come to their first round, in the same step or not.
+            self._group = communicator.new_group([range(communicator.world_size)])
+        self.rounds += 1
+        self._round = _Round(weights, self._group)
+
+    def _finish(self, is_kept: bool = True) -> None:
+        assert self._round is not None
+        finished, self._round = self._round, None
+        finished.apply(is_kept)
+        self._next_seconds = time.monotonic() + self.sync_interval_ms / 1e3
+
+    def abort(self, model: torch.nn.Module, average: bool = False) -> None:
+        """End the rounds of ``model``, wrapped or not; that under way is brought to its end. All
+        ranks must call it, between two steps, and wait here for the last one. Called again it does
+        nothing.
+
+        Args:
+            average: make the replicas equal, by one more round.
+
+        Raises:
+            ValueError: the model does not train so.
+        """
+        worker = _worker_of(model)
+        worker._is_aborted = True
+        weights = worker._weights
+        if weights is None:
+            return
+        communicator = weights.communicator
+        rounds = Vote(worker.rounds, communicator.group, communicator.device).values()
+        if worker.rounds < max(rounds):
+            worker._start(weights)  # Another rank has begun it, and waits for this one.
+        if worker._round is not None:
+            worker._finish()
+        if average:
+            worker._start(weights)
+            worker._finish(is_kept=False)
+
+    def resume(self, model: torch.nn.Module) -> None:
+        """Begin the rounds of ``model`` again. All ranks must call it.
+
+        Raises:
+            ValueError: the model does not train so.
+        """
+        _worker_of(model)._is_aborted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps = state["steps"]
+
+
+def _worker_of(model: torch.nn.Module) -> AsyncModelAverageAlgorithm:
+    parameters = {id(parameter) for parameter in model.parameters()}
+    for worker in _workers:
+        if not parameters.isdisjoint(worker.names):
+            return worker
+    raise ValueError(f"this {type(model).__name__} does not train with algorithm 'async'")
