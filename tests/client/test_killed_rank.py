@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
 from tests.ranks import RankPool
 
 COLLECTIVE_TIMEOUT_SECONDS = 20
@@ -61,3 +62,38 @@ def test_the_other_ranks_end_with_torchs_own_error(
         lines = outcome.error.splitlines()
         assert any(line.startswith(("RuntimeError", "torch.distributed")) for line in lines), lines
         assert "gloo" in outcome.error, "the error is torch.distributed's own"
+
+
+def _train_with(name: str, victim: int) -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    algorithm = Algorithm.init(name) if name not in ("qadam", "async") else None
+    if name == "qadam":
+        optimizer = QAdamOptimizer(model.parameters(), warmup_steps=2)
+        algorithm = QAdamAlgorithm(optimizer)
+    if name == "async":
+        algorithm = Algorithm.init(name, sync_interval_ms=1)
+    assert algorithm is not None
+    ours = DistributedDataParallel(model, algorithm=algorithm)
+    for step in range(1000):
+        optimizer.zero_grad()
+        ours(torch.ones(2, 64)).sum().backward()
+        if step == 5 and dist.get_rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "name", ["bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+)
+def test_the_other_ranks_end_under_each_algorithm(name: str) -> None:
+    """A rank on a ring or in a round hears of it by its neighbours or by the next round."""
+    pool = RankPool([2, 1], collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS)
+    try:
+        outcomes = pool.outcomes(_train_with, name, 1, timeout_seconds=90)
+    finally:
+        pool.close()
+    assert outcomes.pop(1).error == "ended with exit code -9"
+    for rank, outcome in outcomes.items():
+        assert outcome.error is not None, f"rank {rank} did not notice"
+        assert "RuntimeError" in outcome.error, outcome.error
