@@ -16,13 +16,15 @@ STEP_SECONDS = 0.01 if os.environ.get("FAST") else 0.03
 def main() -> None:
     dist.init_process_group("gloo")
     model: nn.Module = nn.Linear(512, 512)
+    channels = ""
     if "stock" in sys.argv:
         model = nn.parallel.DistributedDataParallel(model)
     else:
         import bagua_client
 
         model = bagua_client.DistributedDataParallel(model)
-        print(model.configuration.channels, "channels", flush=True)
+        # In each line: whoever reads keeps the last ones.
+        channels = f", {model.configuration.channels} channels"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(int(sys.argv[1])):
         optimizer.zero_grad()
@@ -30,7 +32,7 @@ def main() -> None:
         optimizer.step()
         time.sleep(STEP_SECONDS)
         if dist.get_rank() == 0 and step % 5 == 4:
-            print(f"samples/s: {4 / STEP_SECONDS:.1f}", flush=True)
+            print(f"samples/s: {4 / STEP_SECONDS:.1f}{channels}", flush=True)
     dist.destroy_process_group()
 
 
