@@ -100,6 +100,7 @@ class TunableReducer:
         self._is_attached = False
         self._is_hooked = False
         self._is_stale = True
+        self._is_timed = False
         self._phase = 0
         self._next: Layout | None = None
         self._before = self.layout
@@ -211,6 +212,9 @@ class TunableReducer:
             return is_cut_due
         if is_cut_due:
             self._let_torch_cut()
+        if self._is_timed and self._reductions - self._first_seen > torchs.steps_to_cut(ddp):
+            self._is_timed = False
+            torchs.leave_untimed(ddp)
         if self.algorithm.phase != self._phase:
             self._change_phase(self.algorithm.phase)
         if self._is_stale:
@@ -244,8 +248,6 @@ class TunableReducer:
 
         if self._on_all_ranks(cut) == CUT:
             self._made_after = None
-            if ddp.static_graph:
-                torchs.leave_untimed(ddp)
 
     def _carry_out(self, layout: Layout) -> None:
         began = time.perf_counter()
@@ -313,7 +315,7 @@ class TunableReducer:
         in_order = torchs.rebuilds(ddp)
         torchs.new_reducer(ddp, self._parameters, caps, () if in_order else self._used)
         self._caps, self._made_after = caps, self._reductions
-        self._first_seen = self._reductions
+        self._first_seen, self._is_timed = self._reductions, True
         if theirs is not None:
             run = watched(theirs.run, theirs.state, self) if hooked and theirs.run else None
             torchs.register_user_hook(ddp, theirs, run)
@@ -349,11 +351,8 @@ class TunableReducer:
 
     def attach(self) -> None:
         """Follow the steps from the next one on. All ranks must come to this together."""
-        self._is_attached = self._is_stale = True
-        ddp = self._ddp
-        torchs.split_graphs(ddp, self._baseline.bucket_bytes)
-        if not ddp.static_graph:
-            torchs.leave_untimed(ddp)
+        self._is_attached = self._is_stale = self._is_timed = True
+        torchs.split_graphs(self._ddp, self._baseline.bucket_bytes)
 
     def detach(self) -> None:
         """Follow them no longer; buckets go on to travel as they do."""

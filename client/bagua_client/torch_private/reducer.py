@@ -156,8 +156,6 @@ def new_reducer(
         ddp.bucket_bytes_cap = graph_bytes
     _carry_over(ddp, used)
     ddp._has_rebuilt_buckets = False
-    if not ddp.static_graph:
-        leave_untimed(ddp)
 
 
 def _carry_over(ddp: DistributedDataParallel, used: Iterable[int]) -> None:
@@ -182,8 +180,8 @@ def _carry_over(ddp: DistributedDataParallel, used: Iterable[int]) -> None:
 
 def leave_untimed(ddp: DistributedDataParallel) -> None:
     """Have a new reducer take its next steps for later ones: torch times the first ten of each for
-    its log, for which the host waits for the GPU (ResNet-50 on H200s: 2.7 of 33 ms). Not before a
-    static graph's first steps are over, which torch knows by the same count."""
+    its log, for which the host waits for the GPU (ResNet-50 on H200s: 2.7 of 33 ms). Not in the
+    steps before it has cut its buckets, which torch knows by the same count."""
     for _ in range(STEPS_TIMED + 1):  # the log of a step is written before the next
         ddp.reducer.prepare_for_forward()
 
