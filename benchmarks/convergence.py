@@ -1,0 +1,265 @@
+"""What each algorithm, and 16 bits on the wire, do to a training: the examples' trainings with
+each, some seeds each, beside gradients that are averaged as they are.
+
+    torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json --plots build/plots
+    torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
+    torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
+
+"loss" is that of the last steps, "accuracy" that on images that were not trained on, or of the last
+steps' characters; both are means over all ranks, whose replicas may differ. qadam is an optimizer
+of its own, so it stands beside "adam": the same, whose warm-up never ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import print_table, write_json
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import (
+    Algorithm,
+    AsyncModelAverageAlgorithm,
+    QAdamAlgorithm,
+    QAdamOptimizer,
+)
+from examples.characters import CONTEXT, CharacterModel, topics
+from examples.digits import digits, resnet18
+
+WARM_UP_SHARE = 0.25
+"""Of qadam's steps."""
+ASYNC_INTERVAL_MS = 100
+LAST_STEPS = 20
+BESIDE = {"qadam": "adam", "qadam, compatible": "adam"}
+"""What a way is compared with, where that is not all-reduce."""
+ROOM = {"low_precision_decentralized": 2.0, "async": 2.0}
+"""Per cent that accuracy may fall by; else 1."""
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+Figures = dict[str, Any]
+
+
+def _adam(steps: int, compatible: bool, warm_up_share: float) -> Optimizer:
+    warmup_steps = max(1, int(warm_up_share * steps))
+    return partial(QAdamOptimizer, warmup_steps=warmup_steps, compatible=compatible)
+
+
+class Way:
+    """How the replicas of a model are kept together, by its name on the command line."""
+
+    NAMES = (
+        "all_reduce",
+        "bf16",
+        "fp16",
+        "bytegrad",
+        "bytegrad, error feedback",
+        "decentralized",
+        "shift_one",
+        "low_precision_decentralized",
+        "async",
+        "adam",
+        "qadam",
+        "qadam, compatible",
+    )
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name = name
+        self._steps = steps
+
+    def begin(
+        self, model: nn.Module, usual: Optimizer
+    ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+        """The wrapped model, and its optimizer: ``usual`` unless the way has one of its own."""
+        make = usual
+        if "adam" in self.name:
+            share = 2.0 if self.name == "adam" else WARM_UP_SHARE
+            make = _adam(self._steps, self.name.endswith("compatible"), share)
+        optimizer = make(model.parameters())
+        wrapped = DistributedDataParallel(model, algorithm=self._algorithm(optimizer))
+        if self.name in ("bf16", "fp16"):
+            assert wrapped.reconfigure(Configuration(wire_precision=self.name))
+        return wrapped, optimizer
+
+    def _algorithm(self, optimizer: torch.optim.Optimizer) -> Algorithm:
+        if isinstance(optimizer, QAdamOptimizer):
+            return QAdamAlgorithm(optimizer)
+        name, arguments = self.name, {}
+        if name in ("all_reduce", "bf16", "fp16"):
+            name = "gradient_allreduce"
+        if name == "bytegrad, error feedback":
+            name, arguments = "bytegrad", {"error_feedback": True}
+        if name == "shift_one":
+            name, arguments = "decentralized", {"peer_selection_mode": "shift_one"}
+        if name == "async":
+            arguments = {"sync_interval_ms": ASYNC_INTERVAL_MS, "warmup_steps": self._steps // 10}
+        return Algorithm.init(name, **arguments)
+
+    def end(self, wrapped: DistributedDataParallel) -> None:
+        """Replicas that train apart are averaged, as who evaluates them would."""
+        if isinstance(wrapped.algorithm, AsyncModelAverageAlgorithm):
+            wrapped.algorithm.abort(wrapped, average=True)
+
+
+def of_ranks(values: list[float], device: str) -> list[float]:
+    """The means over all ranks."""
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).tolist()
+
+
+def train_digits(seed: int, way: Way, steps: int, device: str) -> Figures:
+    """A residual network on scanned digits."""
+    torch.manual_seed(seed)
+    images, labels, test_images, test_labels = (tensor.to(device) for tensor in digits())
+    usual = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    model, optimizer = way.begin(resnet18().to(device), usual)
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    losses = []
+    for _ in range(steps):
+        chosen = torch.randint(len(labels), (16,), generator=generator).to(device)
+        loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    way.end(model)
+    model.eval()
+    with torch.no_grad():
+        right = (model.module(test_images).argmax(1) == test_labels).double().mean()
+    return _figures(losses, float(right), device)
+
+
+def train_characters(seed: int, way: Way, steps: int, device: str) -> Figures:
+    """A transformer on the text of Python's own help."""
+    corpus = "\n".join(topics.values())
+    alphabet = sorted(set(corpus))
+    text = torch.tensor([alphabet.index(character) for character in corpus[:200_000]])
+    torch.manual_seed(seed)
+    usual = partial(torch.optim.AdamW, lr=1e-3)
+    model, optimizer = way.begin(CharacterModel(len(alphabet)).to(device), usual)
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    losses, rights = [], []
+    for _ in range(steps):
+        starts = torch.randint(len(text) - CONTEXT - 1, (8, 1), generator=generator)
+        sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)].to(device)
+        logits = model(sequences[:, :-1]).flatten(0, 1)
+        target = sequences[:, 1:].flatten()
+        loss = functional.cross_entropy(logits, target)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        rights.append(float((logits.argmax(1) == target).double().mean()))
+    way.end(model)
+    return _figures(losses, fmean(rights[-LAST_STEPS:]), device)
+
+
+def _figures(losses: list[float], right: float, device: str) -> Figures:
+    curve = of_ranks(losses, device)
+    return {
+        "loss": fmean(curve[-LAST_STEPS:]),
+        "accuracy, %": 100 * of_ranks([right], device)[0],
+        "curve": curve,
+    }
+
+
+TRAININGS: dict[str, Callable[[int, Way, int, str], Figures]] = {
+    "digits": train_digits,
+    "characters": train_characters,
+}
+Found = dict[str, dict[str, list[Figures]]]
+"""By training, by way: of each seed."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainings", nargs="+", choices=[*TRAININGS], default=[*TRAININGS])
+    parser.add_argument("--ways", nargs="+", choices=Way.NAMES, default=[*Way.NAMES])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="cuda: a GPU for each rank, and NCCL")  # fmt: skip
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--plots", type=Path, help="draw the curves there (needs the extra plot)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = options.device
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
+    found: Found = {}
+    for name in options.trainings:
+        found[name] = {way: [] for way in options.ways}
+        for seed in range(options.seeds):  # of all ways in turn
+            for way, figures in found[name].items():
+                figures.append(
+                    TRAININGS[name](seed, Way(way, options.steps), options.steps, device)
+                )
+    if dist.get_rank() == 0:
+        report(found)
+        if options.json:
+            write_json(options.json, found)
+        if options.plots:
+            plot(found, options.plots)
+    dist.destroy_process_group()
+
+
+def report(found: Found) -> None:
+    rows = []
+    for name, by_way in found.items():
+        for way, seeds in by_way.items():
+            row = [name, way]
+            for figure in ("loss", "accuracy, %"):
+                values = [seed[figure] for seed in seeds]
+                row.append(f"{fmean(values):.4g} ({min(values):.4g} to {max(values):.4g})")
+            rows.append([*row, *_verdict(way, by_way)])
+    header = ["training", "way", "loss: mean (range)", "accuracy, %", "beside", "points", "met"]
+    print_table(header, rows)
+
+
+def _verdict(way: str, by_way: dict[str, list[Figures]]) -> list[str]:
+    """What it is compared with, by how many points its accuracy is off, and whether it may."""
+    other = BESIDE.get(way, "all_reduce")
+    if other not in by_way or way in (other, "adam"):
+        return ["", "", ""]
+    ours, theirs = (fmean(seed["accuracy, %"] for seed in by_way[it]) for it in (way, other))
+    is_met = ours >= theirs - ROOM.get(way, 1.0)
+    return [other, f"{ours - theirs:+.2f}", "yes" if is_met else "no"]
+
+
+def plot(found: Found, folder: Path) -> None:
+    """A picture for each training: the mean loss over the seeds, smoothed over some steps."""
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, by_way in found.items():
+        figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+        for way, seeds in by_way.items():
+            means = [fmean(values) for values in zip(*(s["curve"] for s in seeds), strict=True)]
+            smooth = [fmean(means[max(0, i - LAST_STEPS + 1) : i + 1]) for i in range(len(means))]
+            axes.plot(smooth, label=way, linewidth=1)
+        axes.set(xlabel="step", ylabel=f"loss, mean of {LAST_STEPS} steps", title=name)
+        axes.set_yscale("log")
+        axes.legend(fontsize="small", ncols=2)
+        figure.savefig(folder / f"convergence-{name}.png", dpi=120)
+        pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
