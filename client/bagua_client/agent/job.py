@@ -39,6 +39,8 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "backend": str(dist.get_backend(communicator.group)),
         "device": _device_name(communicator.device),
     }
+    if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
+        software["algorithm"] = tunable.algorithm.name
     knobs, default = _knobs(tunable, environment.allowed), tunable.default.to_json()
     description: dict[str, Any] = {
         "name": name,

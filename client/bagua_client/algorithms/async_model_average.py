@@ -76,6 +76,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
     """
 
     moves_weights = True
+    needs_all_ranks = True
     obstacle = "the ranks of an asynchronous training have no step in common"
 
     def __init__(
@@ -92,6 +93,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
         self.rounds = 0
         self._steps = 0
         self._is_aborted = False
+        self._may_move = True
         self._next_seconds = 0.0
         self._round: _Round | None = None
         self._group: dist.ProcessGroup | None = None
@@ -118,13 +120,16 @@ class AsyncModelAverageAlgorithm(Algorithm):
         self._weights = weights
         if not self.leaves_gradients or self._is_aborted or self.sync_interval_ms <= 0:
             return
-        if self._round is not None and self._round.is_over():
+        # Not while a pass that has had no backward one may need the weights as they are.
+        if self._round is not None and self._may_move and self._round.is_over():
             self._finish()
+        self._may_move = False
         if self._round is None and time.monotonic() >= self._next_seconds:
             self._start(weights)
 
     def backward_ends(self, weights: Weights) -> None:
         self._steps += 1
+        self._may_move = True
 
     def _start(self, weights: Weights) -> None:
         communicator = weights.communicator
@@ -159,6 +164,8 @@ class AsyncModelAverageAlgorithm(Algorithm):
         communicator = weights.communicator
         rounds = Vote(worker.rounds, communicator.group, communicator.device).values()
         if worker.rounds < max(rounds):
+            if worker._round is not None:
+                worker._finish()
             worker._start(weights)  # Another rank has begun it, and waits for this one.
         if worker._round is not None:
             worker._finish()

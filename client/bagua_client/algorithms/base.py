@@ -37,6 +37,7 @@ class Algorithm:
         is_torchs: whether it does what torch does by itself, in this phase.
         moves_weights: in the moments below.
         leaves_gradients: they stay each rank's own, in this phase, as do buffers.
+        needs_all_ranks: to the end of a training; they cannot end one by one (torch's ``join``).
         obstacle: why a job that trains so is not tuned; empty: it can be.
         exchanges: operations of :meth:`exchange` that communicate.
         scales_itself: the chain does, in this phase, and a bucket travels as it is.
@@ -48,6 +49,7 @@ class Algorithm:
     is_torchs = False
     moves_weights = False
     leaves_gradients = False
+    needs_all_ranks = False
     obstacle = ""
     exchanges = 1
     scales_itself = False

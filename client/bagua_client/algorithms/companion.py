@@ -60,11 +60,23 @@ def in_bucket(bucket: GradBucket) -> Callable[[torch.Tensor], Iterator[torch.Ten
 
     def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         start = bucket.buffer().storage_offset()
-        for gradient in bucket.gradients():
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             offset = flat.storage_offset() + gradient.storage_offset() - start
-            yield flat.as_strided(gradient.size(), gradient.stride(), offset)
+            # As torch lays them out: like a weight that fills its memory, whatever its order is.
+            strides = parameter.stride() if _is_dense(parameter) else gradient.stride()
+            yield flat.as_strided(gradient.size(), strides, offset)
 
     return views
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in some order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.size(), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def in_order(

@@ -45,6 +45,7 @@ class DecentralizedAlgorithm(Algorithm):
     """
 
     moves_weights = True
+    needs_all_ranks = True
     leaves_gradients = True
 
     def __init__(

@@ -42,6 +42,7 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
     """
 
     moves_weights = True
+    needs_all_ranks = True
     leaves_gradients = True
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:

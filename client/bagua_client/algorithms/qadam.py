@@ -34,6 +34,8 @@ class QAdamAlgorithm(ByteGradAlgorithm):
         TypeError: another optimizer.
     """
 
+    needs_all_ranks = True
+
     def __init__(
         self,
         q_adam_optimizer: QAdamOptimizer,
@@ -85,7 +87,7 @@ class QAdamAlgorithm(ByteGradAlgorithm):
         if self.grad_scaler is not None:
             scale = self.grad_scaler.scale(scale)
         for parameter, gradient in zip(bucket.parameters(), in_bucket(bucket)(wire), strict=True):
-            if parameter in self.optimizer.state:
+            if self.optimizer.is_warm(parameter):
                 self._blend(parameter, gradient, scale)
 
     def _blend(self, parameter: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor) -> None:

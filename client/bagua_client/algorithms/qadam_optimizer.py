@@ -59,6 +59,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
         """Of the parameter that has most."""
         return max((state["step"] for state in self.state.values()), default=0)
 
+    def is_warm(self, parameter: torch.Tensor) -> bool:
+        """Whether it has made the steps of the warm-up: one that is thawed later has its own."""
+        return bool(self.state.get(parameter, {}).get("step", 0) >= self.warmup_steps)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; answers with the loss of ``closure``, if there is one."""
@@ -83,7 +87,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         t, (beta1, beta2) = state["step"], group["betas"]
         m, v = state["exp_avg"], state["exp_avg_sq"]
-        if self.is_given_momenta:
+        if self.is_given_momenta and t > self.warmup_steps:
             m.copy_(gradient)
         elif t < self.warmup_steps or not self.compatible:
             if group["weight_decay"]:

@@ -102,7 +102,7 @@ class Communicator:
 
     @property
     def _is_nccl(self) -> bool:
-        return str(dist.get_backend(self.group)) == "nccl"
+        return torch_groups.is_nccl(self.group, self.device)
 
     def check(self, configuration: Configuration) -> None:
         """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
@@ -226,8 +226,9 @@ class Communicator:
     def _channel_group(
         self, partition: Sequence[Sequence[int]], by_node: bool = False
     ) -> dist.ProcessGroup:
-        options = nccl.options(self.device, by_node) if self._is_nccl else None
-        return self.new_group(partition, options=options)
+        if not self._is_nccl:
+            return self.new_group(partition)
+        return self.new_group(partition, "nccl", options=nccl.options(self.device, by_node))
 
     def new_group(
         self,

@@ -33,11 +33,11 @@ class CompressedSum:
         self._divisor = divisor
         self._beside = beside
         self._packed = self._received = torch.empty(0, dtype=torch.uint8)
-        self.operations: tuple[Operation, ...] = (
-            Start(self._scatter),
-            Start(self._gather),
-            Start(self._unpack),
-        )
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """In their order. They hold this sum and it none of them: its buffers go with the last."""
+        return Start(self._scatter), Start(self._gather), Start(self._unpack)
 
     def _scatter(self, flat: torch.Tensor) -> dist.Work | None:
         """Each chunk to its rank."""
@@ -99,7 +99,11 @@ class RingUpdate:
         self._replicas = replicas
         self._change = torch.empty(0, dtype=torch.uint8)
         self._changes: dict[int, torch.Tensor] = {}
-        self.operations: tuple[Operation, ...] = (Start(self._tell), Start(self._apply))
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """In their order."""
+        return Start(self._tell), Start(self._apply)
 
     @property
     def _neighbours(self) -> tuple[int, int]:

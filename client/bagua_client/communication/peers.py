@@ -40,7 +40,11 @@ class PeerAverage:
         self._group = group
         self._peer = peer
         self._theirs: dict[int, torch.Tensor] = {}
-        self.operations: tuple[Operation, ...] = (Start(self._swap), Start(self._average))
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """In their order."""
+        return Start(self._swap), Start(self._average)
 
     def _swap(self, flat: torch.Tensor) -> dist.Work | None:
         self._theirs, work = swap(flat, [self._peer], self._group)

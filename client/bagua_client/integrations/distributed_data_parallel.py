@@ -129,6 +129,10 @@ class DistributedDataParallel(WithMoments):
 
     def join_hook(self, **kwargs: Any) -> Any:
         """As torch's: while ranks may end their training one by one, nothing is tuned."""
+        if self.algorithm.needs_all_ranks:
+            raise RuntimeError(
+                f"ranks cannot end their training one by one (join) under {self.algorithm.name}"
+            )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
         return hook if self._tunable is None else _Joined(hook, self._tunable)
 
@@ -150,6 +154,7 @@ class DistributedDataParallel(WithMoments):
 
     def _hook_comes(self) -> None:
         if self._tunable is not None:
+            _check_hook(self._tunable.algorithm)
             self._tunable.give_way()
 
     def _hook_came(self) -> None:
@@ -233,6 +238,8 @@ def _begin(
 ) -> None:
     listed = _listed(optimizers)
     channels = _channels(wrapper, environment.default_channels)
+    if algorithm != DEFAULT_ALGORITHM and user_hook_of(wrapper) is not None:
+        _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
         wrapper._tunable = _new_tunable(wrapper, find(algorithm), channels)
     if not environment.autotune:
@@ -247,6 +254,14 @@ def _begin(
     if wrapper._agent is not None:
         # At the end of the process the reporter itself says goodbye, and waits a moment for it.
         weakref.finalize(wrapper, wrapper._agent.close).atexit = False
+
+
+def _check_hook(algorithm: Algorithm) -> None:
+    if algorithm.name != DEFAULT_ALGORITHM:
+        raise RuntimeError(
+            f"the model trains with algorithm {algorithm.name!r}, which says how buckets travel; a "
+            "communication hook (torch's mixed_precision has one) would take its place"
+        )
 
 
 def _channels(wrapper: DistributedDataParallel, asked: int) -> int:

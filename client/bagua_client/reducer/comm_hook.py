@@ -59,6 +59,8 @@ class Travel:
             return arrived(flat)
         if flat.layout is not torch.strided or not self._algorithm.carries(flat):
             # Of a sparse gradient nothing but one whole sum is known.
+            if flat.layout is torch.strided:
+                self._algorithm.departs(bucket, flat)
             return self._carrier.sum_up(flat.mul_(self._scale), on_end)
         wire = self._onto_wire(flat)
         self._algorithm.departs(bucket, wire)

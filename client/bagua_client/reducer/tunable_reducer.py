@@ -97,8 +97,7 @@ class TunableReducer:
         self._voters = communicator.group, communicator.device
         self._timeline: Timeline | None = None
         self._ready_handles: list[RemovableHandle] = []
-        self._is_attached = False
-        self._is_hooked = False
+        self._is_attached = self._is_hooked = False
         self._is_stale = True
         self._is_timed = False
         self._phase = 0
@@ -210,6 +209,8 @@ class TunableReducer:
         is_cut_due = self._made_after is not None and self._reductions > self._made_after
         if not is_between_steps:
             return is_cut_due
+        if self._moments is not None:  # Before any vote: other ranks may wait in it.
+            self._moments.catch_up()
         if is_cut_due:
             self._let_torch_cut()
         if self._is_timed and self._reductions - self._first_seen > torchs.steps_to_cut(ddp):

@@ -131,10 +131,13 @@ class Moments:
         closing = _Closing(register_optimizer_step_post_hook(hook), self._weights)
         weakref.finalize(wrapper, closing)
 
-    def forward_begins(self) -> None:
-        """Of a pass that is trained and synchronised."""
+    def catch_up(self) -> None:
+        """A forward pass of the next step begins: the step before it has ended on all ranks."""
         if self._missing:
             self._step_ends()
+
+    def forward_begins(self) -> None:
+        """Of a pass that is trained and synchronised."""
         self._algorithm.forward_begins(self._weights)
 
     def backward_ends(self) -> None:

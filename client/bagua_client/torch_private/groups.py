@@ -34,6 +34,14 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
     return timeout if isinstance(timeout, timedelta) else None
 
 
+def is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether it communicates by NCCL from ``device``; its public name may be that of several."""
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    if kind is None or device.type != "cuda":
+        return False
+    return isinstance(group._get_backend(device), kind)
+
+
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """For all operations to come, which has no public setter."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)

@@ -136,6 +136,33 @@ def test_rounds_end_together_wherever_each_rank_is_and_begin_again(four_ranks: R
         assert resumed
 
 
+def _uneven_abort() -> tuple[float, float]:
+    """The sum of all weights before and after rounds that one rank is behind in."""
+    training = _start(rate=0.0, interval_ms=0)
+    model = training[0]
+    for step in range(3):
+        _step(training, step)
+    algorithm = _algorithm(training)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(dist.get_rank() + 1.0)
+    before = float(torch.stack(_everyones(_flat(model))).double().sum())
+    algorithm.sync_interval_ms = 1
+    _step(training, 3)  # the first round begins
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for step in range(4, 40):  # ends it and begins another, which the others have not seen
+            time.sleep(0.003)
+            _step(training, step)
+    algorithm.abort(model)
+    return before, float(torch.stack(_everyones(_flat(model))).double().sum())
+
+
+def test_a_rank_that_is_a_round_behind_puts_both_in_place(three_ranks: RankPool) -> None:
+    for before, after in three_ranks.run(_uneven_abort):
+        assert after == pytest.approx(before, rel=1e-5)
+
+
 def _warmed_up() -> list[bool]:
     """After each step, whether all replicas are equal."""
     training = _start(interval_ms=0, warmup_steps=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 from unittest import mock
@@ -11,9 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import ByteGradAlgorithm
+from bagua_client.communication.compressed import CompressedSum
 from bagua_client.reducer import carrier
 from tests.client.algorithms.reference import byte_sum, node_sums
 from tests.ranks import RankPool
@@ -213,6 +216,49 @@ def _skipped() -> list[bool]:
 
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(two_ranks: RankPool) -> None:
     assert two_ranks.run(_skipped) == [[False, False, True, False, False]] * 2
+
+
+def _sums_held() -> int:
+    """Sums of buckets that are over and still there, without the help of the cycle collector."""
+    ours = DistributedDataParallel(nn.Linear(8, 8), algorithm="bytegrad")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            ours(torch.ones(2, 8)).sum().backward()
+        return sum(isinstance(it, CompressedSum) for it in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+def test_the_buffers_of_a_bucket_go_with_it(two_ranks: RankPool) -> None:
+    assert max(two_ranks.run(_sums_held)) <= 1
+
+
+def _refused() -> list[str]:
+    """What is said to a communication hook, and to ranks that would end one by one."""
+    found = []
+    ours = DistributedDataParallel(nn.Linear(4, 4), algorithm="bytegrad")
+    with pytest.raises(RuntimeError) as raised:
+        ours.register_comm_hook(None, default_hooks.allreduce_hook)
+    found.append(str(raised.value))
+    stock = torch.nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    stock.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(RuntimeError) as raised:
+        tune(stock, algorithm="decentralized")
+    found.append(str(raised.value))
+    ours = DistributedDataParallel(nn.Linear(4, 4), algorithm="decentralized")
+    with pytest.raises(RuntimeError) as raised, ours.join():
+        pass
+    found.append(str(raised.value))
+    return found
+
+
+def test_what_would_take_an_algorithms_place_in_silence_is_refused(two_ranks: RankPool) -> None:
+    for bytes_, weights, join in two_ranks.run(_refused):
+        assert "algorithm 'bytegrad'" in bytes_
+        assert "algorithm 'decentralized'" in weights
+        assert "one by one (join) under decentralized" in join
 
 
 def _begins_by_node(hierarchical: bool) -> str:

@@ -156,6 +156,62 @@ def test_it_steps_as_the_formula_says_through_recuts(
         assert odd == 0
 
 
+def _convolved(channels_last: bool) -> list[float]:
+    """The largest weight after each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 2, 3))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = QAdamOptimizer(model.parameters(), RATE, warmup_steps=3, weight_decay=0.1)
+    ours = DistributedDataParallel(model, algorithm=QAdamAlgorithm(optimizer))
+    found = []
+    for step in range(8):
+        inputs = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        ours(inputs).square().mean().backward()
+        optimizer.step()
+        found += [float(weight.detach().square().sum()) for weight in model.parameters()]
+    return found
+
+
+def test_weights_in_another_order_of_dimensions_have_their_own_momenta(
+    two_ranks: RankPool,
+) -> None:
+    plain, last = (two_ranks.run(_convolved, way)[0] for way in (False, True))
+    assert last == pytest.approx(plain, rel=2e-3)
+
+
+def _thawed() -> float:
+    """The largest weight of a layer that takes part from the sixth step on."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, values: torch.Tensor, count: int) -> torch.Tensor:
+            for layer in list(self.layers)[:count]:
+                values = layer(values)
+            return values
+
+    net = Net()
+    optimizer = QAdamOptimizer(net.parameters(), RATE, warmup_steps=3)
+    ours = DistributedDataParallel(
+        net, algorithm=QAdamAlgorithm(optimizer), find_unused_parameters=True
+    )
+    for step in range(10):
+        optimizer.zero_grad()
+        ours(torch.ones(2, 4), 1 if step < 5 else 2).square().mean().backward()
+        optimizer.step()
+    return max(float(weight.abs().max()) for weight in model[1].parameters())
+
+
+def test_a_layer_that_joins_after_the_warm_up_has_one_of_its_own(two_ranks: RankPool) -> None:
+    assert max(two_ranks.run(_thawed)) < 1
+
+
 def _scaled(with_scaler: bool) -> tuple[list[float], list[bool]]:
     """The weights in the end, and which steps were skipped; an infinite gradient on one rank in
     two of them."""
