@@ -26,8 +26,6 @@ from bagua_client.compression import compress, compressed_bytes, decompress
 from bagua_client.compression.minmax_uint8 import HEADER_BYTES
 
 ROWS = 2
-GOAL = 0.7
-"""Of the copy's bytes in a second."""
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

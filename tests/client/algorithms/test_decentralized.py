@@ -13,20 +13,11 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import DecentralizedAlgorithm
 from bagua_client.algorithms.decentralized import peer_of
+from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
 STEPS, RATE = 20, 0.05
 NODES = {2: [[0, 1]], 3: [[0, 1], [2]], 4: [[0, 1], [2, 3]]}
-
-
-def _model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
-
-
-def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return model(torch.randn(6, 7, generator=generator)).square().mean()
 
 
 def _flat(values: list[torch.Tensor]) -> np.ndarray:
@@ -37,7 +28,7 @@ class Reference:
     """All replicas of a training, side by side."""
 
     def __init__(self, ranks: int, mode: str, interval: int, nodes: list[list[int]]) -> None:
-        self.models = [_model() for _ in range(ranks)]
+        self.models = [small_model() for _ in range(ranks)]
         self.mode, self.interval, self.nodes = mode, interval, nodes
         self.exchanges = 0
 
@@ -47,7 +38,7 @@ class Reference:
         for rank, model in enumerate(self.models):
             sums = [torch.zeros_like(weight) for weight in replicas[rank]]
             for at in range(passes):
-                loss = _loss(model, rank, passes * step + at)
+                loss = loss_of(model, rank, passes * step + at)
                 for total, each in zip(
                     sums, torch.autograd.grad(loss, replicas[rank]), strict=True
                 ):
@@ -87,7 +78,7 @@ def _furthest(mode: str, interval: int, hierarchical: str, passes: int) -> float
     """How far the weights are ever from the reference's."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     algorithm = DecentralizedAlgorithm(hierarchical != "off", mode, interval)
-    model = _model()
+    model = small_model()
     ours = DistributedDataParallel(model, algorithm=algorithm, bucket_cap_mb=100 / 2**20)
     optimizer = torch.optim.SGD(ours.parameters(), RATE)
     nodes = NODES[ranks] if hierarchical != "off" and ranks > 2 else [[r] for r in range(ranks)]
@@ -100,8 +91,8 @@ def _furthest(mode: str, interval: int, hierarchical: str, passes: int) -> float
         optimizer.zero_grad()
         for at in range(passes - 1):
             with ours.no_sync():
-                _loss(ours, rank, passes * step + at).backward()
-        _loss(ours, rank, passes * step + passes - 1).backward()
+                loss_of(ours, rank, passes * step + at).backward()
+        loss_of(ours, rank, passes * step + passes - 1).backward()
         optimizer.step()
         with torch.no_grad():
             ours.eval()
@@ -163,7 +154,7 @@ def test_partners_are_of_opposite_halves_and_each_meets_each_once_in_half_as_man
 def _refused(hierarchical: bool, configuration: Configuration | None) -> str:
     algorithm = DecentralizedAlgorithm(hierarchical, "shift_one")
     try:
-        ours = DistributedDataParallel(_model(), algorithm=algorithm)
+        ours = DistributedDataParallel(small_model(), algorithm=algorithm)
     except ValueError as error:
         return str(error)
     assert configuration is not None
@@ -199,14 +190,14 @@ def test_buffers_and_gradients_stay_local(two_ranks: RankPool) -> None:
 
 def _skips_alone() -> int:
     """Steps that end although one rank's scaler skips some of its own."""
-    model = _model()
+    model = small_model()
     ours = DistributedDataParallel(model, algorithm="decentralized")
     optimizer = torch.optim.SGD(ours.parameters(), RATE)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     made = 0
     for step in range(6):
         optimizer.zero_grad()
-        loss = _loss(ours, dist.get_rank(), step)
+        loss = loss_of(ours, dist.get_rank(), step)
         scaler.scale(loss * float("inf") if step % 2 and dist.get_rank() else loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -228,11 +219,11 @@ def _resumed() -> list[float]:
         optimizer = torch.optim.SGD(ours.parameters(), RATE)
         for step in steps:
             optimizer.zero_grad()
-            _loss(ours, dist.get_rank(), step).backward()
+            loss_of(ours, dist.get_rank(), step).backward()
             optimizer.step()
         return ours
 
-    straight, parted = _model(), _model()
+    straight, parted = small_model(), small_model()
     train(straight, range(9))
     state = train(parted, range(5)).algorithm.state_dict()
     train(parted, range(5, 9), state)

@@ -13,20 +13,11 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import LowPrecisionDecentralizedAlgorithm
 from tests.client.algorithms.reference import in_eight_bits
+from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
 STEPS, RATE = 20, 0.05
 NODES = {2: [[0], [1]], 3: [[0, 1], [2]], 4: [[0, 1], [2, 3]]}
-
-
-def _model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
-
-
-def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return model(torch.randn(6, 7, generator=generator)).square().mean()
 
 
 def _ring_step(
@@ -51,9 +42,9 @@ class Reference:
     """All ranks' weights, and the ring's replicas, by the place of each weight in the model."""
 
     def __init__(self, nodes: list[list[int]], interval: int) -> None:
-        self.models = [_model() for node in nodes for _ in node]
+        self.models = [small_model() for node in nodes for _ in node]
         self.nodes, self.interval = nodes, interval
-        weights = [p.detach() for p in _model().parameters()]
+        weights = [p.detach() for p in small_model().parameters()]
         self.replicas = {
             name: [[w.clone() for w in weights] for _ in nodes] for name in ("own", "left", "right")
         }
@@ -61,7 +52,7 @@ class Reference:
     def step(self, step: int, buckets: tuple[tuple[int, ...], ...]) -> None:
         for rank, model in enumerate(self.models):
             weights = list(model.parameters())
-            gradients = torch.autograd.grad(_loss(model, rank, step), weights)
+            gradients = torch.autograd.grad(loss_of(model, rank, step), weights)
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight.data.add_(gradient, alpha=-RATE)
         if step % self.interval == 0:
@@ -96,7 +87,7 @@ def _wrong_steps(hierarchical: bool, interval: int) -> list[int]:
     """The steps after which a weight or a replica is not the reference's, bit for bit."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     nodes = NODES[ranks] if hierarchical else [[r] for r in range(ranks)]
-    model = _model()
+    model = small_model()
     ours = DistributedDataParallel(
         model,
         algorithm=LowPrecisionDecentralizedAlgorithm(hierarchical, interval),
@@ -113,7 +104,7 @@ def _wrong_steps(hierarchical: bool, interval: int) -> list[int]:
             size = draw.choice([20, 300, 10_000])
             assert ours.reconfigure(Configuration(size, "leaders" if hierarchical else "off"))
         optimizer.zero_grad()
-        _loss(ours, rank, step).backward()
+        loss_of(ours, rank, step).backward()
         assert ours._tunable is not None
         buckets = ours._tunable.layout.partition
         optimizer.step()
@@ -180,11 +171,11 @@ def _resumed() -> float:
         optimizer = torch.optim.SGD(ours.parameters(), RATE)
         for step in steps:
             optimizer.zero_grad()
-            _loss(ours, dist.get_rank(), step).backward()
+            loss_of(ours, dist.get_rank(), step).backward()
             optimizer.step()
         return ours
 
-    straight, parted = _model(), _model()
+    straight, parted = small_model(), small_model()
     train(straight, range(9))
     state = copy.deepcopy(train(parted, range(5)).algorithm.state_dict())
     train(parted, range(5, 9), state)
@@ -197,7 +188,7 @@ def test_a_training_goes_on_bit_for_bit(four_ranks: RankPool) -> None:
 
 
 def _other_way() -> bool:
-    model = _model()
+    model = small_model()
     ours = DistributedDataParallel(model, algorithm="low_precision_decentralized")
     assert ours.configuration.hierarchical == "leaders"
     return ours.reconfigure(Configuration(hierarchical="off"))
