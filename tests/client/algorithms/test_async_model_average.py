@@ -12,14 +12,14 @@ from torch import nn
 
 from bagua_client import DistributedDataParallel
 from bagua_client.algorithms import AsyncModelAverageAlgorithm
+from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
 Trained = tuple[nn.Module, DistributedDataParallel, torch.optim.Optimizer]
 
 
 def _start(rate: float = 0.05, interval_ms: int = 1, warmup_steps: int = 0) -> Trained:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
+    model = small_model()
     algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=interval_ms, warmup_steps=warmup_steps)
     ours = DistributedDataParallel(model, algorithm=algorithm)
     return model, ours, torch.optim.SGD(ours.parameters(), rate)
@@ -27,9 +27,8 @@ def _start(rate: float = 0.05, interval_ms: int = 1, warmup_steps: int = 0) -> T
 
 def _step(training: Trained, step: int) -> None:
     _, ours, optimizer = training
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
     optimizer.zero_grad()
-    ours(torch.randn(6, 7, generator=generator)).square().mean().backward()
+    loss_of(ours, dist.get_rank(), step).backward()
     optimizer.step()
 
 

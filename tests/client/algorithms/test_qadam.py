@@ -16,6 +16,7 @@ from torch import nn
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from tests.client.algorithms.reference import byte_sum
+from tests.client.algorithms.small import small_model
 from tests.ranks import RankPool
 
 WARM_UP, STEPS, RATE, BETAS, SMALL = 5, 20, 0.01, (0.9, 0.999), 1e-8
@@ -34,11 +35,6 @@ class Seen(QAdamAlgorithm):
         super().departs(bucket, wire)
 
 
-def _model() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
-
-
 def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
     return model(torch.randn(6, 7, generator=generator)).square().sum()
@@ -48,7 +44,7 @@ class Reference:
     """One replica for each rank, all with the same weights; the moments by weight."""
 
     def __init__(self, weight_decay: float, compatible: bool) -> None:
-        self.model = _model()
+        self.model = small_model()
         self.weights = list(self.model.parameters())
         self.m = [torch.zeros_like(w) for w in self.weights]
         self.v = [torch.zeros_like(w) for w in self.weights]
@@ -108,7 +104,7 @@ class Reference:
 def _furthest(weight_decay: float, compatible: bool, passes: int) -> tuple[float, int]:
     """How far the weights are from the reference's in the worst step, and momenta that are off by
     more than a rounding."""
-    model = _model()
+    model = small_model()
     optimizer = QAdamOptimizer(
         model.parameters(), RATE, WARM_UP, BETAS, SMALL, weight_decay, compatible=compatible
     )
@@ -215,7 +211,7 @@ def test_a_layer_that_joins_after_the_warm_up_has_one_of_its_own(two_ranks: Rank
 def _scaled(with_scaler: bool) -> tuple[list[float], list[bool]]:
     """The weights in the end, and which steps were skipped; an infinite gradient on one rank in
     two of them."""
-    model = _model()
+    model = small_model()
     optimizer = QAdamOptimizer(model.parameters(), RATE, warmup_steps=3)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=with_scaler)
     algorithm = QAdamAlgorithm(optimizer, grad_scaler=scaler if with_scaler else None)
@@ -249,7 +245,7 @@ def _resumed() -> bool:
     """Whether a run that is loaded from a checkpoint after the warm-up goes on bit for bit."""
 
     def start() -> tuple[nn.Module, QAdamOptimizer]:
-        model = _model()
+        model = small_model()
         return model, QAdamOptimizer(model.parameters(), RATE, warmup_steps=3)
 
     def train(model: nn.Module, optimizer: QAdamOptimizer, steps: range) -> None:
@@ -276,7 +272,7 @@ def test_a_checkpoint_after_the_warm_up_goes_on_bit_for_bit(two_ranks: RankPool)
 
 
 def _other_steps() -> str:
-    model = _model()
+    model = small_model()
     optimizer = QAdamOptimizer(model.parameters(), RATE, warmup_steps=2)
     if dist.get_rank() == 1:
         for _ in range(2):
