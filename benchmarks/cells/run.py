@@ -186,7 +186,11 @@ class Parts:
             "BAGUA_AUTOTUNE_ALLOW": allow,
             **self._effort.tuning_variables,
         }
-        limits = {"most_steps": self._effort.most_tuning_steps, "after_steps": AFTER_STEPS}
+        limits = {
+            "most_steps": self._effort.most_tuning_steps,
+            "after_steps": AFTER_STEPS,
+            "tells_loss": bool(allow),
+        }
         name = "tune allowed" if allow else "tune"
         tuning = self._run("tune", limits, variables, name)
         stored = export_job(database, self._cell.name, folder)
@@ -209,7 +213,7 @@ class Parts:
             "cell": self._cell.to_json(),
             "effort": effort.to_json(),
         }
-        found = self._measure(
+        found = self.measure(
             "sweep and run-off", arms, effort.sweep_rounds, effort.sweep_steps, run_off=again
         )
         self._seconds["sweep"] = found["sweep"]["seconds"]
@@ -220,14 +224,14 @@ class Parts:
         times = {name: spread(blocks) for name, blocks in sweep["arms"].items()}
         again = run_off_arms(arms, times, self._cell, self._effort)
         effort = self._effort
-        return self._measure("run-off", again, effort.run_off_rounds, effort.run_off_steps)
+        return self.measure("run-off", again, effort.run_off_rounds, effort.run_off_steps)
 
     def measure_sockets(self, name: str, arms: Sequence[Arm]) -> dict[str, Any]:
         """Stock DDP in processes that begin with NCCL's socket variables."""
         chosen = socket_arms(arms)
-        return self._measure(name, chosen, SOCKET_ROUNDS, SOCKET_STEPS, variables=SOCKETS)
+        return self.measure(name, chosen, SOCKET_ROUNDS, SOCKET_STEPS, variables=SOCKETS)
 
-    def _measure(
+    def measure(
         self,
         name: str,
         arms: Sequence[Arm],
@@ -236,7 +240,7 @@ class Parts:
         variables: Mapping[str, str] | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """Those arms in turns: ``rounds`` blocks of each."""
+        """Those arms in turns: ``rounds`` blocks of each; see jobs/measure.py."""
         specification = {"arms": arms, "rounds": rounds, "steps": steps, "warmup_steps": 1, **more}
         return self._run("measure", specification, variables, name)
 

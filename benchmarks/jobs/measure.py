@@ -15,7 +15,8 @@ OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
     {"run_off": {"rounds": 6, "steps": 4, "cell": {...}, "effort": {...}}}
 
 in SPEC too, the arms that ``benchmarks/cells`` then chooses for the cell are measured once more,
-and OUT is ``{"sweep": ..., "run_off": ...}``.
+and OUT is ``{"sweep": ..., "run_off": ...}``. With ``"groups": [["flat", "default"], ["compute"]]``
+in the place of cell and effort it is the fastest of each group.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -42,11 +44,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from benchmarks.cells.arms import Effort
 from benchmarks.cells.cell import Cell
 from benchmarks.cells.selection import run_off_arms
 from benchmarks.cells.spread import spread
-from benchmarks.jobs.rank import TimedSteps, gradients, run
+from benchmarks.jobs.rank import TimedSteps, gradients, run, sent_bytes
 from benchmarks.recut import hooked, recut
 from benchmarks.workloads import training
 from benchmarks.workloads.training import Training
@@ -79,6 +82,12 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
             compressed = Stock(workload.model())
             compressed.register_comm_hook(None, bf16_compress_hook)
             arms[spec["name"]] = Arm(_settled(workload, compressed))
+        elif spec["kind"] == "powersgd":
+            low_rank = Stock(workload.model())
+            low_rank.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+            arms[spec["name"]] = Arm(_settled(workload, low_rank))
+        elif spec["kind"] == "qadam":
+            arms[spec["name"]] = Arm(_with_qadam(workload, spec["configuration"]))
         elif spec["kind"] == "ours":
             if ours is None:
                 ours = DistributedDataParallel(workload.model())
@@ -91,6 +100,22 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
     return arms
 
 
+def _with_qadam(workload: Training, values: Mapping[str, Any]) -> Callable[[], None]:
+    """With an optimizer of its own, whose warm-up is over."""
+    model = workload.model()
+    optimizer = QAdamOptimizer(model.parameters(), warmup_steps=1)
+    wrapped = DistributedDataParallel(model, algorithm=QAdamAlgorithm(optimizer))
+    forth_and_back = workload.stepper(wrapped)
+
+    def step() -> None:
+        forth_and_back()
+        optimizer.step()
+
+    step()
+    recut(wrapped, Configuration.from_json(values), step)
+    return step
+
+
 def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
     step = workload.stepper(wrapped)
     for _ in range(SETTLING_STEPS):
@@ -98,17 +123,20 @@ def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
     return step
 
 
-def block(arm: Arm, steps: int, warmup_steps: int, device: torch.device) -> list[float]:
-    """Seconds of each step but the first ``warmup_steps``, on the slowest rank."""
+def block(
+    arm: Arm, steps: int, warmup_steps: int, device: torch.device
+) -> tuple[list[float], float]:
+    """Seconds of each step but the first ``warmup_steps``, on the slowest rank; and the bytes that
+    a host sends in one."""
     arm.prepare()
     dist.barrier(device_ids=None if device.index is None else [device.index])
     # Also where some were made already: in the first one a GPU waits for its host.
     for _ in range(warmup_steps):
         arm.step()
-    timed = TimedSteps(arm.step, device)
+    timed, sent = TimedSteps(arm.step, device), sent_bytes()
     for _ in range(steps):
         timed()
-    return timed.seconds()
+    return timed.seconds(), (sent_bytes() - sent) / steps
 
 
 def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -123,12 +151,15 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     def stage(chosen: Mapping[str, Arm], rounds: int, steps: int) -> dict[str, Any]:
         nonlocal began
         times: dict[str, list[list[float]]] = {name: [] for name in chosen}
+        sent: dict[str, list[float]] = {name: [] for name in chosen}
         for number in range(rounds):
             order = list(chosen)
             random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
             for name in order:
-                times[name].append(block(chosen[name], steps, spec["warmup_steps"], device))
-        found = {"arms": times, **sizes, "seconds": time.monotonic() - began}
+                seconds, bytes_ = block(chosen[name], steps, spec["warmup_steps"], device)
+                times[name].append(seconds)
+                sent[name].append(bytes_)
+        found = {"arms": times, "sent_bytes": sent, **sizes, "seconds": time.monotonic() - began}
         began = time.monotonic()
         return found
 
@@ -137,6 +168,10 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         return sweep
     again, times = spec["run_off"], {name: spread(of) for name, of in sweep["arms"].items()}
     # All ranks know the same times, and choose the same.
+    if "groups" in again:
+        names = [min(group, key=lambda name: times[name].seconds) for group in again["groups"]]
+        chosen = {name: arms[name] for name in names}
+        return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
     cell, effort = Cell.from_json(again["cell"]), Effort(**again["effort"])
     names = [arm["name"] for arm in run_off_arms(spec["arms"], times, cell, effort)]
     chosen = {name: arms[name] for name in names}

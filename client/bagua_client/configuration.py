@@ -32,6 +32,8 @@ class Configuration:
         wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
         buckets: the number of tensors of each bucket, in the order in which gradients become
             ready; nothing is cut by bytes then. Empty: cut by bytes.
+        algorithm: the name of that which keeps the replicas together, with its default arguments;
+            empty: what the model was wrapped with.
 
     Raises:
         ValueError: a value outside its domain.
@@ -44,6 +46,7 @@ class Configuration:
     last_bucket_bytes: int = 0
     buckets: tuple[int, ...] = ()
     wire_precision: str = "as_is"
+    algorithm: str = ""
 
     def __post_init__(self) -> None:
         _check_number("bucket_bytes", self.bucket_bytes, at_least=1)
@@ -52,6 +55,8 @@ class Configuration:
         _check_number("first_bucket_bytes", self.first_bucket_bytes, at_least=0)
         _check_number("last_bucket_bytes", self.last_bucket_bytes, at_least=0)
         _check_choice("wire_precision", self.wire_precision, WIRE_PRECISIONS)
+        if not isinstance(self.algorithm, str):
+            raise ValueError(f"algorithm must be a name, not {self.algorithm!r}")
         if not isinstance(self.buckets, list | tuple):
             raise ValueError(f"buckets must be a list of tensor counts, not {self.buckets!r}")
         for count in self.buckets:
@@ -77,8 +82,13 @@ class Configuration:
     @property
     def is_torchs_way(self) -> bool:
         """Whether buckets travel as torch sends them, however they are cut."""
-        way = self.hierarchical, self.channels, self.wire_precision
-        return way == ("off", 1, "as_is")
+        way = self.hierarchical, self.channels, self.wire_precision, self.algorithm
+        return way == ("off", 1, "as_is", "")
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether a training under it learns otherwise, beyond the order of sums."""
+        return self.wire_precision != "as_is" or bool(self.algorithm)
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as the service reads it."""
@@ -100,6 +110,8 @@ class Configuration:
             words.append(f"{self.channels} channels")
         if self.wire_precision != "as_is":
             words.append(f"{self.wire_precision} on the wire (changes the numbers)")
+        if self.algorithm:
+            words.append(f"algorithm {self.algorithm} (changes the numbers)")
         return ", ".join(words)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.configuration import CHANNELS_VALUES
 
 T = TypeVar("T", int, float)
@@ -18,7 +19,8 @@ SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
 
 
 ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
-"""What BAGUA_AUTOTUNE_ALLOW may list, and which value of a knob it allows."""
+"""What BAGUA_AUTOTUNE_ALLOW may list besides the names of algorithms, and which value of a knob it
+allows."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Environment:
         service_port: for a service that rank 0 starts; 0: any free one.
         default_bucket_bytes: the baseline's bucket size; None: torch's.
         default_channels: the baseline's channels.
-        allowed: what may be tried though it changes the numbers: values of knobs.
+        allowed: what may be tried though it changes the numbers: precisions on the wire, and names
+            of algorithms.
     """
 
     autotune: bool = False
@@ -122,9 +125,10 @@ def _channels(text: str) -> int:
 
 
 def _allowed(text: str) -> frozenset[str]:
+    algorithms = {name: name for name in GlobalAlgorithmRegistry.available_algorithms()}
+    known = ALLOWED_WORDS | algorithms
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     for word in words:
-        if word not in ALLOWED_WORDS:
-            known = ", ".join(ALLOWED_WORDS)
-            raise ValueError(f"BAGUA_AUTOTUNE_ALLOW lists {word!r}; it may list {known}")
-    return frozenset(ALLOWED_WORDS[word] for word in words)
+        if word not in known:
+            raise ValueError(f"BAGUA_AUTOTUNE_ALLOW lists {word!r}; it may list {', '.join(known)}")
+    return frozenset(known[word] for word in words)

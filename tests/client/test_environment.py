@@ -61,8 +61,13 @@ def test_every_variable_is_read() -> None:
 
 
 def test_what_may_be_allowed_is_said() -> None:
-    with pytest.raises(ValueError, match="ALLOW lists 'int4'; it may list bfloat16, float16"):
+    with pytest.raises(ValueError, match=r"ALLOW lists 'int4'; it may list bfloat16, .*bytegrad"):
         Environment.read({"BAGUA_AUTOTUNE_ALLOW": "bfloat16,int4"})
+
+
+def test_algorithms_may_be_allowed() -> None:
+    read = Environment.read({"BAGUA_AUTOTUNE_ALLOW": "ByteGrad,async,bf16"})
+    assert read.allowed == {"bytegrad", "async", "bf16"}
 
 
 def test_baguas_port_of_minus_one_is_any_port() -> None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from bagua_autotune.model.knobs import Categorical, Configuration, Space, Value
+from bagua_autotune.model.algorithms import KNOWN, OTHER, Algorithm, choices
+from bagua_autotune.model.knobs import (
+    USUAL_ALGORITHM,
+    Categorical,
+    Configuration,
+    Space,
+    Value,
+)
 
 
 class Kind(NamedTuple):
@@ -21,6 +28,7 @@ class Kind(NamedTuple):
     hierarchical: Value = "off"
     channels: Value = 1
     wire_precision: Value = "as_is"
+    algorithm: Value = USUAL_ALGORITHM
 
     @classmethod
     def of(cls, configuration: Configuration) -> Kind:
@@ -29,12 +37,17 @@ class Kind(NamedTuple):
     @property
     def is_chain(self) -> bool:
         """Whether it is of several operations, of which those of two buckets overlap."""
-        return self.hierarchical != "off"
+        return self.operations > 1
 
     @property
     def operations(self) -> int:
         """Of which one bucket's way is made."""
-        return 3 if self.is_chain else 1
+        return (3 if self.hierarchical != "off" else 1) + self.sends.compresses
+
+    @property
+    def sends(self) -> Algorithm:
+        """What its algorithm sends."""
+        return KNOWN.get(self.algorithm, OTHER)
 
     @property
     def channel_count(self) -> int:
@@ -72,8 +85,17 @@ Costs = Mapping[Kind, Cost]
 def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:
     """Every kind that the knobs of a space can make, and those of some configurations."""
     usual = Kind.of(others[0]) if others else Kind()
-    choices = [
-        domain.values if isinstance(domain := space.get(knob), Categorical) else (usual[place],)
-        for place, knob in enumerate(Kind._fields)
-    ]
-    return list(dict.fromkeys([*(Kind(*c) for c in product(*choices)), *map(Kind.of, others)]))
+    baseline = others[0] if others else Configuration(usual._asdict())
+    found: list[Kind] = []
+    for _, stays in choices(space, baseline):
+        values = {
+            knob: (stays[knob],) if knob in stays else _values(space, knob, usual[place])
+            for place, knob in enumerate(Kind._fields)
+        }
+        found += [Kind(*c) for c in product(*values.values())]
+    return list(dict.fromkeys([*found, *map(Kind.of, others)]))
+
+
+def _values(space: Space, knob: str, usual: Value) -> tuple[Value, ...]:
+    domain = space.get(knob)
+    return domain.values if isinstance(domain, Categorical) else (usual,)

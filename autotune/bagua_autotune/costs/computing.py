@@ -60,6 +60,8 @@ def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Fl
 
 
 def _launches(kind: Kind, profile: Profile) -> Floats:
-    """Operations of each bucket."""
+    """Operations of each bucket; where weights travel, buckets launch none."""
+    if kind.sends.when != "ready":
+        return np.zeros(len(profile.buckets))
     sizes_bytes = np.array([bucket.bytes for bucket in profile.buckets], float)
     return kind.operations * parts(sizes_bytes, kind.channel_count)

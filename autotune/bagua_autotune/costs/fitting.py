@@ -20,7 +20,8 @@ import numpy as np
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.costs.timeline import latencies
-from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.algorithms import KNOWN
+from bagua_autotune.model.knobs import ALGORITHM_KNOB, Value
 from bagua_autotune.model.profile import BucketTiming, Profile
 
 # A message of so many bytes takes twice its latency; between 64 KiB and 16 MiB is usual.
@@ -97,7 +98,13 @@ def usual_effect(knob: str, value: Value) -> Effect:
         return Effect(loss, -loss, 0.1, 0.4)
     if knob == "wire_precision" and value in ("bf16", "fp16"):
         return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)
+    if knob == ALGORITHM_KNOB and value in KNOWN:
+        return COMPRESSED if KNOWN[value].compresses else Effect(0.0, 0.0, 0.15, 0.4)
     return Effect(0.0, 0.0, UNKNOWN_SPREAD, 0.8)
+
+
+COMPRESSED = Effect(math.log(0.35), math.log(2 / 0.35), 0.3, 0.5)
+"""A quarter of the bytes, and the processor's share in them; two latencies."""
 
 
 def widening(width: Floats, channels: Floats) -> Floats:

@@ -87,14 +87,25 @@ class CostModel:
             launches = np.cumsum(parts(sizes_bytes, kind.channel_count), axis=1)
             launched = self.launch_seconds * kind.operations * launches
             found = ends(
-                ready[rows] + np.where(table.is_bucket[rows], launched, 0.0),
+                self._departures(kind, ready[rows])
+                + np.where(table.is_bucket[rows], launched, 0.0),
                 sizes_bytes,
                 table.is_bucket[rows].astype(float),
                 costs[kind],
                 kind.channel_count,
             )
+            if kind.sends.when == "apart":
+                found = np.zeros(len(rows))
+            found = np.maximum(found, self.ready_seconds[-1])
             seconds[members] = found[row_of]
         return np.log(np.maximum(seconds, SHORTEST_STEP_SECONDS))
+
+    def _departures(self, kind: Kind, ready_seconds: Floats) -> Floats:
+        """When each bucket may leave, of those whose gradients are ready then."""
+        if kind.sends.when == "ready":
+            return ready_seconds
+        is_begin = kind.sends.when == "begin"
+        return np.full_like(ready_seconds, 0.0 if is_begin else self.ready_seconds[-1])
 
     def best_partition(self, kind: Kind) -> tuple[int, ...] | None:
         """Tensor counts of the buckets that would be best under a kind; see best_partition."""
@@ -129,6 +140,8 @@ def fit_model(
     points = [
         point
         for configuration, profiles in by_configuration.items()
+        # Of weights that travel buckets tell nothing.
+        if Kind.of(configuration).sends.when == "ready"
         for point in points_of(Kind.of(configuration), profiles)
     ]
     fitted = fit_costs(kinds, points, known_costs)

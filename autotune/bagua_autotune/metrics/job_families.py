@@ -51,7 +51,7 @@ def _trials(job: JobSum) -> Samples:
 
 
 def _failures(job: JobSum) -> Samples:
-    return {(reasons.FAILURE,): job.totals.trials.get("failed", 0)}
+    return {(reason,): job.totals.failures.get(reason, 0) for reason in reasons.FAILURES}
 
 
 def _current_trial(job: JobSum) -> float | None:
@@ -106,7 +106,7 @@ FAMILIES = (
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
     Family(
         "bagua_autotune_trial_failures_total",
-        "Trials that failed; so far a disagreement is all that one fails for.",
+        "Trials that failed: the ranks disagreed, or the training suffered (diverged).",
         ("reason",),
         _failures,
     ),

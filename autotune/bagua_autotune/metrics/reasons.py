@@ -9,8 +9,8 @@ from bagua_autotune.model.job import Result
 from bagua_autotune.tuning import decision
 
 OTHER = "other"
-# All that a trial fails for: the ranks could not, or would not, run it together.
-FAILURE = decision.DISAGREEMENT_CODE
+# All that a trial fails for: the ranks could not, or would not, run it together; or it harmed them.
+FAILURES = (decision.DISAGREEMENT_CODE, decision.DIVERGED_CODE)
 STORE_ERRORS = ("busy", "unavailable", "statement", OTHER)
 
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from bagua_autotune.model.algorithms import choices
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
+    ALGORITHM_KNOB,
     BUCKET_KNOB,
     Categorical,
     Configuration,
@@ -28,7 +30,7 @@ JobPhase = Literal["tuning", "confirming", "finished", "ended"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
-EventKind = Literal["switched", "disagreement", "ended", "note", "drift"]
+EventKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
 # A job that is being tuned is heard of every few seconds; so long after its last word its training
 # is taken for gone.
 SILENT_SECONDS = 3600.0
@@ -86,7 +88,7 @@ class JobSpec(BaseModel):
         if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger):
             raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
         self._check_reserved_knobs()
-        combinations = math.prod(domain.choices for domain in self.knobs.values())
+        combinations = self._combinations()
         if combinations > MOST_COMBINATIONS:
             raise ValueError(
                 f"knobs: {combinations} combinations, more than {MOST_COMBINATIONS}; "
@@ -106,6 +108,13 @@ class JobSpec(BaseModel):
                 )
         return self
 
+    def _combinations(self) -> int:
+        """How many configurations there may be at most."""
+        return sum(
+            math.prod(d.choices for knob, d in self.knobs.items() if knob not in stays)
+            for _, stays in choices(self.knobs, self.default_configuration)
+        )
+
     def _check_reserved_knobs(self) -> None:
         """Names that mean something to the cost model must mean that."""
         for knob, least in (("channels", 1), ("first_bucket_bytes", 0), ("last_bucket_bytes", 0)):
@@ -113,7 +122,7 @@ class JobSpec(BaseModel):
             values = domain.values if isinstance(domain, Categorical) else ()
             if domain and not (values and all(isinstance(v, int) and v >= least for v in values)):
                 raise ValueError(f"knobs: {knob} must be a categorical of numbers from {least} on")
-        for knob in ("hierarchical", "wire_precision"):
+        for knob in ("hierarchical", "wire_precision", ALGORITHM_KNOB):
             if not isinstance(self.knobs.get(knob), (Categorical, type(None))):
                 raise ValueError(f"knobs: {knob} must be a categorical")
         for knob, domain in self.knobs.items():

@@ -19,6 +19,8 @@ Number = Annotated[int, Field(ge=0, le=2**53)]
 BUCKET_KNOB = "bucket_bytes"
 WAYS_KNOB = "hierarchical"
 CHANNELS_KNOB = "channels"
+ALGORITHM_KNOB = "algorithm"
+USUAL_ALGORITHM = "gradient_allreduce"
 MOST_BUCKETS = 100_000
 
 

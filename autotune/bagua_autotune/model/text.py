@@ -20,6 +20,7 @@ UNUSED: dict[str, Value] = {
     "last_bucket_bytes": 0,
     "buckets": (),
     "wire_precision": "as_is",
+    "algorithm": "gradient_allreduce",
 }
 # An explicit list of buckets makes these meaningless.
 SIZES = ("bucket_bytes", "first_bucket_bytes", "last_bucket_bytes")
@@ -98,6 +99,8 @@ def describe_knob(knob: str, value: Value) -> str:
         return f"{value} channels"
     if knob == "wire_precision" and value != UNUSED[knob]:
         return f"{value} on the wire (changes the numbers)"
+    if knob == "algorithm" and value != UNUSED[knob]:
+        return f"algorithm {value} (changes the numbers)"
     return f"{knob} {value}"
 
 

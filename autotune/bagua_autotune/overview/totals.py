@@ -12,6 +12,7 @@ from bagua_autotune.overview.best import is_settled
 from bagua_autotune.overview.reading import Reading
 from bagua_autotune.overview.spent import spent
 from bagua_autotune.overview.summary import Summary
+from bagua_autotune.tuning.decision import failure_code
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Totals:
 
     Attributes:
         trials: how many are in each state.
+        failures: how many failed, by the code of the reason.
         incumbent: the best one of the latest round; once tuned, what was kept.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps, search_seconds: of all rounds, as the figures tell them of one.
@@ -28,6 +30,7 @@ class Totals:
     """
 
     trials: Mapping[TrialState, int]
+    failures: Mapping[str, int]
     incumbent: Configuration | None
     drifts: int
     search_steps: int
@@ -42,6 +45,7 @@ def make_totals(reading: Reading, summary: Summary) -> Totals:
     searches = [spent(reading, number) for number in range(job.round + 1)]
     return Totals(
         trials=Counter(trial.state for trial in trials),
+        failures=Counter(failure_code(trial.failure) for trial in trials if trial.failure),
         incumbent=_incumbent(job, summary),
         drifts=reading.drifts,
         search_steps=sum(search.bill.steps for search in searches),

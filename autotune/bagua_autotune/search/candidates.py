@@ -14,9 +14,11 @@ import numpy as np
 
 from bagua_autotune.costs import CostModel, Kind, Layouts
 from bagua_autotune.costs.timeline import parts
+from bagua_autotune.model.algorithms import algorithm_of, choices
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
+    WAYS_KNOB,
     Categorical,
     Configuration,
     Domain,
@@ -39,18 +41,21 @@ def enumerate_candidates(
     Of those that do the same (the same buckets, on no more channels than they have parts) one
     stands for all: the baseline, or the one with the smallest values.
     """
-    choices = {
+    values_of = {
         knob: [baseline[knob]]
         if knob in EDGE_KNOBS and len(tensors) > MANY_TENSORS
         else _values(domain, baseline, knob)
         for knob, domain in space.items()
     }
     layouts = Layouts(tensors)
-    found: dict[tuple[object, ...], Configuration] = {}
-    first = tuple(baseline[knob] for knob in choices)
-    for values in (first, *product(*choices.values())):
-        configuration = Configuration(dict(zip(choices, values, strict=True)))
-        found.setdefault(_effect(configuration, layouts), configuration)
+    found = {_effect(baseline, layouts): baseline}
+    for _, stays in choices(space, baseline):
+        lists = [[stays[knob]] if knob in stays else values_of[knob] for knob in space]
+        ways = algorithm_of(stays).ways
+        for values in product(*lists):
+            configuration = Configuration(dict(zip(space, values, strict=True)))
+            if ways is None or configuration.get(WAYS_KNOB, ways[0]) in ways:
+                found.setdefault(_effect(configuration, layouts), configuration)
     return tuple(found.values())
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Purpose, Trial
-from bagua_autotune.model.knobs import Configuration, Value
+from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval
+from bagua_autotune.model.text import UNUSED
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.objective import Objective
@@ -30,6 +31,13 @@ DISAGREED = "the ranks disagreed too often"
 # The same for programs.
 WINNER_CODE = "winner"
 DISAGREEMENT_CODE = "disagreement"
+DIVERGED_CODE = "diverged"
+HARM = "the training suffered"
+# By the event with which ranks give up what they run: what happened, and its code.
+GIVING_UP = {
+    "disagreement": ("the ranks disagreed", DISAGREEMENT_CODE),
+    "diverged": (HARM, DIVERGED_CODE),
+}
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",
     BEST_BEFORE: "earlier_best",
@@ -59,6 +67,11 @@ class Keep:
     configuration: Configuration
     gain: Interval | None = None
     reason: str = NOTHING_FASTER
+
+
+def failure_code(failure: str) -> str:
+    """Why a trial failed, for programs."""
+    return DIVERGED_CODE if failure.startswith(HARM) else DISAGREEMENT_CODE
 
 
 def decide(
@@ -218,12 +231,22 @@ def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
 
 
 def _hopeless_values(trials: Sequence[Trial]) -> set[tuple[str, Value]]:
-    """What several configurations failed with and none was measured with."""
+    """What several configurations failed with and none was measured with; and what the training
+    suffered from, whatever else was in force."""
     failed = Counter(
         item for c in {t.configuration for t in trials if t.failure} for item in c.items()
     )
     measured = {item for t in trials if t.estimate for item in t.configuration.items()}
-    return {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
+    hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
+    harmful = [
+        t.configuration for t in trials if t.failure and failure_code(t.failure) == DIVERGED_CODE
+    ]
+    return hopeless | {
+        (knob, c[knob])
+        for c in harmful
+        for knob in (ALGORITHM_KNOB, "wire_precision")
+        if c.get(knob, UNUSED[knob]) != UNUSED[knob]
+    }
 
 
 def _being_confirmed(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, Searcher, make_searcher
@@ -71,8 +72,9 @@ class NextStep:
         objective = OBJECTIVES[job.protocol]
         if not objective.closes_itself:
             return None
+        apart = algorithm_of(trial.configuration).when == "apart"
         costs = [
-            objective.cost(observation.values)
+            objective.cost(observation.values, apart)
             for _, observation in self._store.observations(job.id, trial.index)
         ]
         seconds = [objective.seconds(cost) or 0.0 for cost in costs]

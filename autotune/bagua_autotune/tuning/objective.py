@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import harmonic_mean
 from typing import Protocol
 
 from bagua_autotune.model import job
@@ -24,7 +25,7 @@ class Objective(Protocol):
 
         class FirstRank:
             closes_itself = True
-            def cost(self, values): return values[0]
+            def cost(self, values, apart=False): return values[0]
             def scale(self, baseline_cost): return abs(baseline_cost)
             def speedup(self, gain, baseline_cost): return 1 + gain / abs(baseline_cost)
             def seconds(self, cost): return None
@@ -33,8 +34,12 @@ class Objective(Protocol):
     closes_itself: bool
     """Whether observations close a trial (see measurement), or the protocol does."""
 
-    def cost(self, values: Sequence[float | None]) -> float:
-        """The cost of one step; ``values`` has one per rank, at least one not None."""
+    def cost(self, values: Sequence[float | None], apart: bool = False) -> float:
+        """The cost of one step; ``values`` has one per rank, at least one not None.
+
+        Args:
+            apart: no rank waits for another in it.
+        """
 
     def scale(self, baseline_cost: float) -> float:
         """The difference of costs that is a gain of 100 %; above 0."""
@@ -47,12 +52,15 @@ class Objective(Protocol):
 
 
 class StepTime:
-    """The logarithm of a step's seconds; the slowest rank decides a synchronous step."""
+    """The logarithm of a step's seconds; the slowest rank decides a synchronous step. Of ranks that
+    do not wait for one another, it is the seconds in which as many steps are made as there are
+    ranks."""
 
     closes_itself = True
 
-    def cost(self, values: Sequence[float | None]) -> float:
-        return math.log(max(value for value in values if value is not None))
+    def cost(self, values: Sequence[float | None], apart: bool = False) -> float:
+        present = [value for value in values if value is not None]
+        return math.log(harmonic_mean(present) if apart else max(present))
 
     def scale(self, baseline_cost: float) -> float:
         return 1.0  # d(log t) = dt / t
@@ -69,7 +77,7 @@ class Speed:
 
     closes_itself = False
 
-    def cost(self, values: Sequence[float | None]) -> float:
+    def cost(self, values: Sequence[float | None], apart: bool = False) -> float:
         present = [value for value in values if value is not None]
         mean = sum(value / len(present) for value in present)
         return -bounded(mean)

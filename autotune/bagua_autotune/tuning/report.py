@@ -10,7 +10,6 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
 from bagua_autotune.tuning.bill import Bill
 from bagua_autotune.tuning.decision import (
-    DISAGREEMENT_CODE,
     REASON_CODES,
     WINNER_CODE,
     Keep,
@@ -60,8 +59,8 @@ def make_result(
     return replace(result, summary=summary)
 
 
-def revoke(result: Result, job: Job, reason: str) -> Result:
-    """The result of a job whose ranks disagreed on the winner and run the baseline."""
+def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
+    """The result of a job whose ranks gave the winner up and run the baseline."""
     return replace(
         result,
         configuration=job.baseline,
@@ -71,7 +70,7 @@ def revoke(result: Result, job: Job, reason: str) -> Result:
         high=1.0,
         payback_steps=None,
         reason=reason,
-        reason_code=DISAGREEMENT_CODE,
+        reason_code=code,
         summary=_name_kept(job.baseline, reason, result),
     )
 

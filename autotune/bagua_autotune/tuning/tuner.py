@@ -1,8 +1,8 @@
 """The tuner: takes in what the ranks tell of a job and moves the job on.
 
-Both HTTP protocols stand on it.  It decides (which takes long: a Gaussian process is
-fitted) without a transaction open and with a lock that only the same job waits for; then
-it takes the step in one transaction, unless another replica was faster.
+Both HTTP protocols stand on it. It decides, which takes long, without a transaction open and with a
+lock that only the same job waits for; then it takes the step in one transaction, unless another
+replica was faster.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Step, Store, UnknownJob, digests
 from bagua_autotune.tuning.background import AtOnce, Background
+from bagua_autotune.tuning.decision import GIVING_UP, HARM
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.next_step import NextStep
@@ -76,7 +77,7 @@ class WrongStep(Exception):
 
 
 class TrialNotNamed(Exception):
-    """A disagreement does not say which of the job's trials the ranks did not agree on."""
+    """The ranks gave up a trial, and do not say which."""
 
 
 class Tuner:
@@ -257,36 +258,37 @@ class Tuner:
         """Take in an event; its time is set here.
 
         Raises:
-            TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
+            TrialNotNamed: the ranks of a job that is tuned gave up nobody knows what.
         """
         now = self._clock()
         job = self._heard_of(job_id)
-        if event.kind == "disagreement" and event.trial is None and not job.is_over:
-            raise TrialNotNamed("a disagreement names the trial while the job is tuned")
-        if event.trial is not None:
-            if event.kind == "switched":
-                self.store.start_trial(job_id, event.trial, now)
-            else:
-                self.store.trial(job_id, event.trial)
+        if event.kind in GIVING_UP and event.trial is None and not job.is_over:
+            raise TrialNotNamed(f"a {event.kind} names the trial while the job is tuned")
+        if event.trial is not None and event.kind == "switched":
+            self.store.start_trial(job_id, event.trial, now)
+        elif event.trial is not None:
+            self.store.trial(job_id, event.trial)
         self.store.add_event(job_id, replace(event, at=now))
         if event.kind == "ended":
             self.store.end_job(job_id, now)
             logger.info("job %s: training ended", job_id)
-        elif event.kind == "disagreement":
-            self._take_disagreement(job, event)
+        elif event.kind in GIVING_UP:
+            self._give_up(job, event)
         elif event.kind == "drift":
             self._take_drift(job, event)
         else:
             self._advance(job_id)
 
-    def _take_disagreement(self, job: Job, event: Event) -> None:
+    def _give_up(self, job: Job, event: Event) -> None:
+        """The ranks gave up what they ran, and are at the baseline."""
+        what, code = GIVING_UP[event.kind]
         reason = clean(event.message) or "no reason given"
-        logger.error("job %s: the ranks disagreed: %s", job.id, reason)
+        logger.error("job %s: %s: %s", job.id, what, reason)
         if event.trial is not None:
-            self._advance(job.id, event.trial, failure=reason)
+            failure = f"{what}: {reason}" if what == HARM else reason
+            self._advance(job.id, event.trial, failure=failure)
         elif job.result and job.result.kept == "winner":
-            revoked = revoke(job.result, job, f"the ranks disagreed: {reason}")
-            self.store.replace_result(job.id, revoked)
+            self.store.replace_result(job.id, revoke(job.result, job, f"{what}: {reason}", code))
 
     def _take_drift(self, job: Job, event: Event) -> None:
         """Tune the job again, from what is known, unless that happens too often."""
@@ -326,8 +328,7 @@ class Tuner:
         return trials[-1] if trials and trials[-1].is_open else None
 
     def status(self, job_id: str) -> JobStatus:
-        # In this order: what is decided meanwhile then shows as an open trial that is about to
-        # end, and never as a job without a trial that has not ended.
+        # In this order: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
         everything = self.store.trials(job_id)
         job = self.store.job(job_id)

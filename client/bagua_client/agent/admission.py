@@ -1,19 +1,27 @@
-"""Whether a job is tuned: all of its ranks must want to and be able to, before any collective."""
+"""Whether a job is tuned: all of its ranks must want to and be able to, before any collective. If
+so, each gets its agent."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import weakref
+from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
+from bagua_client.agent.agent import Agent
+from bagua_client.agent.job import name_of
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
+from bagua_client.environment import Environment
 from bagua_client.reducer.offer import refusal_of
+from bagua_client.reducer.tunable import Tunable
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
 
@@ -139,3 +147,27 @@ def _agreed(communicator: Communicator, error: str) -> bool:
             ", ".join(failed),
         )
     return not failed
+
+
+_agents: list[weakref.ref[Agent]] = []
+"""Of the models that this process wrapped, in that order."""
+
+
+def start_agent(
+    tunable: Tunable,
+    optimizers: Iterable[torch.optim.Optimizer],
+    environment: Environment,
+    model: str,
+) -> Agent | None:
+    """The agent of the next model that this process wraps; None, on all ranks, if they cannot
+    talk. All ranks must call it together."""
+    group = control_group(tunable.communicator)
+    if group is None:
+        return None
+    if tunable.communicator.rank == 0:
+        for reason in tunable.offer.reasons(tunable.communicator):
+            logger.info("autotune leaves some settings alone: %s", reason)
+    name = name_of(environment, model, len(_agents) + 1)
+    agent = Agent(tunable, group, optimizers, environment, name, _agents)
+    _agents.append(weakref.ref(agent))
+    return agent

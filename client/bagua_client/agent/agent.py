@@ -18,9 +18,9 @@ agent lets go of everything. A model's agent is, in turn, in these states:
 - watching: as above; a command leads back to tuning;
 - off: for good.
 
-At the end of a step's communication every rank is known to have come there, so no message is
-ever started by some ranks only. An error of a collective is not caught here: a rank is gone, and
-the training's own collectives would say so next.
+At the end of a step's communication every rank comes there, so no message is ever started by some
+ranks only. An error of a collective is not caught here: a rank is gone, and the training's own
+collectives would say so next.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from __future__ import annotations
 import enum
 import json
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.admission import control_group
 from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import StepTime, StepTimer, clock_for
-from bagua_client.agent.inbox import Event, RankTimes, Samples
-from bagua_client.agent.job import describe_job, name_of
+from bagua_client.agent.guard import Guard, Losses
+from bagua_client.agent.inbox import Event, Samples
+from bagua_client.agent.job import admitted, describe_job, is_warming_up
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.profiler import Profiler
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, times_of
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
+from bagua_client.layout import Layout
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable import Tunable
 
@@ -57,9 +58,6 @@ DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 3
 """So many measured steps of a trial are reported at once: enough to see that it is far slower."""
-IDLE_SECONDS = 60.0
-"""A model that made no step for so long keeps the next one of its process no longer waiting."""
-
 CPU = torch.device("cpu")
 
 
@@ -72,8 +70,11 @@ class State(enum.Enum):
     OFF = enum.auto()
 
 
-Next = Callable[[], "Next | None"]
-"""Reads the message in flight; answers with the one that it led to, if any."""
+class Message(NamedTuple):
+    """One in flight. Reading it waits, and answers with the one that it led to, if any."""
+
+    is_over: Callable[[], bool]
+    read: Callable[[], Message | None]
 
 
 class Agent:
@@ -87,6 +88,9 @@ class Agent:
         name: the job's.
         agents: of the models that this process wraps, in that order, this one's included in the
             end. They are tuned one after the other, as each would disturb the others' times.
+
+    Attributes:
+        state: changes on all ranks in the same step.
     """
 
     def __init__(
@@ -116,17 +120,14 @@ class Agent:
         self._boundary = StepBoundary(tunable.parameters, optimizers)
         self._pace = Pace()
         self._reporter: Reporter | None = None
-        self._state = State.TUNING
-        self._will_watch = False
-        self._disturbed = False
-        self._reductions = 0
-        self._step = 0
+        self.state = State.TUNING
+        self._will_watch = self._disturbed = self._is_switching = False
+        self._reductions = self._next_report = 0
+        self._step = self._base = self._measured_from = 0
         self._trial: int | None = None
-        self._measured_from = 0
         self._samples: list[StepTime] = []
-        self._is_switching = False
-        self._next_report = 0
-        self._in_flight: Next | None = None
+        self._guard = Guard()
+        self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
         tunable.attach()
         tunable.on_return = self._went_back
@@ -135,17 +136,12 @@ class Agent:
     @property
     def is_active(self) -> bool:
         """Whether configurations are being tried; changes on all ranks in the same step."""
-        return self._state is State.TUNING
-
-    @property
-    def state(self) -> State:
-        """Changes on all ranks in the same step."""
-        return self._state
+        return self.state is State.TUNING
 
     @property
     def is_idle(self) -> bool:
         """Whether its model makes no steps at present. Known to rank 0."""
-        return self._pace.seconds_since_report > IDLE_SECONDS
+        return self._pace.is_idle
 
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
@@ -161,9 +157,16 @@ class Agent:
         if self.is_active and self._profiler is not None:
             self._profiler.reduction_done(self._step, begins)
         if self._in_flight is not None:
-            self._in_flight = self._in_flight()
+            # Ranks that have no step in common wait for one another when they switch, not before.
+            if not self._tunable.algorithm.is_apart or self._in_flight.is_over():
+                self._in_flight = self._in_flight.read()
         elif self._reductions >= self._next_report and self._tunable.order_is_agreed:
             self._in_flight = self._start_report()
+
+    def report_loss(self, loss: torch.Tensor | float) -> None:
+        """Of this rank's batch in this step."""
+        if self.state is not State.OFF:
+            self._guard.tell(loss)
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
@@ -171,7 +174,7 @@ class Agent:
         if self._reporter is not None:
             self._reporter.close()
 
-    def _start_report(self) -> Next:
+    def _start_report(self) -> Message:
         """Message 1: every rank's report to all.
 
         Whatever goes wrong on this rank alone, it takes part: a rank that stayed away would
@@ -185,8 +188,11 @@ class Agent:
                 command = self._next_command()
                 report.command = command or b""
                 report.command_bytes = len(report.command)
-                report.next_report = self._reductions + self._pause()
+                watching = None if self.is_active else self._reporter
+                suspects = None if watching is None else watching.is_suspicious
+                report.next_report = self._pace.until_next(self._reductions, suspects)
             self._write_samples(report)
+            report.losses = self._guard.take()
             if self._tunable.refusal:
                 logger.warning("autotune stops: %s", self._tunable.refusal)
                 report.stop = True
@@ -194,19 +200,19 @@ class Agent:
             logger.exception("autotune stops: an error on rank %d", self._rank)
             report.stop = True
         self._exchange.start(report)
-        return partial(self._read_report, command, time.perf_counter() - began)
-
-    def _pause(self) -> int:
-        if self.is_active or self._reporter is None:
-            return self._pace.while_tuning(self._reductions)
-        return self._pace.while_watching(self._reductions, self._reporter.is_suspicious)
+        took = time.perf_counter() - began
+        started = self._reductions, self._base
+        return Message(self._exchange.is_over, partial(self._read, command, took, *started))
 
     def _next_command(self) -> bytes | None:
-        if self._must_wait() or self._tunable.algorithm.is_warming_up:
+        if self._must_wait():
             return None
         if self._reporter is None:
-            description = describe_job(self._tunable, self._environment, self._name)
-            self._reporter = Reporter(self._environment, description)
+            environment = admitted(self._environment, self._guard.has_any)
+            if is_warming_up(self._tunable, environment):
+                return None
+            description = describe_job(self._tunable, environment, self._name)
+            self._reporter = Reporter(environment, description)
         return self._reporter.take_command()
 
     def _must_wait(self) -> bool:
@@ -221,57 +227,59 @@ class Agent:
         new = [time for time in self._timer.drain() if time.step >= self._measured_from]
         self._samples += new if self._trial is not None or self._watches else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
-        if sent:
-            report.first_step = sent[0].step
-            report.seconds = [time.seconds for time in sent]
-            if self.is_active:
-                compute = [time.compute_seconds for time in sent]
-                report.compute_seconds = [math.nan if s is None else s for s in compute]
+        if self._tunable.algorithm.is_apart:  # A fast rank has more of them than are compared.
+            self._samples = []
+        report.take(sent, self._base, self.is_active)
 
-    def _read_report(self, command: bytes | None, start_seconds: float) -> Next | None:
+    def _read(
+        self, command: bytes | None, start_seconds: float, reductions: int, base: int
+    ) -> Message | None:
+        """Of a report that began after so many reductions, and counts steps from that base."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
         if any(report.stop for report in reports):
             self._stop()
             return None
-        self._next_report = reports[0].next_report
+        self._next_report = reductions + reports[0].next_report
+        if harm := self._guard.judge(Losses.sum(report.losses for report in reports)):
+            self._undo(harm)
+            return None
         following = self._follow_command(reports[0], command)
         self._pace.took(start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._hand_over(reports)
+        self._hand_over(reports, base)
         return following
 
-    def _hand_over(self, reports: Sequence[Report]) -> None:
+    def _hand_over(self, reports: Sequence[Report], base: int) -> None:
         """Rank 0 gives its reporter what there is to tell."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._watches and self._must_wait()
         if any(report.seconds for report in reports) and not (before or self._disturbed):
-            by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
+            by_rank = times_of(reports, base, self._tunable.algorithm.is_apart)
             self._reporter.put(Samples(self._trial, by_rank))
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
             self._reporter.put(recording)
 
-    def _follow_command(self, report: Report, command: bytes | None) -> Next | None:
+    def _follow_command(self, report: Report, command: bytes | None) -> Message | None:
         """The vote on rank 0's command, if there is one; before that the command itself, if it was
         too long for the report."""
-        if report.command:
-            return self._start_vote(report.command)
-        if not report.command_bytes:
-            return None
+        if report.command or not report.command_bytes:
+            return self._start_vote(report.command) if report.command else None
         text = torch.zeros(report.command_bytes, dtype=torch.uint8)
         if command is not None:
             text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
         source = dist.get_global_rank(self._tunable.communicator.group, 0)
         work = dist.broadcast(text, src=source, group=self._group, async_op=True)
-        return partial(self._read_command, work, text)
 
-    def _read_command(self, work: dist.Work, text: torch.Tensor) -> Next:
-        work.wait()
-        return self._start_vote(bytes(text.tolist()))
+        def read() -> Message:
+            work.wait()
+            return self._start_vote(bytes(text.tolist()))
 
-    def _start_vote(self, text: bytes) -> Next:
+        return Message(work.is_completed, read)
+
+    def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
         trial: int | None = None
         watch = False
@@ -285,12 +293,10 @@ class Agent:
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._tunable, configuration, self._group, CPU)
-        return partial(self._read_vote, change, trial, watch)
+        return Message(change.is_over, partial(self._read_vote, change, trial, watch))
 
     def _read_vote(self, change: Reconfiguration, trial: int | None, watch: bool) -> None:
-        self._tunable.schedule(change.conclude())
-        self._samples.clear()
-        self._is_switching = True
+        self._switch(change.conclude())
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if not change.agreed:
@@ -298,17 +304,24 @@ class Agent:
         if trial is None:
             self._end(watch)
             return
-        self._state = State.TUNING
+        self.state = State.TUNING
         # The end of the round before may not have been settled.
         self._follow_steps()
         if change.agreed:
             self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
 
+    def _switch(self, layout: Layout) -> None:
+        self._tunable.schedule(layout)
+        self._samples.clear()
+        self._guard.pause()
+        self._is_switching = True
+
     def _switched(self) -> None:
         """What was commanded is in force, and will stay as it is."""
         self._is_switching = False
         # Two steps at least, where torch needed but one for its own part of a re-cut.
-        self._measured_from = self._step + 1
+        self._base, self._measured_from = self._step, self._step + 1
+        self._guard.begin(self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
             self._tell("switched", self._trial, "", self._tunable.recut_seconds)
             if self._profiler is not None:
@@ -317,6 +330,15 @@ class Agent:
     def _went_back(self, reason: str) -> None:
         """A change failed on some rank, which all were told: they are at what they had before."""
         self._tell("disagreement", self._trial, reason, None)
+        self._trial = None
+
+    def _undo(self, harm: str) -> None:
+        """What is in force harms the training, as all ranks know: they go back to the default."""
+        if self._rank == 0:
+            what = self._tunable.layout.configuration
+            logger.warning("autotune gives up %s: %s", what, harm)
+        self._switch(self._tunable.plan(self._tunable.default))
+        self._tell("diverged", self._trial, harm, None)
         self._trial = None
 
     def _stop(self) -> None:
@@ -328,7 +350,7 @@ class Agent:
 
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
-        self._state, self._will_watch = State.SETTLING, watch
+        self.state, self._will_watch = State.SETTLING, watch
         self._tunable.on_last_ready = None
         if self._profiler is not None:
             self._profiler.stop()
@@ -346,7 +368,7 @@ class Agent:
                 self._detach()
                 dist.destroy_process_group(self._group)
                 return
-            self._state = State.WATCHING
+            self.state = State.WATCHING
             self._tunable.after_reduction = self.reduction_done
         if self._will_watch:
             self.reduction_done()
@@ -354,7 +376,7 @@ class Agent:
     @property
     def _watches(self) -> bool:
         """Whether the steps are those after a tuning, and of interest."""
-        return self._state is not State.TUNING and self._will_watch
+        return self.state is not State.TUNING and self._will_watch
 
     def _follow_steps(self) -> None:
         self._tunable.after_reduction = self.reduction_done
@@ -364,7 +386,7 @@ class Agent:
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
-        self._state, self._will_watch = State.OFF, False
+        self.state, self._will_watch = State.OFF, False
         self._boundary.close()
         if self._profiler is not None:
             self._profiler.stop()
@@ -374,27 +396,3 @@ class Agent:
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
         if self._reporter is not None:
             self._reporter.put(Event(kind, trial, self._step, message, seconds))
-
-
-_agents: list[weakref.ref[Agent]] = []
-"""Of the models that this process wrapped, in that order."""
-
-
-def start_agent(
-    tunable: Tunable,
-    optimizers: Iterable[torch.optim.Optimizer],
-    environment: Environment,
-    model: str,
-) -> Agent | None:
-    """The agent of the next model that this process wraps; None, on all ranks, if they cannot
-    talk. All ranks must call it together."""
-    group = control_group(tunable.communicator)
-    if group is None:
-        return None
-    if tunable.communicator.rank == 0:
-        for reason in tunable.offer.reasons(tunable.communicator):
-            logger.info("autotune leaves some settings alone: %s", reason)
-    name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(tunable, group, optimizers, environment, name, _agents)
-    _agents.append(weakref.ref(agent))
-    return agent

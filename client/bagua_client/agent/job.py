@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import sys
 from dataclasses import replace
@@ -13,8 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.configuration import WIRE_PRECISIONS
 from bagua_client.environment import Environment
 from bagua_client.reducer.tunable import Tunable
+
+logger = logging.getLogger(__name__)
 
 SMALLEST_BUCKET_BYTES = 64 * 1024
 LARGEST_BUCKET_BYTES = 1024**3
@@ -29,6 +33,25 @@ def name_of(environment: Environment, model: str, position: int) -> str:
     return name[:190] if position == 1 else f"{name[:190]}#{position}"
 
 
+def admitted(environment: Environment, knows_losses: bool) -> Environment:
+    """The settings, without the algorithms that they list where nobody tells the loss: speed alone
+    is no reason for one."""
+    precisions = environment.allowed & frozenset(WIRE_PRECISIONS)
+    if knows_losses or environment.allowed == precisions:
+        return environment
+    logger.warning(
+        "autotune tries no other algorithm: call model.report_loss(loss) in each step, from the "
+        "first one on, so that one that harms the training is given up"
+    )
+    return replace(environment, allowed=precisions)
+
+
+def is_warming_up(tunable: Tunable, environment: Environment) -> bool:
+    """Whether an algorithm that may be tried has another phase to come."""
+    choices = tunable.offer.replication.choices(environment.allowed)
+    return any(each.is_warming_up for each in (tunable.algorithm, *choices))
+
+
 def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[str, Any]:
     """The body of the registration (API v2), tensors in gradient-ready order."""
     communicator = tunable.communicator
@@ -41,7 +64,9 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
-    knobs, default = _knobs(tunable, environment.allowed), tunable.default.to_json()
+    knobs = _knobs(tunable, environment.allowed)
+    # The service knows all algorithms by their names.
+    default = {**tunable.default.to_json(), "algorithm": tunable.algorithm.name}
     description: dict[str, Any] = {
         "name": name,
         "world_size": communicator.world_size,
@@ -88,10 +113,10 @@ def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
 
 
 def _works(tunable: Tunable, knob: str, value: int | str) -> bool:
-    """Whether the algorithm does, with this value of a knob."""
+    """Whether it can be carried out, with this value of a knob."""
     changed: dict[str, Any] = {knob: value}
     try:
-        tunable.algorithm.check(tunable.communicator, replace(tunable.default, **changed))
+        tunable.plan(replace(tunable.default, **changed))
     except ValueError:
         return False
     return True

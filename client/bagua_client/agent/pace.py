@@ -19,6 +19,8 @@ COSTS_REMEMBERED = 5
 REPORTS_REMEMBERED = 8
 """Over which a step's time is averaged: a training thread that runs ahead of its GPU makes several
 steps in no time, then waits for it."""
+IDLE_SECONDS = 60.0
+"""A model that made no step for so long keeps the next one of its process no longer waiting."""
 WATCHING_REDUCTIONS = 24
 SUSPICIOUS_REDUCTIONS = 4
 
@@ -32,15 +34,26 @@ class Pace:
         self._costs_seconds = deque([0.0], maxlen=COSTS_REMEMBERED)
 
     @property
-    def seconds_since_report(self) -> float:
-        return time.monotonic() - self._reports[-1][1]
+    def is_idle(self) -> bool:
+        """Whether there was no report for long."""
+        return time.monotonic() - self._reports[-1][1] > IDLE_SECONDS
 
     def took(self, seconds: float) -> None:
         """A report cost the training thread so long."""
         self._costs_seconds.append(seconds)
 
-    def while_tuning(self, reductions: int) -> int:
-        """The reductions until the next report; one starts now, after ``reductions`` in all."""
+    def until_next(self, reductions: int, suspects: bool | None = None) -> int:
+        """The reductions until the next report; one starts now, after ``reductions`` in all.
+
+        Args:
+            suspects: after the tuning, whether step times may be changing; None: while tuning.
+        """
+        if suspects is None:
+            return self._frequent(reductions)
+        frequent = max(SUSPICIOUS_REDUCTIONS, self._frequent(reductions))
+        return frequent if suspects else WATCHING_REDUCTIONS
+
+    def _frequent(self, reductions: int) -> int:
         (before, then), now = self._reports[0], time.monotonic()
         self._reports.append((reductions, now))
         if reductions == before:
@@ -49,8 +62,3 @@ class Pace:
         rare = min(SHORTEST_SECONDS / step_seconds, MOST_REDUCTIONS)
         cheap = median(self._costs_seconds) / LARGEST_SHARE / step_seconds
         return max(1, math.ceil(max(rare, min(cheap, MOST_FOR_COST))))
-
-    def while_watching(self, reductions: int, is_suspicious: bool) -> int:
-        """The same, after the tuning."""
-        frequent = max(SUSPICIOUS_REDUCTIONS, self.while_tuning(reductions))
-        return frequent if is_suspicious else WATCHING_REDUCTIONS

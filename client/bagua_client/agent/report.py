@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +10,21 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-FORMAT = 3
+from bagua_client.agent.clock import StepTime
+from bagua_client.agent.guard import Losses
+from bagua_client.agent.inbox import RankTimes
+
+FORMAT = 4
 """Of the reports and of what follows them; another number whenever a release changes that. All
 ranks must have the same; 1 is any release that did not compare it."""
-HEADER = 6
+HEADER = 9
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
 """For a command; all but those that list buckets are shorter."""
 ROOM_AT = HEADER + 2 * LARGEST_REPORT
+
+
+NO_LOSSES = Losses()
 
 
 @dataclass
@@ -26,9 +34,10 @@ class Report:
     Attributes:
         command_bytes: length of the command; 0: none. Only rank 0's counts.
         command: empty where it is too long for a report, and follows. Only rank 0's counts.
-        next_report: after so many reductions. Only rank 0's counts.
+        next_report: after so many reductions more. Only rank 0's counts.
         stop: something went wrong on this rank alone; all must stop.
-        first_step: the number of the first step in ``seconds``.
+        losses: those that came to be known since the last one.
+        first_step: the number of the first step in ``seconds``, counted from the last switch.
         seconds: of that step and those after it, at most LARGEST_REPORT.
         compute_seconds: how long of that this rank computed; NaN: it does not know. Empty where
             nobody wants to know.
@@ -38,9 +47,23 @@ class Report:
     command: bytes = b""
     next_report: int = 0
     stop: bool = False
+    losses: Losses = NO_LOSSES
     first_step: int = 0
     seconds: Sequence[float] = ()
     compute_seconds: Sequence[float] = ()
+
+    def take(self, times: Sequence[StepTime], base: int, computed: bool) -> None:
+        """Tell these steps.
+
+        Args:
+            base: the number of the step that they are counted from.
+            computed: somebody wants to know how long this rank computed.
+        """
+        if times:
+            self.first_step = times[0].step - base
+            self.seconds = [time.seconds for time in times]
+            known = [time.compute_seconds for time in times] if computed else []
+            self.compute_seconds = [math.nan if s is None else s for s in known]
 
 
 class Exchange:
@@ -69,6 +92,7 @@ class Exchange:
             report.first_step,
             len(report.seconds),
             len(times),
+            *report.losses,
         )
         self._own[: HEADER + len(times)] = array("d", (*header, *times))
         if 0 < len(report.command) <= ROOM_BYTES:
@@ -76,6 +100,10 @@ class Exchange:
         self._work = dist.all_gather(
             self._tensors, self._own_tensor, group=self._group, async_op=True
         )
+
+    def is_over(self) -> bool:
+        """Whether :meth:`conclude` need not wait."""
+        return self._work is None or bool(self._work.is_completed())
 
     def conclude(self) -> list[Report]:
         """Wait; the reports by rank."""
@@ -85,10 +113,37 @@ class Exchange:
 
 
 def _report(row: array[float]) -> Report:
-    command_bytes, next_report, stop, first_step, steps, times = map(int, row[:HEADER])
+    command_bytes, next_report, stop, first_step, steps, times = map(int, row[:6])
+    losses = Losses(int(row[6]), row[7], row[8])
     seconds = row[HEADER : HEADER + steps].tolist()
     compute_seconds = row[HEADER + steps : HEADER + times].tolist()
     command = row[ROOM_AT:].tobytes()[:command_bytes] if command_bytes <= ROOM_BYTES else b""
     return Report(
-        command_bytes, command, next_report, bool(stop), first_step, seconds, compute_seconds
+        command_bytes,
+        command,
+        next_report,
+        bool(stop),
+        losses,
+        first_step,
+        seconds,
+        compute_seconds,
     )
+
+
+def times_of(reports: Sequence[Report], base: int, is_apart: bool) -> list[RankTimes]:
+    """What they tell of each rank's steps.
+
+    Args:
+        base: rank 0's number of the step that the reports count from.
+        is_apart: the ranks have no step in common; of each as many are taken, its latest, by the
+            numbers of rank 0.
+    """
+    if not is_apart:
+        return [RankTimes(base + r.first_step, r.seconds, r.compute_seconds) for r in reports]
+    count = min(len(report.seconds) for report in reports)
+    first = base + reports[0].first_step + len(reports[0].seconds) - count
+    skipped = [len(report.seconds) - count for report in reports]
+    return [
+        RankTimes(first, report.seconds[skip:], report.compute_seconds[skip:])
+        for report, skip in zip(reports, skipped, strict=True)
+    ]

@@ -197,9 +197,10 @@ class Reporter:
                 event.kind, event.trial, event.step, event.message, event.seconds
             )
         )
-        if event.kind == "disagreement":
+        if event.kind in ("disagreement", "diverged"):
             # The ranks are at the baseline now, whatever they were told before.
             self._forget_commands()
+        if event.kind == "disagreement":
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:
                 raise _Hopeless(f"the ranks disagreed too often ({event.message})")

@@ -1,7 +1,7 @@
 """Algorithms: how the replicas of a model are kept together. Importing this registers Bagua's."""
 
 from bagua_client.algorithms.async_model_average import AsyncModelAverageAlgorithm
-from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, register
+from bagua_client.algorithms.base import Algorithm, GlobalAlgorithmRegistry, find, offered, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.decentralized import DecentralizedAlgorithm
 from bagua_client.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -22,5 +22,6 @@ __all__ = [
     "QAdamAlgorithm",
     "QAdamOptimizer",
     "find",
+    "offered",
     "register",
 ]

@@ -114,7 +114,13 @@ class AsyncModelAverageAlgorithm(Algorithm):
         return self._steps
 
     def begin(self, phase: int) -> None:
-        self.leaves_gradients = phase == APART
+        self.leaves_gradients = self.is_apart = phase == APART
+
+    def end(self) -> None:
+        self._stop()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def forward_begins(self, weights: Weights) -> None:
         self._weights = weights
@@ -157,21 +163,25 @@ class AsyncModelAverageAlgorithm(Algorithm):
             ValueError: the model does not train so.
         """
         worker = _worker_of(model)
-        worker._is_aborted = True
-        weights = worker._weights
+        worker._stop()
+        if average and worker._weights is not None:
+            worker._start(worker._weights)
+            worker._finish(is_kept=False)
+
+    def _stop(self) -> None:
+        """Bring the round that is under way on any rank to its end, and begin no other."""
+        self._is_aborted = True
+        weights = self._weights
         if weights is None:
             return
         communicator = weights.communicator
-        rounds = Vote(worker.rounds, communicator.group, communicator.device).values()
-        if worker.rounds < max(rounds):
-            if worker._round is not None:
-                worker._finish()
-            worker._start(weights)  # Another rank has begun it, and waits for this one.
-        if worker._round is not None:
-            worker._finish()
-        if average:
-            worker._start(weights)
-            worker._finish(is_kept=False)
+        rounds = Vote(self.rounds, communicator.group, communicator.device).values()
+        if self.rounds < max(rounds):
+            if self._round is not None:
+                self._finish()
+            self._start(weights)  # Another rank has begun it, and waits for this one.
+        if self._round is not None:
+            self._finish()
 
     def resume(self, model: torch.nn.Module) -> None:
         """Begin the rounds of ``model`` again. All ranks must call it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,8 @@ class Algorithm:
         moves_weights: in the moments below.
         leaves_gradients: they stay each rank's own, in this phase, as do buffers.
         needs_all_ranks: to the end of a training; they cannot end one by one (torch's ``join``).
-        obstacle: why a job that trains so is not tuned; empty: it can be.
+        is_apart: ranks have no step in common, in this phase: one waits for no other.
+        obstacle: why a job that was wrapped with it is not tuned; empty: it can be.
         exchanges: operations of :meth:`exchange` that communicate.
         scales_itself: the chain does, in this phase, and a bucket travels as it is.
     """
@@ -50,6 +51,7 @@ class Algorithm:
     moves_weights = False
     leaves_gradients = False
     needs_all_ranks = False
+    is_apart = False
     obstacle = ""
     exchanges = 1
     scales_itself = False
@@ -81,6 +83,16 @@ class Algorithm:
         Raises:
             ValueError: it does not.
         """
+
+    @classmethod
+    def offered(cls, parameters: Collection[torch.Tensor]) -> Algorithm | None:
+        """With its default arguments, as a tuning would try it on a model with these parameters;
+        None: it does not work there."""
+        return cls()
+
+    def end(self) -> None:
+        """Another one takes its place: all ranks, between two steps. What is on its way is brought
+        to its end; weights may differ between ranks afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a training that goes on later needs; each rank has its own."""
@@ -234,3 +246,11 @@ def find(algorithm: str | Algorithm) -> Algorithm:
         return Algorithm.init(algorithm)
     except KeyError as error:
         raise ValueError(error.args[0]) from None
+
+
+def offered(name: str, parameters: Collection[torch.Tensor]) -> Algorithm | None:
+    """What a tuning would try under that name; see :meth:`Algorithm.offered`."""
+    declaration = GlobalAlgorithmRegistry.get(name)
+    make = getattr(declaration, "offered", None)  # A class has it; what makes instances may not.
+    found: Algorithm | None = declaration() if make is None else make(parameters)
+    return found

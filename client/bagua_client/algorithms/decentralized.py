@@ -79,10 +79,13 @@ class DecentralizedAlgorithm(Algorithm):
             f"'all', or hierarchical={what == 'ranks'} if the other number is even"
         )
 
-    def forward_begins(self, weights: Weights) -> None:
+    def end(self) -> None:
         for _, _, arrival in self._in_flight:  # of a pass that had no backward one
             arrival.wait()
         self._in_flight = []
+
+    def forward_begins(self, weights: Weights) -> None:
+        self.end()
         if self._steps % self.communication_interval:
             return
         share = 1.0 / weights.communicator.world_size

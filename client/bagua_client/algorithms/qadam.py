@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.companion import in_bucket
-from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer, optimizer_of
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
@@ -55,6 +56,14 @@ class QAdamAlgorithm(ByteGradAlgorithm):
     def reify(self, communicator: Communicator) -> QAdamAlgorithm:
         return copy.copy(self)
 
+    @classmethod
+    def offered(cls, parameters: Collection[torch.Tensor]) -> QAdamAlgorithm | None:
+        found = optimizer_of(parameters)
+        return None if found is None else cls(found)
+
+    def end(self) -> None:
+        self.optimizer.is_given_momenta = False
+
     @property
     def phase(self) -> int:
         is_over = self.optimizer.steps_done >= self.optimizer.warmup_steps
@@ -66,7 +75,7 @@ class QAdamAlgorithm(ByteGradAlgorithm):
 
     @property
     def is_warming_up(self) -> bool:
-        return not self.scales_itself
+        return self.phase == WARM_UP
 
     def begin(self, phase: int) -> None:
         self.is_torchs, self.scales_itself = phase == WARM_UP, phase == MOMENTA

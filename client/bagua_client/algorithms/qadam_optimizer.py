@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
+
+_optimizers: WeakSet[QAdamOptimizer] = WeakSet()
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
@@ -53,6 +56,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         self.warmup_steps = warmup_steps
         self.compatible = compatible
         self.is_given_momenta = False
+        _optimizers.add(self)
 
     @property
     def steps_done(self) -> int:
@@ -97,3 +101,12 @@ class QAdamOptimizer(torch.optim.Optimizer):
         settled = t if self.compatible else min(t, self.warmup_steps)
         scale = (v.sqrt() / math.sqrt(1 - beta2**settled)).add_(group["eps"])
         parameter.addcdiv_(m, scale, value=-group["lr"] / (1 - beta1**t))
+
+
+def optimizer_of(parameters: Collection[torch.Tensor]) -> QAdamOptimizer | None:
+    """The one that steps all of these parameters, if there is one."""
+    wanted = {id(parameter) for parameter in parameters}
+    for optimizer in _optimizers:
+        if wanted <= {id(p) for group in optimizer.param_groups for p in group["params"]}:
+            return optimizer
+    return None

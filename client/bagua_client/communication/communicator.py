@@ -62,7 +62,6 @@ class Communicator:
         group: the process group over all of them.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
-        exchanges: the most operations that an exchange is made of.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -71,7 +70,6 @@ class Communicator:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.topology = discover(group, device)
-        self.exchanges = 1
         self._flat_groups = [[group]]
         self._node_groups: list[NodeGroups] = []
 
@@ -122,17 +120,20 @@ class Communicator:
                 f"{configuration.channels}"
             )
 
-    def prepare(self, configuration: Configuration) -> None:
+    def prepare(self, configuration: Configuration, exchanges: int = 1) -> None:
         """Make the groups that ``configuration`` needs and that are not there.
 
         All ranks must call it together, with the same configuration.
+
+        Args:
+            exchanges: so many operations an exchange between the ranks is made of.
 
         Raises:
             RuntimeError: see :meth:`check`; nothing was made.
         """
         self.check(configuration)
         # On CUDA chains are issued whole, so all ranks issue one order whatever the group.
-        needed = 1 if self.device.type == "cuda" else self.exchanges
+        needed = 1 if self.device.type == "cuda" else exchanges
         by_node = self._reduces_by_node(configuration)
         everyone = self.topology.across if by_node else [range(self.world_size)]
         while by_node and len(self._node_groups) < configuration.channels:

@@ -100,6 +100,19 @@ class DistributedDataParallel(WithMoments):
         """What keeps the replicas together: this model's own instance, with its state."""
         return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
 
+    def report_loss(self, loss: torch.Tensor | float) -> None:
+        """Tell a tuning the loss of this rank's batch, once in each step, from the first one on.
+
+        A trial that changes the numbers fails where losses under it are worse than before, by more
+        than 5 % and more than chance. Nothing waits for the device. Without a tuning it does
+        nothing.
+
+        Raises:
+            TypeError: neither a tensor nor a number.
+        """
+        if self._agent is not None:
+            self._agent.report_loss(loss)
+
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
         it together, in the same step.

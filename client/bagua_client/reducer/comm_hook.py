@@ -43,10 +43,15 @@ class Travel:
         watcher: Watcher,
     ) -> None:
         self.configuration = configuration
-        self._algorithm = algorithm
-        self._carrier = Carrier(algorithm, communicator)
+        self._communicator = communicator
         self._watcher = watcher
-        self._scale = algorithm.scale(communicator.world_size)
+        self.use(algorithm)
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Carry out this one's chains from the next step on."""
+        self._algorithm = algorithm
+        self._carrier = Carrier(algorithm, self._communicator)
+        self._scale = algorithm.scale(self._communicator.world_size)
 
     def __call__(self, state: object, bucket: GradBucket) -> Arrival:
         on_end = self._watcher.bucket_starts(bucket)

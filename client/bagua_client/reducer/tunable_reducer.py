@@ -22,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
-from bagua_client.communication.agreement import Vote, attempt
+from bagua_client.communication.agreement import attempt
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, describe, plan
-from bagua_client.reducer.comm_hook import Mark, Travel, watched
+from bagua_client.reducer.comm_hook import Mark, watched
 from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
 from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.reducer.replication import Replication
 from bagua_client.reducer.timeline import Timeline
-from bagua_client.reducer.weights import Moments
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
 
@@ -44,7 +44,6 @@ class TunableReducer:
     """The reducer of one wrapped model. All ranks make theirs together.
 
     Attributes:
-        algorithm: this model's own.
         communicator: of the ranks that train the model.
         parameters: of the model, in the reducer's order.
         tensors: their specs.
@@ -75,17 +74,14 @@ class TunableReducer:
         self.communicator = communicator
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
-        self.algorithm = algorithm.reify(communicator)
-        self.algorithm.names = names
-        by_node = self.algorithm.hierarchical and communicator.topology.is_hierarchical
+        by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
         self.default = replace(
             configuration_of(caps),
             channels=channels,
             hierarchical="leaders" if by_node else "off",
         )
-        communicator.exchanges = self.algorithm.exchanges
-        self.algorithm.check(communicator, self.default)
-        communicator.prepare(self.default)
+        self._replication = Replication(algorithm, self, names, ddp, self)
+        communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
         self.layout = plan(self.tensors, self.order, self.default)
         self.recut_seconds = 0.0
         self.after_reduction: Callable[[], None] | None = None
@@ -93,14 +89,12 @@ class TunableReducer:
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.may_join = False
-        self._travel = Travel(self.algorithm, communicator, self.default, self)
         self._voters = communicator.group, communicator.device
         self._timeline: Timeline | None = None
         self._ready_handles: list[RemovableHandle] = []
         self._is_attached = self._is_hooked = False
         self._is_stale = True
         self._is_timed = False
-        self._phase = 0
         self._next: Layout | None = None
         self._before = self.layout
         self._reductions = 0
@@ -110,10 +104,15 @@ class TunableReducer:
         self._used = {i for i, p in enumerate(self.parameters) if p.grad is not None}
         if not torchs.rebuilds(ddp):
             weakref.finalize(ddp, _remove, torchs.on_each_gradient(self.parameters, self._used.add))
-        weakref.finalize(ddp, self._travel.close)
-        self._moments = Moments(self, ddp) if self.algorithm.moves_weights else None
+        weakref.finalize(ddp, self._replication.travel.close)
+        self._replication.use(self.default)
 
     # What may be changed
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What is in force: this model's own."""
+        return self._replication.algorithm
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -132,12 +131,13 @@ class TunableReducer:
             tensors=self.tensors,
             in_ready_order=torchs.rebuilds(ddp),
             hook=self._theirs,
+            replication=self._replication,
         )
 
     @property
     def refusal(self) -> str:
         """Why nothing at all can be changed while this training runs; empty: it can."""
-        return self.algorithm.obstacle or refusal_of(self._ddp, self._baseline)
+        return self._replication.obstacle or refusal_of(self._ddp, self._baseline)
 
     @property
     def order_is_agreed(self) -> bool:
@@ -155,7 +155,8 @@ class TunableReducer:
                 "explicit buckets count tensors in the order in which gradients become ready, "
                 "which is known after the first steps"
             )
-        self.algorithm.check(self.communicator, configuration)
+        configuration = self._replication.named(configuration)
+        self._replication.planned(configuration)
         layout = plan(self.tensors, self.order, configuration)
         self.offer.caps(layout)
         return layout
@@ -180,7 +181,8 @@ class TunableReducer:
     def schedule(self, layout: Layout) -> None:
         """Put ``layout`` into force before the next forward pass that synchronises. All ranks
         must have agreed on it, and call this in the same step."""
-        self.communicator.prepare(layout.configuration)
+        exchanges = self._replication.planned(layout.configuration).exchanges
+        self.communicator.prepare(layout.configuration, exchanges)
         self._next = layout
 
     def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -209,34 +211,29 @@ class TunableReducer:
         is_cut_due = self._made_after is not None and self._reductions > self._made_after
         if not is_between_steps:
             return is_cut_due
-        if self._moments is not None:  # Before any vote: other ranks may wait in it.
-            self._moments.catch_up()
+        if self._replication.moments is not None:  # Before any vote: other ranks may wait in it.
+            self._replication.moments.catch_up()
         if is_cut_due:
             self._let_torch_cut()
         if self._is_timed and self._reductions - self._first_seen > torchs.steps_to_cut(ddp):
             self._is_timed = False
             torchs.leave_untimed(ddp)
-        if self.algorithm.phase != self._phase:
-            self._change_phase(self.algorithm.phase)
-        if self._is_stale:
-            self._is_stale = False
-            self._build(self.layout)
+        self._settle()
         if self._next is not None:
             torchs.rebuild(ddp)
             self._carry_out(self._next)
-        if self._moments is not None:
-            self._moments.forward_begins()
+            self._settle()
+        if self._replication.moments is not None:
+            self._replication.moments.forward_begins()
         return False
 
-    def _change_phase(self, phase: int) -> None:
-        """The algorithm has come to another one, which all ranks find in the same step."""
-        if others := Vote(self.algorithm.progress, *self._voters).dissenters():
-            raise RuntimeError(
-                f"rank {', '.join(map(str, others))} has made another number of steps than the "
-                f"others, and {self.algorithm.name} depends on it; load the same checkpoint on all"
-            )
-        self._phase, self._is_stale = phase, True
-        self.algorithm.begin(phase)
+    def _settle(self) -> None:
+        """Have the hooks that the algorithm's phase needs, and the training's."""
+        if self._replication.change_phase(*self._voters):
+            self._is_stale = True
+        if self._is_stale:
+            self._is_stale = False
+            self._build(self.layout)
 
     def _let_torch_cut(self) -> None:
         """A new reducer cuts its buckets itself, once. Whether it has is known by counting: others
@@ -253,6 +250,8 @@ class TunableReducer:
     def _carry_out(self, layout: Layout) -> None:
         began = time.perf_counter()
         self._next, self._before = None, self.layout
+        if not self._replication.keeps(layout.configuration):
+            self._replication.leave()
         if self._on_all_ranks(lambda: self._build(layout)) == FAILED:
             return
         self.recut_seconds = time.perf_counter() - began
@@ -297,19 +296,19 @@ class TunableReducer:
         ddp = self._ddp
         offer = self.offer
         caps, theirs = offer.caps(layout), offer.hook
+        self._replication.use(layout.configuration)
         is_torchs_way = layout.configuration.is_torchs_way
         is_torchs = self.algorithm.is_torchs and is_torchs_way
         # Our hook also sees the order that explicit buckets count in, and where steps end.
         sees = not self.order_is_agreed and offer.has_explicit_buckets
         has_use = not is_torchs or sees or not torchs.rebuilds(ddp)
         hooked = not bare and (self._is_attached or (theirs is None and has_use))
-        self.layout, self._travel.configuration = layout, layout.configuration
-        self._travel.close()
+        self.layout = layout
         if caps == self._caps:
             if hooked == self._is_hooked:
                 return
             if hooked and theirs is None:
-                torchs.register_hook(ddp, self._travel)
+                torchs.register_hook(ddp, self._replication.travel)
                 self._is_hooked = True
                 return
         self._is_hooked, self._caps = False, None
@@ -321,7 +320,7 @@ class TunableReducer:
             run = watched(theirs.run, theirs.state, self) if hooked and theirs.run else None
             torchs.register_user_hook(ddp, theirs, run)
         elif hooked:
-            torchs.register_hook(ddp, self._travel)
+            torchs.register_hook(ddp, self._replication.travel)
         self._is_hooked = hooked
         if not hooked:
             self._made_after = None  # Torch cuts it as it would its own, and nobody is told.
@@ -385,8 +384,8 @@ class TunableReducer:
         """The backward pass is over, and torch has waited for all buckets."""
         self._reductions += 1
         self._used.clear()
-        if self._moments is not None:
-            self._moments.backward_ends()
+        if self._replication.moments is not None:
+            self._replication.moments.backward_ends()
         steps = self._reductions - self._first_seen
         is_cut = steps > torchs.steps_to_cut(self._ddp)
         if self._order.step_ends(is_cut, not torchs.rebuilds(self._ddp)):

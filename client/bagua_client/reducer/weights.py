@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.algorithms.companion import in_order
+from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.pipeline import Arrival
-from bagua_client.layout import Layout
+from bagua_client.layout import Layout, digest_of
 from bagua_client.reducer.carrier import Carrier
+
+logger = logging.getLogger(__name__)
 
 
 class Weights:
@@ -86,7 +91,6 @@ class Weights:
 class Model(Protocol):
     """What is trained, and the layout that is in force."""
 
-    algorithm: Algorithm
     communicator: Communicator
     parameters: list[torch.nn.Parameter]
     layout: Layout
@@ -112,7 +116,7 @@ class Moments:
     when the next forward pass begins: so on every rank once for every backward pass.
     """
 
-    def __init__(self, model: Model, wrapper: torch.nn.Module) -> None:
+    def __init__(self, algorithm: Algorithm, model: Model, wrapper: torch.nn.Module) -> None:
         models, reference = weakref.ref(model), weakref.ref(self)
 
         def layout() -> Layout:
@@ -124,12 +128,14 @@ class Moments:
             if (moments := reference()) is not None:
                 moments._optimizer_stepped(optimizer)
 
-        self._algorithm = model.algorithm
-        self._weights = Weights(model.parameters, model.algorithm, model.communicator, layout)
+        self._algorithm = algorithm
+        self._weights = Weights(model.parameters, algorithm, model.communicator, layout)
         self._ours = {id(parameter) for parameter in model.parameters}
         self._missing: set[int] = set()
+        # In the order in which they stepped first, which all ranks share.
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         closing = _Closing(register_optimizer_step_post_hook(hook), self._weights)
-        weakref.finalize(wrapper, closing)
+        self._close: Callable[[], object] = weakref.finalize(wrapper, closing)
 
     def catch_up(self) -> None:
         """A forward pass of the next step begins: the step before it has ended on all ranks."""
@@ -145,14 +151,65 @@ class Moments:
         self._missing = set(self._ours)
         self._algorithm.backward_ends(self._weights)
 
+    def end(self) -> None:
+        """Another algorithm follows: all ranks, between two steps. The replicas are equal then."""
+        self._algorithm.end()
+        found = [optimizer() for optimizer in self._optimizers.values()]
+        equalise(self._weights, [optimizer for optimizer in found if optimizer is not None])
+        self.close()
+
+    def close(self) -> None:
+        """Tell no more."""
+        self._close()
+
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._missing:
             return
-        for group in optimizer.param_groups:
-            self._missing.difference_update(map(id, group["params"]))
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if id(optimizer) not in self._optimizers and not stepped.isdisjoint(self._ours):
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._missing -= stepped
         if not self._missing:
             self._step_ends()
 
     def _step_ends(self) -> None:
         self._missing = set()
         self._algorithm.step_ends(self._weights)
+
+
+@torch.no_grad()
+def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give all ranks the mean of their weights, and of what their optimizers keep beside them: a
+    momentum that differs would drive them apart again. All ranks, between two steps."""
+    communicator = weights.communicator
+    kept = [state for optimizer in optimizers for state in _moments_of(optimizer, weights)]
+    shapes = [(name, len(tensors), sum(t.numel() for t in tensors)) for name, tensors in kept]
+    voters = communicator.group, communicator.device
+    if Vote(digest_of(shapes), *voters).dissenters():
+        kept = []
+        if communicator.rank == 0:
+            logger.warning(
+                "optimizers keep other things on some ranks than on others, so those stay as they "
+                "are; weights are averaged over all ranks"
+            )
+    everything: list[Sequence[torch.Tensor]] = [*weights.whole, *(tensors for _, tensors in kept)]
+    for tensors in everything:
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat, group=communicator.group)
+        flat.div_(communicator.world_size)
+        for tensor, values in zip(tensors, in_order(tensors)(flat), strict=True):
+            tensor.copy_(values)
+
+
+def _moments_of(
+    optimizer: torch.optim.Optimizer, weights: Weights
+) -> list[tuple[str, list[torch.Tensor]]]:
+    """What it keeps of the weights, number by number: such as Adam's ``exp_avg`` of all of them."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for parameter in weights.parameters:
+        for name, value in sorted(optimizer.state.get(parameter, {}).items()):
+            is_beside = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if is_beside and value.is_floating_point():
+                key = f"{name} {value.dtype} {value.device.type}"
+                found.setdefault(key, []).append(value)
+    return list(found.items())

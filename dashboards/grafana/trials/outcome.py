@@ -40,6 +40,7 @@ REASONS = {
     "nothing_to_try": "nothing to try",
     "too_few_steps": "too few steps",
     "disagreement": "ranks disagreed",
+    "diverged": "the training suffered",
     "other": "another reason",
 }
 

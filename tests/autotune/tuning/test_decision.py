@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from bagua_autotune.model.job import Job, Limits, Trial
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.bill import Bill
-from bagua_autotune.tuning.decision import Keep, Propose, decide, lowest
+from bagua_autotune.tuning.decision import HARM, Keep, Propose, decide, lowest
 from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.report import make_result
 from tests.autotune.support import MIB, make_spec
@@ -227,3 +228,33 @@ def test_speeds_may_be_negative_and_higher_is_better() -> None:
     assert objective.speedup(gain=5.0, baseline_cost=-10.0) == pytest.approx(1.5)
     assert objective.speedup(gain=5.0, baseline_cost=10.0) == pytest.approx(1.5)
     assert math.isfinite(objective.cost([1.7e308, 1.7e308]) ** 2)
+
+
+def test_what_the_training_suffered_from_is_not_tried_in_another_size() -> None:
+    space = {**SPEC.knobs, "algorithm": Categorical(values=("gradient_allreduce", "bytegrad"))}
+    baseline = Configuration({**BASELINE, "algorithm": "gradient_allreduce"})
+    candidates = enumerate_candidates(space, baseline, SPEC.tensors)
+    job = replace(make_job(max_samples=len(candidates)), space=space, baseline=baseline)
+    harmful = next(c for c in candidates if c["algorithm"] == "bytegrad")
+    trials = [
+        *history(("search", baseline, 0.2)),
+        Trial(1, "search", harmful, "failed", failure=f"{HARM}: its loss is not finite"),
+    ]
+    tried = set()
+    while isinstance(found := follow(trials, job, candidates), Propose):
+        if found.purpose == "confirm":
+            break
+        tried.add(found.configuration)
+        trials += history(("search", found.configuration, 0.3))
+    assert len(tried) > 5
+    assert {c["algorithm"] for c in tried} == {"gradient_allreduce"}
+    # One that could not be run says nothing of others with that algorithm.
+    trials[1] = replace(trials[1], failure="rank 3 ran out of memory")
+    after = follow(trials[:2], job, candidates)
+    assert isinstance(after, Propose)
+
+
+def test_ranks_that_do_not_wait_make_steps_at_their_own_speed() -> None:
+    # In 6 s the fast rank makes three and the slow one one: as two ranks of 3 s would.
+    assert StepTime().seconds(StepTime().cost([2.0, 6.0], apart=True)) == pytest.approx(3.0)
+    assert StepTime().seconds(StepTime().cost([2.0, 6.0])) == pytest.approx(6.0)

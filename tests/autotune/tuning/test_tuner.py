@@ -335,6 +335,27 @@ def test_ranks_that_cannot_run_the_final_choice_end_on_the_baseline(tuner: Tuner
     assert tuner.status("job") == once
 
 
+def test_a_winner_that_harms_the_training_is_given_up(tuner: Tuner) -> None:
+    assert finish(tuner).result is not None
+    tuner.take_event("job", Event("diverged", None, 999, "its loss is 9 and was 1 before"))
+    result = tuner.status("job").result
+    assert result is not None
+    assert (result.configuration, result.reason_code) == (BASELINE, "diverged")
+    assert "kept: the training suffered: its loss is 9 and was 1 before" in result.summary
+
+
+def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 1:
+        drive(tuner, "job", ranks, polls=1)
+    with pytest.raises(TrialNotNamed, match="a diverged names the trial"):
+        tuner.take_event("job", Event("diverged", None, 5, "x"))
+    tuner.take_event("job", Event("diverged", 1, 50, "its loss is not finite"))
+    assert tuner.trials("job")[1].failure == "the training suffered: its loss is not finite"
+    assert tuner.open_trial("job").index == 2
+
+
 def test_a_late_disagreement_about_a_trial_leaves_the_final_choice(tuner: Tuner) -> None:
     before = finish(tuner)
     tuner.take_event("job", Event("disagreement", 2, message="late"))

@@ -37,6 +37,8 @@ class _Script:
                 self._deciding = self._deciding_answers
         elif self._deciding:
             self._deciding -= 1
+        if kind == "diverged" and body["trial"] == self._trial:
+            self._trial, self._measured = self._trial + 1, set()
         if kind == "drift" and self._rounds:
             self._first, self._configurations = self._trial, self._rounds.pop(0)
         return self._state()
@@ -61,6 +63,7 @@ class ScriptedService:
 
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
+            One that harms the training gives way to the next.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.

@@ -70,7 +70,7 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
     offered = registration["knobs"]
     # What changes the numbers only where it is allowed.
     assert set(offered) == set(registration["default_configuration"])
-    assert set(offered) == set(TRIED[0].to_json()) - {"wire_precision"}
+    assert set(offered) == set(TRIED[0].to_json()) - {"wire_precision", "algorithm"}
     assert offered["channels"] == {"type": "categorical", "values": [1, 2, 4, 8, 16]}
     assert offered["hierarchical"]["values"] == ["off", "leaders", "shards"]
     for edge in ("first_bucket_bytes", "last_bucket_bytes"):

@@ -28,9 +28,9 @@ def test_reports_are_as_frequent_as_they_are_cheap(
     pace = Pace()
     for _ in range(20):
         pace.took(message_seconds)
-    assert pace.while_tuning(0) == 1  # no step is known yet
+    assert pace.until_next(0) == 1  # no step is known yet
     now = 10 * step_seconds
-    assert pace.while_tuning(10) == reductions
+    assert pace.until_next(10) == reductions
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_watched_job_reports_seldom_and_more_often_when_times_seem_to_change(
     pace = Pace()
     for _ in range(20):
         pace.took(message_seconds)
-    assert pace.while_watching(0, False) == 24
+    assert pace.until_next(0, False) == 24
     now = 0.5
-    assert pace.while_watching(10, True) == suspicious
+    assert pace.until_next(10, True) == suspicious
 
 
 def test_one_slow_report_does_not_make_the_next_ones_rare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_one_slow_report_does_not_make_the_next_ones_rare(monkeypatch: pytest.Mo
     pace = Pace()
     for seconds in (0.0, 0.0, 0.0, 1.0):
         pace.took(seconds)
-    pace.while_tuning(0)
+    pace.until_next(0)
     now = 1.0
-    assert pace.while_tuning(10) == 2
+    assert pace.until_next(10) == 2
 
 
 def test_a_thread_that_runs_ahead_of_its_gpu_does_not_make_reports_rare(
@@ -71,5 +71,5 @@ def test_a_thread_that_runs_ahead_of_its_gpu_does_not_make_reports_rare(
         # Steps of 100 ms: six are launched at once, then their time is waited for.
         reductions += 6 if report % 2 else 1
         now += 0.001 if report % 2 else 0.7
-        found.append(pace.while_tuning(reductions))
+        found.append(pace.until_next(reductions))
     assert max(found[4:]) <= 3

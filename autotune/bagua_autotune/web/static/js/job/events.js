@@ -4,8 +4,11 @@ import { byId, element } from "../dom.js";
 import { duration, grouped } from "../format.js";
 
 const WORDS = {
-  switched: "switched", disagreement: "ranks disagreed", ended: "training ended", note: "note", drift: "step time changed",
+  switched: "switched", disagreement: "ranks disagreed", diverged: "training suffered",
+  ended: "training ended", note: "note", drift: "step time changed",
 };
+
+const STRONG = new Set(["disagreement", "diverged", "drift"]);
 
 export function showEvents(events) {
   const latest = [...events].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
@@ -25,5 +28,5 @@ function line({ kind, trial, step, message, seconds: took, at }) {
   const text = parts.join(" ") + (message ? `: ${message}` : "");
   return element("li", {},
     element("time", { datetime: at, class: "muted" }, new Date(at).toLocaleTimeString("en-GB")),
-    element("span", { class: kind === "disagreement" || kind === "drift" ? "strong" : "" }, text));
+    element("span", { class: STRONG.has(kind) ? "strong" : "" }, text));
 }

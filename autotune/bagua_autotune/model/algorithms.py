@@ -1,0 +1,81 @@
+"""Bagua's algorithms as far as their speed goes: what a step sends under each, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bagua_autotune.model.knobs import (
+    ALGORITHM_KNOB,
+    BUCKET_KNOB,
+    CHANNELS_KNOB,
+    USUAL_ALGORITHM,
+    WAYS_KNOB,
+    Categorical,
+    Space,
+    Value,
+)
+
+Moment = Literal["ready", "begin", "end", "apart"]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One that keeps a model's replicas together.
+
+    Attributes:
+        when: what travels may leave. ``ready``: a bucket of gradients when it is full. ``begin``:
+            weights, when the step begins. ``end``: weights, when all gradients are there.
+            ``apart``: nothing that a step waits for.
+        compresses: to eight bits, in one exchange more.
+        ways: to reduce, of those that it works with; None: all.
+    """
+
+    when: Moment = "ready"
+    compresses: bool = False
+    ways: tuple[str, ...] | None = None
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Those that change what it costs, beside where a bucket begins and ends."""
+        if self.when == "apart":
+            return ()
+        sizes = () if self.when == "begin" else (BUCKET_KNOB,)
+        return (*sizes, WAYS_KNOB, CHANNELS_KNOB)
+
+
+KNOWN: Mapping[Value, Algorithm] = {
+    USUAL_ALGORITHM: Algorithm(),
+    "bytegrad": Algorithm(compresses=True),
+    "qadam": Algorithm(compresses=True),
+    "decentralized": Algorithm("begin"),
+    "low_precision_decentralized": Algorithm("end", compresses=True, ways=("off", "leaders")),
+    "async": Algorithm("apart"),
+}
+OTHER = Algorithm()
+"""One that somebody else has written."""
+
+
+def algorithm_of(values: Mapping[str, Value]) -> Algorithm:
+    """Of a configuration; of one without that knob the usual one."""
+    return KNOWN.get(values.get(ALGORITHM_KNOB, USUAL_ALGORITHM), OTHER)
+
+
+def choices(space: Space, baseline: Mapping[str, Value]) -> list[tuple[Value, Mapping[str, Value]]]:
+    """The algorithms to choose from, each with the values that stay as they are under it.
+
+    Under the job's own nothing does. Under another one the knobs that it does not know stay at
+    the baseline's, as do refinements of the buckets and the precision on the wire.
+    """
+    domain = space.get(ALGORITHM_KNOB)
+    if not isinstance(domain, Categorical):
+        return [(USUAL_ALGORITHM, {})]
+    found: list[tuple[Value, Mapping[str, Value]]] = []
+    for name in domain.values:
+        knobs = algorithm_of({ALGORITHM_KNOB: name}).knobs
+        own: dict[str, Value] = {ALGORITHM_KNOB: name}
+        stays = {knob: value for knob, value in baseline.items() if knob not in knobs} | own
+        is_own = name == baseline.get(ALGORITHM_KNOB) and knobs == OTHER.knobs
+        found.append((name, own if is_own else stays))
+    return found

@@ -1,0 +1,112 @@
+"""What a slow rank costs the others: under stock DDP, and where no rank waits for another.
+
+    torchrun --nproc-per-node 4 benchmarks/slow_rank.py
+
+Each rank computes for so long (it sleeps: a GPU would), the last one three times as long. "own
+speed" is that of computing alone, measured in the same process in turns; a rank's figure is its
+steps per second as a share of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from harness import print_table, write_json
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bagua_client import DistributedDataParallel
+from bagua_client.algorithms import AsyncModelAverageAlgorithm
+
+SLOWER = 3
+GOAL = 0.95
+
+
+def speed(step: Callable[[], object], seconds: float) -> float:
+    """Steps per second of this rank."""
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() < began + seconds:
+        step()
+        steps += 1
+    return steps / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=float, default=2.0, help="of gradients")
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--block-seconds", type=float, default=4.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    width = int((options.megabytes * 1e6 / 4) ** 0.5)
+    pause = options.step_seconds * (SLOWER if rank == ranks - 1 else 1)
+
+    def stepper(model: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        inputs = torch.ones(1, width)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            time.sleep(pause)
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    asynchronous = DistributedDataParallel(nn.Linear(width, width), algorithm="async")
+    algorithm = asynchronous.algorithm
+    assert isinstance(algorithm, AsyncModelAverageAlgorithm)
+    # Stock DDP has all ranks make as many steps: a block of it is counted, not timed.
+    stock_step = stepper(Stock(nn.Linear(width, width)))
+    steps = {"alone": stepper(nn.Linear(width, width)), "async": stepper(asynchronous)}
+    for step in (*steps.values(), stock_step):
+        for _ in range(3):
+            step()
+    shares: dict[str, list[float]] = {"stock DDP": [], "async": []}
+    for _ in range(options.rounds):
+        dist.barrier()
+        own = speed(steps["alone"], options.block_seconds)
+        dist.barrier()
+        algorithm.resume(asynchronous)
+        shares["async"].append(speed(steps["async"], options.block_seconds) / own)
+        algorithm.abort(asynchronous)
+        dist.barrier()
+        count = max(3, int(options.block_seconds / options.step_seconds / SLOWER))
+        began = time.perf_counter()
+        for _ in range(count):
+            stock_step()
+        shares["stock DDP"].append(count / (time.perf_counter() - began) / own)
+    every: list[dict[str, list[float]]] = [{} for _ in range(ranks)]
+    dist.all_gather_object(every, shares)
+    if rank == 0:
+        rows = [
+            [f"rank {number}" + (" (slow)" if number == ranks - 1 else "")]
+            + [f"{median(v):.3f} ({min(v):.3f} to {max(v):.3f})" for v in of.values()]
+            for number, of in enumerate(every)
+        ]
+        print_table(["share of its own speed", *shares], rows)
+        lowest = min(median(of["async"]) for of in every[:-1])
+        word = "met" if lowest >= GOAL else "MISSED"
+        print(f"{word}: beside a slow rank the others keep {GOAL} of their speed: {lowest:.3f}")
+        if options.json:
+            write_json(options.json, {"command": sys.argv, "shares": every})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""From one algorithm to another between two steps: by hand, and as a service says."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import QAdamOptimizer
+from tests.client.agent.scripted_service import ScriptedService
+from tests.client.algorithms.small import loss_of, small_model
+from tests.ranks import RankPool
+
+MOST_STEPS = 4000
+OTHERS = ["bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+TRIED = [
+    Configuration(200, algorithm="decentralized"),
+    Configuration(100, algorithm="bytegrad", channels=2),
+    Configuration(100),
+    Configuration(300, "leaders", algorithm="low_precision_decentralized"),
+    # Its replicas hold for one way to reduce: it begins anew.
+    Configuration(300, algorithm="low_precision_decentralized"),
+    Configuration(100, "shards", algorithm="qadam"),
+    Configuration(200, algorithm="async"),
+    Configuration(200, "shards", algorithm="decentralized"),
+    Configuration(100),
+]
+
+
+def _state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Weights, and what the optimizer keeps beside them."""
+    parameters = list(model.parameters())
+    kept = [value for p in parameters for value in optimizer.state[p].values()]
+    tensors = [*parameters, *(k for k in kept if isinstance(k, torch.Tensor) and k.dim())]
+    return torch.cat([tensor.detach().reshape(-1).clone() for tensor in tensors])
+
+
+def _spread(state: torch.Tensor) -> float:
+    """By how much the ranks' states differ at most."""
+    low, high = state.clone(), state.clone()
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return float((high - low).max())
+
+
+def _set_by_hand(name: str) -> tuple[list[float], list[str], float]:
+    """How far apart ranks are after each step; the algorithm in each; the last loss."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(small_model())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if name == "qadam":
+        optimizer = QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
+    apart, names = [], []
+    for step in range(16):
+        if step in (3, 8, 12):
+            assert model.reconfigure(Configuration(200, algorithm="" if step == 8 else name))
+        model.zero_grad()
+        loss = loss_of(model, rank, step)
+        loss.backward()
+        optimizer.step()
+        names.append(model.algorithm.name)
+        apart.append(_spread(_state_of(model, optimizer)))
+    assert model.reconfigure(Configuration(200))
+    loss = loss_of(model, rank, 16)
+    return apart, names, float(loss)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_replicas_are_equal_whenever_an_algorithm_is_left(four_ranks: RankPool, name: str) -> None:
+    for apart, names, loss in four_ranks.run(_set_by_hand, name):
+        assert (
+            names
+            == ["gradient_allreduce"] * 3 + [name] * 5 + ["gradient_allreduce"] * 4 + [name] * 4
+        )
+        weights_move = name in ("decentralized", "low_precision_decentralized", "async")
+        # Adam's steps of 0.01 differ; sums in another order do not differ by as much.
+        assert (max(apart[3:8]) > 1e-4) is weights_move, apart
+        assert max(apart[:3]) < 1e-6
+        assert max(apart[8:12]) < 1e-6, apart
+        assert loss < 1.0
+
+
+def _tuned(url: str, allowed: str, tells: bool) -> tuple[list[str], float, list[str]]:
+    """What was in force, in turn; how far apart the ranks are at the end."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW=allowed)
+    try:
+        model = DistributedDataParallel(small_model())
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    optimizer = QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=2)
+    rank, seen = dist.get_rank(), []
+    for step in range(MOST_STEPS):
+        if not model.is_tuning and model.configuration == TRIED[-1]:
+            break
+        model.zero_grad()
+        loss = loss_of(model, rank, step)
+        if tells:
+            model.report_loss(loss)
+        loss.backward()
+        optimizer.step()
+        seen.append(str(model.configuration))
+    model(torch.ones(1, 7)).sum().backward()
+    apart = _spread(_state_of(model, optimizer))
+    return [words for words, _ in groupby(seen)], apart, []
+
+
+def test_a_tuning_goes_through_all_of_them(four_ranks: RankPool) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
+        found = four_ranks.run(_tuned, service.url, ",".join(OTHERS), True)
+        assert service.bodies("disagreement") == service.bodies("diverged") == []
+        (registration,) = service.bodies("PUT")
+        measured = {body["trial"] for body in service.bodies("observations")}
+    first, *others = registration["knobs"]["algorithm"]["values"]
+    assert (first, sorted(others)) == ("gradient_allreduce", sorted(OTHERS))
+    assert registration["default_configuration"]["algorithm"] == "gradient_allreduce"
+    assert measured == set(range(len(TRIED)))
+    for words, apart, _ in found:
+        assert words[-len(TRIED) :] == [str(configuration) for configuration in TRIED]
+        assert apart < 1e-6
+
+
+def _suffers(url: str) -> tuple[list[str], int]:
+    """What was in force, in turn; the loss is that of a training that bytegrad harms."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW="bytegrad")
+    try:
+        model = DistributedDataParallel(small_model())
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    seen = []
+    for step in range(MOST_STEPS):
+        if not model.is_tuning and len(seen) > 10:
+            break
+        model.zero_grad()
+        # Of this rank's batch; on rank 1 alone it is bad.
+        is_bad = model.algorithm.name == "bytegrad" and dist.get_rank() == 1
+        model.report_loss(5.0 if is_bad else 1.0)
+        loss_of(model, dist.get_rank(), step).backward()
+        seen.append(str(model.configuration))
+    return [words for words, _ in groupby(seen)], len(seen)
+
+
+def test_a_trial_that_harms_the_training_is_given_up_by_all_ranks(two_ranks: RankPool) -> None:
+    usual, harmful = Configuration(200), Configuration(100, algorithm="bytegrad")
+    # More steps than the harm takes to show.
+    tried = [c.to_json() for c in (usual, harmful, usual)]
+    with ScriptedService([tried], steps=30) as service:
+        found = two_ranks.run(_suffers, service.url)
+        (event,) = service.bodies("diverged")
+    assert event["trial"] == 1
+    assert "its loss is" in event["message"]
+    assert found[0] == found[1]
+    words, _ = found[0]
+    place = words.index(str(harmful))
+    # To the default at once, and then to what the service says.
+    assert words[place + 1] not in (str(harmful), str(usual))
+    assert words[-1] == str(usual)
+
+
+def test_none_is_tried_where_nobody_tells_the_loss(two_ranks: RankPool) -> None:
+    with ScriptedService([[TRIED[-1].to_json()]]) as service:
+        two_ranks.run(_tuned, service.url, "bytegrad,bf16", False)
+        (registration,) = service.bodies("PUT")
+    assert "algorithm" not in registration["knobs"]
+    assert registration["knobs"]["wire_precision"]["values"] == ["as_is", "bf16"]
