@@ -48,7 +48,7 @@ def admitted(environment: Environment, knows_losses: bool) -> Environment:
 
 def is_warming_up(tunable: Tunable, environment: Environment) -> bool:
     """Whether an algorithm that may be tried has another phase to come."""
-    choices = tunable.offer.replication.choices(environment.allowed)
+    choices = tunable.offer.algorithms(environment.allowed)
     return any(each.is_warming_up for each in (tunable.algorithm, *choices))
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import CHANNELS_VALUES, MIB, WIRE_PRECISIONS, Configuration
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import keeps_state, survives_recut
-from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 
@@ -36,7 +36,7 @@ class Offer:
         in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
         hook: the training's own communication hook, which carries the buckets; None: torch or we
             do.
-        replication: knows the algorithms.
+        algorithms: of those names that may be tried, that of the wrapper first.
     """
 
     default: Configuration
@@ -44,7 +44,7 @@ class Offer:
     tensors: Sequence[TensorSpec]
     in_ready_order: bool
     hook: UserHook | None
-    replication: Replication
+    algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
 
     def reasons(self, communicator: Communicator) -> list[str]:
         """Why less than everything is offered, a sentence each."""
@@ -86,7 +86,9 @@ class Offer:
         if self.in_ready_order:
             first |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
         is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
-        algorithms = [each.name for each in self.replication.choices(allowed) if self.hook is None]
+        choices = self.algorithms(allowed) if self.hook is None else []
+        # Where weights travel, buckets do not count; the service knows that by the name.
+        has_algorithms = len(choices) > 1 or any(each.moves_weights for each in choices)
         precisions = [p for p in WIRE_PRECISIONS if p in allowed and is_wide and self.hook is None]
         return {
             "hierarchical": hierarchical,
@@ -94,7 +96,7 @@ class Offer:
             "first_bucket_bytes": sorted(first),
             "last_bucket_bytes": [0] if self._obstacle else list(EDGE_BUCKET_BYTES),
             **({"wire_precision": ["as_is", *precisions]} if precisions else {}),
-            **({"algorithm": algorithms} if len(algorithms) > 1 else {}),
+            **({"algorithm": [each.name for each in choices]} if has_algorithms else {}),
         }
 
     def caps(self, layout: Layout) -> Caps:

@@ -131,7 +131,7 @@ class TunableReducer:
             tensors=self.tensors,
             in_ready_order=torchs.rebuilds(ddp),
             hook=self._theirs,
-            replication=self._replication,
+            algorithms=self._replication.choices,
         )
 
     @property
