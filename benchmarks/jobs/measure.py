@@ -80,10 +80,15 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
             arms[spec["name"]] = Arm(_settled(workload, Stock(workload.model(), **size)))
         elif spec["kind"] == "compressed":
             compressed = Stock(workload.model())
-            compressed.register_comm_hook(None, bf16_compress_hook)
+            on_gloo = dist.get_backend() == dist.Backend.GLOO
+            # Torch reads annotations, which are texts here.
+            over_gloo = lambda _, bucket: bf16_over_gloo(bucket)  # noqa: E731
+            compressed.register_comm_hook(None, over_gloo if on_gloo else bf16_compress_hook)
             arms[spec["name"]] = Arm(_settled(workload, compressed))
         elif spec["kind"] == "powersgd":
-            low_rank = Stock(workload.model())
+            # Its callbacks start collectives from gloo's threads, where two buckets change places.
+            on_gloo = dist.get_backend() == dist.Backend.GLOO
+            low_rank = Stock(workload.model(), bucket_cap_mb=10_000 if on_gloo else None)
             low_rank.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
             arms[spec["name"]] = Arm(_settled(workload, low_rank))
         elif spec["kind"] == "qadam":
@@ -98,6 +103,14 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
         else:
             raise ValueError(f"arm {spec['name']}: there is no kind {spec['kind']}")
     return arms
+
+
+def bf16_over_gloo(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Torch's ``bf16_compress_hook``, which it refuses to register over gloo."""
+    wire = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
+    work = dist.all_reduce(wire, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def _with_qadam(workload: Training, values: Mapping[str, Any]) -> Callable[[], None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
@@ -34,6 +35,17 @@ class Predictor(Protocol):
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
         """How wrong that may be: differences within one standard deviation, each row by something
         of its own; shape (any number, configurations)."""
+
+
+class _Queues(NamedTuple):
+    """The layouts of the configurations of one kind: arrays of shape (layouts, buckets)."""
+
+    kind: Kind
+    members: list[int]
+    row_of: NDArray[np.int64]
+    departure_seconds: Floats
+    sizes_bytes: Floats
+    is_bucket: Floats
 
 
 class CostModel:
@@ -66,38 +78,43 @@ class CostModel:
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor. Raises KeyError for a kind that has no costs."""
-        return self._predict(configurations, self.costs)
+        return self._predict(self._queues(configurations), self.costs)
 
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor."""
-        own = self.predict(configurations)
-        found = [self._predict(configurations, costs) - own for costs in self.alternatives]
+        queues = self._queues(configurations)
+        own = self._predict(queues, self.costs)
+        found = [self._predict(queues, costs) - own for costs in self.alternatives]
         return np.array(found).reshape(-1, len(configurations))
 
-    def _predict(self, configurations: Sequence[Configuration], costs: Costs) -> Floats:
+    def _queues(self, configurations: Sequence[Configuration]) -> list[_Queues]:
+        """What each kind's buckets are, whatever they cost."""
         table = self._layouts.table(configurations)
         ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
         places: dict[Kind, list[int]] = {}
         for place, configuration in enumerate(configurations):
             places.setdefault(Kind.of(configuration), []).append(place)
-        seconds = np.empty(len(configurations))
+        found = []
         for kind, members in places.items():
             rows, row_of = np.unique(table.row_of[members], return_inverse=True)
             sizes_bytes = table.sizes_bytes[rows].astype(float)
+            is_bucket = table.is_bucket[rows]
             launches = np.cumsum(parts(sizes_bytes, kind.channel_count), axis=1)
             launched = self.launch_seconds * kind.operations * launches
-            found = ends(
-                self._departures(kind, ready[rows])
-                + np.where(table.is_bucket[rows], launched, 0.0),
-                sizes_bytes,
-                table.is_bucket[rows].astype(float),
-                costs[kind],
-                kind.channel_count,
+            departures = self._departures(kind, ready[rows]) + np.where(is_bucket, launched, 0.0)
+            queues = _Queues(
+                kind, members, row_of, departures, sizes_bytes, is_bucket.astype(float)
             )
-            if kind.sends.when == "apart":
-                found = np.zeros(len(rows))
-            found = np.maximum(found, self.ready_seconds[-1])
-            seconds[members] = found[row_of]
+            found.append(queues)
+        return found
+
+    def _predict(self, queues: Sequence[_Queues], costs: Costs) -> Floats:
+        seconds = np.empty(sum(len(each.members) for each in queues))
+        for kind, members, row_of, departures, sizes_bytes, is_bucket in queues:
+            found = np.zeros(len(sizes_bytes))
+            if kind.sends.when != "apart":
+                found = ends(departures, sizes_bytes, is_bucket, costs[kind], kind.channel_count)
+            seconds[members] = np.maximum(found, self.ready_seconds[-1])[row_of]
         return np.log(np.maximum(seconds, SHORTEST_STEP_SECONDS))
 
     def _departures(self, kind: Kind, ready_seconds: Floats) -> Floats:
