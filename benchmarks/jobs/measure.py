@@ -143,13 +143,16 @@ def block(
     a host sends in one."""
     arm.prepare()
     dist.barrier(device_ids=None if device.index is None else [device.index])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    sent = sent_bytes()
     # Also where some were made already: in the first one a GPU waits for its host.
     for _ in range(warmup_steps):
         arm.step()
-    timed, sent = TimedSteps(arm.step, device), sent_bytes()
+    timed = TimedSteps(arm.step, device)
     for _ in range(steps):
         timed()
-    return timed.seconds(), (sent_bytes() - sent) / steps
+    return timed.seconds(), (sent_bytes() - sent) / (warmup_steps + steps)
 
 
 def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -47,10 +47,8 @@ class CompressedSum:
             flat.add_(lost)
         self._packed = compress(chunks)
         if lost is not None:
-            for chunk, packed, missing in zip(
-                chunks, self._packed, lost.view_as(chunks), strict=True
-            ):
-                torch.sub(chunk, decompress(packed[None], torch.empty_like(chunk)), out=missing)
+            kept = decompress(self._packed, torch.empty_like(chunks))
+            torch.sub(chunks, kept, out=lost.view_as(chunks))
             _only_finite(lost)
         self._received = torch.empty_like(self._packed)
         work: dist.Work | None = dist.all_to_all_single(
@@ -78,8 +76,7 @@ class CompressedSum:
 
     def _unpack(self, flat: torch.Tensor) -> None:
         """The own chunk too: all ranks have the same bits."""
-        for packed, chunk in zip(self._received, flat.view(self._ranks, -1), strict=True):
-            decompress(packed[None], chunk)
+        decompress(self._received, flat.view(self._ranks, -1))
 
 
 class RingUpdate:

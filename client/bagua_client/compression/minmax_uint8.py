@@ -92,7 +92,8 @@ def decompress(
     Args:
         compressed: uint8, (rows, bytes), as :func:`compress` made them of numbers of the same type
             as ``out``.
-        out: (elements,), contiguous.
+        out: (elements,), contiguous; or (sums, elements), each of as many rows that follow one
+            another.
         divisor: what each sum, in float32, is divided by; None: nothing.
 
     Returns:
@@ -100,6 +101,10 @@ def decompress(
     """
     if kernels := _kernels(out):
         kernels.decompress(compressed, out, divisor)
+        return out
+    if out.dim() == 2:
+        for rows, each in zip(compressed.chunk(len(out)), out, strict=True):
+            decompress(rows, each, divisor)
         return out
     elements = out.numel()
     headers = compressed[:, :HEADER_BYTES].contiguous().view(out.dtype)

@@ -42,12 +42,13 @@ def compress(chunks: torch.Tensor, out: torch.Tensor) -> None:
 
 def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | None) -> None:
     """See :func:`bagua_client.compression.decompress`."""
-    elements, header = out.numel(), compressed.view(out.dtype)
+    groups, elements = (1, *out.shape)[-2:]
+    header = compressed.view(out.dtype)
     # A quotient by a power of two is a product: neither is rounded.
     is_power = divisor is not None and math.frexp(divisor)[0] == 0.5
     factor = 1.0 if divisor is None else 1.0 / divisor if is_power else float(divisor)
     with torch.cuda.device(out.device):
-        _sum[(triton.cdiv(elements, BLOCK),)](
+        _sum[(triton.cdiv(elements, BLOCK), groups)](
             compressed,
             header,
             out,
@@ -55,7 +56,7 @@ def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | Non
             compressed.shape[1],
             header.shape[1],
             factor,
-            rows=compressed.shape[0],
+            rows=compressed.shape[0] // groups,
             is_divided=divisor is not None and not is_power,
             is_scaled=is_power,
             block=BLOCK,
@@ -150,13 +151,16 @@ def _sum(
     is_scaled: tl.constexpr,
     block: tl.constexpr,
 ):
-    """A block of each row's numbers, added up in their order, and divided or scaled."""
+    """A block of each row's numbers, added up in their order, and divided or scaled; of a group of
+    rows."""
     start = tl.program_id(0).to(tl.int64) * block
+    group = tl.program_id(1).to(tl.int64)
+    out += group * elements
     at = tl.arange(0, block)
     inside = at < elements - start
     total = tl.zeros((block,), tl.float32)
     for row in tl.static_range(rows):
-        first = tl.cast(row, tl.int64)
+        first = group * rows + row
         low = tl.load(header + first * row_numbers).to(tl.float32)
         high = tl.load(header + first * row_numbers + 1).to(tl.float32)
         scale = tl.div_rn(255.0, (high - low) + 1e-7)
