@@ -77,7 +77,8 @@ def test_a_message_without_the_newer_knobs_means_their_defaults() -> None:
         ({"buckets": [3, "1"]}, "number of tensors must be a whole number"),
         ({"buckets": [[1], 2]}, "number of tensors must be a whole number"),
         ({"wire_precision": "bfloat16"}, "one of as_is, bf16, fp16"),
-        ({"algorithm": "bytegrad"}, "does not know the knob algorithm"),
+        ({"algorithm": 3}, "algorithm must be a name"),
+        ({"compressor": "topk"}, "does not know the knob compressor"),
     ],
 )
 def test_what_is_outside_the_domain_is_refused_in_words(

@@ -21,7 +21,7 @@ from tests.ranks import RankPool
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LISTED = {"bytegrad", "decentralized", "async"}
-FAST_SECONDS, SLOW_SECONDS = 0.004, 0.04
+FAST_SECONDS, SLOW_SECONDS = 0.004, 0.08
 MOST_SECONDS = 150.0
 
 
@@ -89,8 +89,8 @@ def test_a_job_with_a_slow_rank_goes_on_without_waiting_for_it(
         by_name.setdefault(trial["configuration"]["algorithm"], []).append(trial["seconds"])
     assert set(by_name) == {"gradient_allreduce", *LISTED}
     # All others wait for the slow rank in each step.
-    slowest = min(min(seconds) for name, seconds in by_name.items() if name != "async")
-    assert max(by_name["async"]) < SLOW_SECONDS / 1.5 < slowest
+    others = [seconds for name in by_name if name != "async" for seconds in by_name[name]]
+    assert max(by_name["async"]) < SLOW_SECONDS <= min(others), by_name
     assert job["result"]["configuration"]["algorithm"] == "async"
     assert "algorithm async (changes the numbers)" in job["result"]["summary"]
     assert {end.algorithm for end in ends} == {"async"}

@@ -118,6 +118,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
 
     def end(self) -> None:
         self._stop()
+        _workers.discard(self)  # The model's next one may be of this kind, too.
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
