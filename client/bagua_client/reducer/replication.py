@@ -72,9 +72,8 @@ class Replication:
         Raises:
             ValueError: there is no such algorithm here, or it does not work under it.
         """
-        if self.keeps(configuration):
-            return self.algorithm
-        algorithm = self._new(configuration)
+        keeps = self.keeps(configuration)
+        algorithm = self.algorithm if keeps else self._new(configuration)
         algorithm.check(self._communicator, configuration)
         return algorithm
 

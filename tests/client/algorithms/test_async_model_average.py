@@ -135,6 +135,43 @@ def test_rounds_end_together_wherever_each_rank_is_and_begin_again(four_ranks: R
         assert resumed
 
 
+def _raising() -> tuple[bool, int, int]:
+    """Forward passes fail on one rank in the middle of rounds: whether all replicas are equal after
+    the last one, how many rounds there were since, and how many threads have come."""
+    training = _start()
+    model, ours, _ = training
+    threads = threading.active_count()
+    for step in range(4):
+        _step(training, step)
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("no such batch")
+
+    if dist.get_rank() == 1:
+        handle = model[2].register_forward_hook(fail)  # type: ignore[index]
+        for _ in range(3):
+            with pytest.raises(ArithmeticError):
+                _step(training, 4)
+            time.sleep(0.01)
+        handle.remove()
+    rounds = _algorithm(training).rounds
+    for step in range(5, 15):
+        _step(training, step)
+        time.sleep(0.005)
+    rounds = _algorithm(training).rounds - rounds
+    _algorithm(training).abort(ours, average=True)
+    first, *others = _everyones(_flat(model))
+    is_equal = all(torch.equal(first, other) for other in others)
+    return is_equal, rounds, threading.active_count() - threads
+
+
+def test_a_forward_pass_that_fails_on_one_rank_spoils_nothing(three_ranks: RankPool) -> None:
+    for is_equal, rounds, threads in three_ranks.run(_raising):
+        assert is_equal
+        assert rounds > 0, "rounds go on"
+        assert threads == 0
+
+
 def _uneven_abort() -> tuple[float, float]:
     """The sum of all weights before and after rounds that one rank is behind in."""
     training = _start(rate=0.0, interval_ms=0)
