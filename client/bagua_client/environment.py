@@ -127,7 +127,8 @@ def _channels(text: str) -> int:
 def _allowed(text: str) -> frozenset[str]:
     algorithms = {name: name for name in GlobalAlgorithmRegistry.available_algorithms()}
     known = ALLOWED_WORDS | algorithms
-    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    given = [word.strip() for word in text.split(",") if word.strip()]
+    words = [word if word in known else word.lower() for word in given]
     for word in words:
         if word not in known:
             raise ValueError(f"BAGUA_AUTOTUNE_ALLOW lists {word!r}; it may list {', '.join(known)}")

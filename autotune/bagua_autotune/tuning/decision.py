@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Estimate, Interval
-from bagua_autotune.model.text import UNUSED
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.objective import Objective
@@ -192,9 +191,11 @@ def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
     banned = _banned(job, trials)
     if not banned:
         return problem
-    hopeless = _hopeless_values(trials)
+    hopeless = _hopeless_values(job, trials)
     allowed = tuple(
-        c for c in problem.candidates if c not in banned and hopeless.isdisjoint(c.items())
+        c
+        for c in problem.candidates
+        if c == job.baseline or (c not in banned and hopeless.isdisjoint(c.items()))
     )
     return replace(problem, candidates=allowed)
 
@@ -230,7 +231,7 @@ def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
     return max(baseline, confirming) >= MOST_FAILURES
 
 
-def _hopeless_values(trials: Sequence[Trial]) -> set[tuple[str, Value]]:
+def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
     """What several configurations failed with and none was measured with; and what the training
     suffered from, whatever else was in force."""
     failed = Counter(
@@ -245,7 +246,7 @@ def _hopeless_values(trials: Sequence[Trial]) -> set[tuple[str, Value]]:
         (knob, c[knob])
         for c in harmful
         for knob in (ALGORITHM_KNOB, "wire_precision")
-        if c.get(knob, UNUSED[knob]) != UNUSED[knob]
+        if c.get(knob) != job.baseline.get(knob)
     }
 
 

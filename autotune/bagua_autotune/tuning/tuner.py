@@ -262,8 +262,8 @@ class Tuner:
         """
         now = self._clock()
         job = self._heard_of(job_id)
-        if event.kind in GIVING_UP and event.trial is None and not job.is_over:
-            raise TrialNotNamed(f"a {event.kind} names the trial while the job is tuned")
+        if event.kind == "disagreement" and event.trial is None and not job.is_over:
+            raise TrialNotNamed("a disagreement names the trial while the job is tuned")
         if event.trial is not None and event.kind == "switched":
             self.store.start_trial(job_id, event.trial, now)
         elif event.trial is not None:

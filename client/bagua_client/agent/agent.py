@@ -18,9 +18,11 @@ agent lets go of everything. A model's agent is, in turn, in these states:
 - watching: as above; a command leads back to tuning;
 - off: for good.
 
+Where an algorithm has no rank wait for another, a report is read some steps later, so that none is
+held up that is not further ahead; a switch comes after as many steps on all. It is not watched.
+
 At the end of a step's communication every rank comes there, so no message is ever started by some
-ranks only. An error of a collective is not caught here: a rank is gone, and the training's own
-collectives would say so next.
+ranks only. An error of a collective is not caught here: the training's own would say it next.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ import torch.distributed as dist
 from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import StepTime, StepTimer, clock_for
 from bagua_client.agent.guard import Guard, Losses
-from bagua_client.agent.inbox import Event, Samples
+from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import admitted, describe_job, is_warming_up
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.profiler import Profiler
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, times_of
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
@@ -57,6 +59,8 @@ logger = logging.getLogger(__name__)
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 3
+STEPS_APART = 16
+"""A rank may be so many steps ahead of another while an algorithm is tried under which they are."""
 """So many measured steps of a trial are reported at once: enough to see that it is far slower."""
 CPU = torch.device("cpu")
 
@@ -71,9 +75,9 @@ class State(enum.Enum):
 
 
 class Message(NamedTuple):
-    """One in flight. Reading it waits, and answers with the one that it led to, if any."""
+    """One in flight, due after so many reductions. Reading waits, and answers with what follows."""
 
-    is_over: Callable[[], bool]
+    due: int
     read: Callable[[], Message | None]
 
 
@@ -123,7 +127,7 @@ class Agent:
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
-        self._step = self._base = self._measured_from = 0
+        self._step = self._measured_from = 0
         self._trial: int | None = None
         self._samples: list[StepTime] = []
         self._guard = Guard()
@@ -137,11 +141,6 @@ class Agent:
     def is_active(self) -> bool:
         """Whether configurations are being tried; changes on all ranks in the same step."""
         return self.state is State.TUNING
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether its model makes no steps at present. Known to rank 0."""
-        return self._pace.is_idle
 
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
@@ -157,8 +156,7 @@ class Agent:
         if self.is_active and self._profiler is not None:
             self._profiler.reduction_done(self._step, begins)
         if self._in_flight is not None:
-            # Ranks that have no step in common wait for one another when they switch, not before.
-            if not self._tunable.algorithm.is_apart or self._in_flight.is_over():
+            if self._reductions >= self._in_flight.due:
                 self._in_flight = self._in_flight.read()
         elif self._reductions >= self._next_report and self._tunable.order_is_agreed:
             self._in_flight = self._start_report()
@@ -201,8 +199,8 @@ class Agent:
             report.stop = True
         self._exchange.start(report)
         took = time.perf_counter() - began
-        started = self._reductions, self._base
-        return Message(self._exchange.is_over, partial(self._read, command, took, *started))
+        due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
+        return Message(due, partial(self._read, command, took, self._reductions))
 
     def _next_command(self) -> bytes | None:
         if self._must_wait():
@@ -221,20 +219,18 @@ class Agent:
             return False
         others = self._agents if self._watches else self._agents[: self._position]
         agents = [agent for reference in others if (agent := reference()) is not None]
-        return any(agent.is_active and not agent.is_idle for agent in agents if agent is not self)
+        return any(
+            agent.is_active and not agent._pace.is_idle for agent in agents if agent is not self
+        )
 
     def _write_samples(self, report: Report) -> None:
         new = [time for time in self._timer.drain() if time.step >= self._measured_from]
         self._samples += new if self._trial is not None or self._watches else []
         sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
-        if self._tunable.algorithm.is_apart:  # A fast rank has more of them than are compared.
-            self._samples = []
-        report.take(sent, self._base, self.is_active)
+        report.take(sent, self.is_active)
 
-    def _read(
-        self, command: bytes | None, start_seconds: float, reductions: int, base: int
-    ) -> Message | None:
-        """Of a report that began after so many reductions, and counts steps from that base."""
+    def _read(self, command: bytes | None, start_seconds: float, reductions: int) -> Message | None:
+        """Of a report that began after so many reductions."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
         if any(report.stop for report in reports):
@@ -247,17 +243,17 @@ class Agent:
         following = self._follow_command(reports[0], command)
         self._pace.took(start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._hand_over(reports, base)
+        self._hand_over(reports)
         return following
 
-    def _hand_over(self, reports: Sequence[Report], base: int) -> None:
+    def _hand_over(self, reports: Sequence[Report]) -> None:
         """Rank 0 gives its reporter what there is to tell."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._watches and self._must_wait()
         if any(report.seconds for report in reports) and not (before or self._disturbed):
-            by_rank = times_of(reports, base, self._tunable.algorithm.is_apart)
+            by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
             self._reporter.put(Samples(self._trial, by_rank))
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
             self._reporter.put(recording)
@@ -277,7 +273,7 @@ class Agent:
             work.wait()
             return self._start_vote(bytes(text.tolist()))
 
-        return Message(work.is_completed, read)
+        return Message(self._reductions + 1, read)
 
     def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
@@ -293,7 +289,7 @@ class Agent:
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._tunable, configuration, self._group, CPU)
-        return Message(change.is_over, partial(self._read_vote, change, trial, watch))
+        return Message(self._reductions + 1, partial(self._read_vote, change, trial, watch))
 
     def _read_vote(self, change: Reconfiguration, trial: int | None, watch: bool) -> None:
         self._switch(change.conclude())
@@ -320,7 +316,7 @@ class Agent:
         """What was commanded is in force, and will stay as it is."""
         self._is_switching = False
         # Two steps at least, where torch needed but one for its own part of a re-cut.
-        self._base, self._measured_from = self._step, self._step + 1
+        self._measured_from = self._step + 1
         self._guard.begin(self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
             self._tell("switched", self._trial, "", self._tunable.recut_seconds)
@@ -343,7 +339,7 @@ class Agent:
 
     def _stop(self) -> None:
         """An error on one rank: all let go."""
-        if self.is_active:
+        if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
         self._tell("ended", None, "an error on a rank ended the tuning", None)
         self._end(watch=False)
@@ -363,6 +359,12 @@ class Agent:
         # Before the next forward pass the old buckets' groups are still in use. What is in force
         # after it may be another configuration, if the user set one in between.
         if not self._tunable.is_recut_due:
+            if self._tunable.algorithm.is_apart:
+                if not self._tunable.is_settled:
+                    return  # The ranks have yet to vote.
+                self._will_watch = False  # Reports would hold the fast ones back.
+                if self._reporter is not None:
+                    self._reporter.finish()
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()

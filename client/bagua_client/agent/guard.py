@@ -70,10 +70,11 @@ class Guard:
         value = torch.as_tensor(loss).detach().double().mean()
         event: Any = None
         if value.device.type == "cuda":
-            copy = torch.empty((), dtype=torch.float64, pin_memory=True)
-            value = copy.copy_(value, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            with torch.cuda.device(value.device):
+                copy = torch.empty((), dtype=torch.float64, pin_memory=True)
+                value = copy.copy_(value, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
         self._own.append((value, event))
 
     def take(self) -> Losses:
@@ -83,7 +84,7 @@ class Guard:
             known.append(float(self._own.popleft()[0]))
         if self._is_paused:
             return Losses()
-        return Losses(len(known), math.fsum(known), math.fsum(loss * loss for loss in known))
+        return Losses(len(known), sum(known), sum(loss * loss for loss in known))
 
     # All ranks'
 

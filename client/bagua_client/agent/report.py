@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from bagua_client.agent.clock import StepTime
 from bagua_client.agent.guard import Losses
-from bagua_client.agent.inbox import RankTimes
 
 FORMAT = 4
 """Of the reports and of what follows them; another number whenever a release changes that. All
@@ -37,7 +36,7 @@ class Report:
         next_report: after so many reductions more. Only rank 0's counts.
         stop: something went wrong on this rank alone; all must stop.
         losses: those that came to be known since the last one.
-        first_step: the number of the first step in ``seconds``, counted from the last switch.
+        first_step: the number of the first step in ``seconds``.
         seconds: of that step and those after it, at most LARGEST_REPORT.
         compute_seconds: how long of that this rank computed; NaN: it does not know. Empty where
             nobody wants to know.
@@ -52,15 +51,14 @@ class Report:
     seconds: Sequence[float] = ()
     compute_seconds: Sequence[float] = ()
 
-    def take(self, times: Sequence[StepTime], base: int, computed: bool) -> None:
+    def take(self, times: Sequence[StepTime], computed: bool) -> None:
         """Tell these steps.
 
         Args:
-            base: the number of the step that they are counted from.
             computed: somebody wants to know how long this rank computed.
         """
         if times:
-            self.first_step = times[0].step - base
+            self.first_step = times[0].step
             self.seconds = [time.seconds for time in times]
             known = [time.compute_seconds for time in times] if computed else []
             self.compute_seconds = [math.nan if s is None else s for s in known]
@@ -101,10 +99,6 @@ class Exchange:
             self._tensors, self._own_tensor, group=self._group, async_op=True
         )
 
-    def is_over(self) -> bool:
-        """Whether :meth:`conclude` need not wait."""
-        return self._work is None or bool(self._work.is_completed())
-
     def conclude(self) -> list[Report]:
         """Wait; the reports by rank."""
         if self._work is not None:
@@ -128,22 +122,3 @@ def _report(row: array[float]) -> Report:
         seconds,
         compute_seconds,
     )
-
-
-def times_of(reports: Sequence[Report], base: int, is_apart: bool) -> list[RankTimes]:
-    """What they tell of each rank's steps.
-
-    Args:
-        base: rank 0's number of the step that the reports count from.
-        is_apart: the ranks have no step in common; of each as many are taken, its latest, by the
-            numbers of rank 0.
-    """
-    if not is_apart:
-        return [RankTimes(base + r.first_step, r.seconds, r.compute_seconds) for r in reports]
-    count = min(len(report.seconds) for report in reports)
-    first = base + reports[0].first_step + len(reports[0].seconds) - count
-    skipped = [len(report.seconds) - count for report in reports]
-    return [
-        RankTimes(first, report.seconds[skip:], report.compute_seconds[skip:])
-        for report, skip in zip(reports, skipped, strict=True)
-    ]

@@ -192,14 +192,16 @@ class Reporter:
         return state
 
     def _send_event(self, event: Event) -> JobState:
+        if event.kind in ("disagreement", "diverged"):
+            # The ranks are at the baseline now, whatever they were told before, or will be.
+            self._forget_commands()
+        if event.kind == "diverged":
+            self._kept = self._description["default_configuration"]
         state = self._connection.call(
             lambda service: service.event(
                 event.kind, event.trial, event.step, event.message, event.seconds
             )
         )
-        if event.kind in ("disagreement", "diverged"):
-            # The ranks are at the baseline now, whatever they were told before.
-            self._forget_commands()
         if event.kind == "disagreement":
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:

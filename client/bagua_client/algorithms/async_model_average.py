@@ -14,6 +14,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
 
 if TYPE_CHECKING:
     from bagua_client.reducer.weights import Weights
@@ -104,6 +105,12 @@ class AsyncModelAverageAlgorithm(Algorithm):
         worker = copy.copy(self)
         _workers.add(worker)
         return worker
+
+    def check(self, communicator: Communicator, configuration: Configuration) -> None:
+        if communicator.obstacle:
+            raise ValueError(
+                f"{self.name} needs a process group of its own: {communicator.obstacle}"
+            )
 
     @property
     def phase(self) -> int:

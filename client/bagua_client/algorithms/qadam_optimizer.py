@@ -104,9 +104,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
 
 def optimizer_of(parameters: Collection[torch.Tensor]) -> QAdamOptimizer | None:
-    """The one that steps all of these parameters, if there is one."""
+    """The one that steps these parameters and no other, if there is one."""
     wanted = {id(parameter) for parameter in parameters}
     for optimizer in _optimizers:
-        if wanted <= {id(p) for group in optimizer.param_groups for p in group["params"]}:
+        if wanted == {id(p) for group in optimizer.param_groups for p in group["params"]}:
             return optimizer
     return None

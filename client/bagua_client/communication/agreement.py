@@ -16,10 +16,6 @@ class Vote:
         self._gathered = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
         self._work = dist.all_gather(self._gathered, own, group=group, async_op=True)
 
-    def is_over(self) -> bool:
-        """Whether nothing need be waited for."""
-        return self._work is None or bool(self._work.is_completed())
-
     def values(self) -> list[int]:
         """Wait; by rank."""
         if self._work is not None:

@@ -45,10 +45,14 @@ class Travel:
         self.configuration = configuration
         self._communicator = communicator
         self._watcher = watcher
-        self.use(algorithm)
+        self._begin(algorithm)
 
     def use(self, algorithm: Algorithm) -> None:
         """Carry out this one's chains from the next step on."""
+        self.close()
+        self._begin(algorithm)
+
+    def _begin(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._carrier = Carrier(algorithm, self._communicator)
         self._scale = algorithm.scale(self._communicator.world_size)

@@ -42,10 +42,6 @@ class Reconfiguration:
         self.dissenters: list[int] = []
         self.agreed = False
 
-    def is_over(self) -> bool:
-        """Whether :meth:`conclude` need not wait."""
-        return self._vote.is_over()
-
     def conclude(self) -> Layout:
         """Wait for the votes; the layout that all ranks now go on with: the one voted on, or
         the baseline's, when they disagree (:attr:`dissenters` says who)."""

@@ -360,6 +360,7 @@ class TunableReducer:
         self.waiting = nullcontext
         self.record(None)
         self._is_attached = False
+        self._voters = self.communicator.group, self.communicator.device
 
     def record(self, timeline: Timeline | None) -> None:
         """Where the steps to come are recorded; None: they are not."""

@@ -206,10 +206,12 @@ def _moments_of(
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """What it keeps of the weights, number by number: such as Adam's ``exp_avg`` of all of them."""
     found: dict[str, list[torch.Tensor]] = {}
+    places: dict[torch.device, int] = {}
     for parameter in weights.parameters:
+        place = places.setdefault(parameter.device, len(places))
         for name, value in sorted(optimizer.state.get(parameter, {}).items()):
             is_beside = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            if is_beside and value.is_floating_point():
-                key = f"{name} {value.dtype} {value.device.type}"
-                found.setdefault(key, []).append(value)
+            # Of a weight without dimensions Adam's count of steps, on the CPU, has its shape.
+            if is_beside and value.is_floating_point() and value.device == parameter.device:
+                found.setdefault(f"{name} {value.dtype} {place}", []).append(value)
     return list(found.items())

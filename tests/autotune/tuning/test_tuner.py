@@ -349,8 +349,8 @@ def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
     ranks = Ranks(noise=0.001)
     while tuner.open_trial("job").index < 1:
         drive(tuner, "job", ranks, polls=1)
-    with pytest.raises(TrialNotNamed, match="a diverged names the trial"):
-        tuner.take_event("job", Event("diverged", None, 5, "x"))
+    # Of a report that began before the trial did: nothing fails.
+    tuner.take_event("job", Event("diverged", None, 5, "x"))
     tuner.take_event("job", Event("diverged", 1, 50, "its loss is not finite"))
     assert tuner.trials("job")[1].failure == "the training suffered: its loss is not finite"
     assert tuner.open_trial("job").index == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import groupby
 
 import pytest
@@ -122,6 +123,43 @@ def test_a_tuning_goes_through_all_of_them(four_ranks: RankPool) -> None:
     for words, apart, _ in found:
         assert words[-len(TRIED) :] == [str(configuration) for configuration in TRIED]
         assert apart < 1e-6
+
+
+def _counted(url: str, steps: int) -> tuple[list[str], int]:
+    """A training of so many steps, in which rank 1 is slow: what was in force, in turn; and by how
+    many steps this rank was ahead of another at most."""
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW="async")
+    try:
+        model = DistributedDataParallel(small_model())
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_ALLOW"]
+    store, rank, seen, ahead = dist.distributed_c10d._get_default_store(), dist.get_rank(), [], 0
+    key = f"bagua-test/steps of {url}"
+    for step in range(steps):
+        model.zero_grad()
+        model.report_loss(1.0)
+        loss_of(model, rank, step).backward()
+        time.sleep(0.02 if rank == 1 else 0.001)
+        seen.append(str(model.configuration))
+        mine = store.add(f"{key}/{rank}", 1)
+        ahead = max(ahead, mine - store.add(f"{key}/{1 - rank}", 0))
+    dist.barrier()  # Never reached where a rank waits for a step that another will not make.
+    return [words for words, _ in groupby(seen)], ahead
+
+
+def test_after_apart_trials_all_ranks_have_made_as_many_steps(two_ranks: RankPool) -> None:
+    apart = Configuration(200, algorithm="async")
+    tried = [Configuration(200), apart, Configuration(100), apart, Configuration(300)]
+    with ScriptedService([[c.to_json() for c in tried]]) as service:
+        found = two_ranks.run(_counted, service.url, 250)
+        assert service.bodies("disagreement") == []
+        # Steps of the trials are those of both ranks, by their numbers.
+        for body in service.bodies("observations"):
+            assert all(len(step["seconds"]) == 2 for step in body["steps"])
+    (words, ahead), (same, _) = found
+    assert words == same
+    assert words[-len(tried) :] == [str(configuration) for configuration in tried]
+    assert ahead > 5, "the fast rank did not wait while they were apart"
 
 
 def _suffers(url: str) -> tuple[list[str], int]:
