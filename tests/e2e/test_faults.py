@@ -197,6 +197,9 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     ours = [psutil.Process(pid) for pid in pool.pids]
     ours += [child for process in ours for child in process.children(recursive=True)]
     assert any("bagua_autotune" in process.cmdline() for process in ours)
+    (job,) = store.jobs()
+    # Not while the ranks make process groups: gloo waits long there for one that is gone.
+    wait_until(lambda: store.trials(job.id)[-1].state == "running", "a trial that runs", 60)
     os.kill(pool.pids[victim], signal.SIGKILL)
     for rank, outcome in outcomes.result().items():
         error = outcome.error or ""
