@@ -87,7 +87,7 @@ def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:
     usual = Kind.of(others[0]) if others else Kind()
     baseline = others[0] if others else Configuration(usual._asdict())
     found: list[Kind] = []
-    for _, stays in choices(space, baseline):
+    for stays in choices(space, baseline):
         values = {
             knob: (stays[knob],) if knob in stays else _values(space, knob, usual[place])
             for place, knob in enumerate(Kind._fields)

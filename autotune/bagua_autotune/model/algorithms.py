@@ -62,20 +62,21 @@ def algorithm_of(values: Mapping[str, Value]) -> Algorithm:
     return KNOWN.get(values.get(ALGORITHM_KNOB, USUAL_ALGORITHM), OTHER)
 
 
-def choices(space: Space, baseline: Mapping[str, Value]) -> list[tuple[Value, Mapping[str, Value]]]:
-    """The algorithms to choose from, each with the values that stay as they are under it.
+def choices(space: Space, baseline: Mapping[str, Value]) -> list[Mapping[str, Value]]:
+    """Of each algorithm to choose from the values that stay as they are under it, its name among
+    them.
 
     Under the job's own nothing does. Under another one the knobs that it does not know stay at
     the baseline's, as do refinements of the buckets and the precision on the wire.
     """
     domain = space.get(ALGORITHM_KNOB)
     if not isinstance(domain, Categorical):
-        return [(USUAL_ALGORITHM, {})]
-    found: list[tuple[Value, Mapping[str, Value]]] = []
+        return [{}]
+    found: list[Mapping[str, Value]] = []
     for name in domain.values:
         knobs = algorithm_of({ALGORITHM_KNOB: name}).knobs
         own: dict[str, Value] = {ALGORITHM_KNOB: name}
         stays = {knob: value for knob, value in baseline.items() if knob not in knobs} | own
         is_own = name == baseline.get(ALGORITHM_KNOB) and knobs == OTHER.knobs
-        found.append((name, own if is_own else stays))
+        found.append(own if is_own else stays)
     return found

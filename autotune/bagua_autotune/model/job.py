@@ -112,7 +112,7 @@ class JobSpec(BaseModel):
         """How many configurations there may be at most."""
         return sum(
             math.prod(d.choices for knob, d in self.knobs.items() if knob not in stays)
-            for _, stays in choices(self.knobs, self.default_configuration)
+            for stays in choices(self.knobs, self.default_configuration)
         )
 
     def _check_reserved_knobs(self) -> None:

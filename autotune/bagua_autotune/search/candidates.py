@@ -49,7 +49,7 @@ def enumerate_candidates(
     }
     layouts = Layouts(tensors)
     found = {_effect(baseline, layouts): baseline}
-    for _, stays in choices(space, baseline):
+    for stays in choices(space, baseline):
         lists = [[stays[knob]] if knob in stays else values_of[knob] for knob in space]
         ways = algorithm_of(stays).ways
         for values in product(*lists):

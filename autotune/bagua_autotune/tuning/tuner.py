@@ -77,7 +77,7 @@ class WrongStep(Exception):
 
 
 class TrialNotNamed(Exception):
-    """The ranks gave up a trial, and do not say which."""
+    """The ranks disagreed on a trial, and do not say which."""
 
 
 class Tuner:
@@ -258,7 +258,7 @@ class Tuner:
         """Take in an event; its time is set here.
 
         Raises:
-            TrialNotNamed: the ranks of a job that is tuned gave up nobody knows what.
+            TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
         """
         now = self._clock()
         job = self._heard_of(job_id)

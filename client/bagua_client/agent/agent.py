@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 3
-STEPS_APART = 16
-"""A rank may be so many steps ahead of another while an algorithm is tried under which they are."""
 """So many measured steps of a trial are reported at once: enough to see that it is far slower."""
+STEPS_APART = 16
+"""A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
 
 
