@@ -4,6 +4,7 @@ each, some seeds each, beside gradients that are averaged as they are.
     torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json --plots build/plots
     torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
     torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
+    python benchmarks/convergence.py --merge some.json others.json --plots build/plots
 
 "loss" is that of the last steps, "accuracy" that on images that were not trained on, or of the last
 steps' characters; both are means over all ranks, whose replicas may differ. qadam is an optimizer
@@ -13,6 +14,7 @@ of its own, so it stands beside "adam": the same, whose warm-up never ends.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -196,13 +198,25 @@ def main() -> None:
                         help="cuda: a GPU for each rank, and NCCL")  # fmt: skip
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--plots", type=Path, help="draw the curves there (needs the extra plot)")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="JSON", default=[],
+                        help="train nothing: show what several runs wrote")  # fmt: skip
     options = parser.parse_args()
+    if options.merge:
+        show(merged(options.merge), options.json, options.plots)
+        return
     torch.set_num_threads(1)
+    dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
+    found = train(options)
+    if dist.get_rank() == 0:
+        show(found, options.json, options.plots)
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> Found:
     device = options.device
     if device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found: Found = {}
     for name in options.trainings:
         found[name] = {way: [] for way in options.ways}
@@ -211,13 +225,24 @@ def main() -> None:
                 figures.append(
                     TRAININGS[name](seed, Way(way, options.steps), options.steps, device)
                 )
-    if dist.get_rank() == 0:
-        report(found)
-        if options.json:
-            write_json(options.json, found)
-        if options.plots:
-            plot(found, options.plots)
-    dist.destroy_process_group()
+    return found
+
+
+def merged(files: list[Path]) -> Found:
+    found: Found = {}
+    for file in files:
+        for name, by_way in json.loads(file.read_text()).items():
+            if name in TRAININGS:  # not what it was measured on
+                found.setdefault(name, {}).update(by_way)
+    return found
+
+
+def show(found: Found, json_file: Path | None, plots: Path | None) -> None:
+    report(found)
+    if json_file:
+        write_json(json_file, found)
+    if plots:
+        plot(found, plots)
 
 
 def report(found: Found) -> None:
