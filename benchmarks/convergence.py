@@ -202,13 +202,16 @@ def main() -> None:
                         help="train nothing: show what several runs wrote")  # fmt: skip
     options = parser.parse_args()
     if options.merge:
-        show(merged(options.merge), options.json, options.plots)
+        found = merged(options.merge)
+        if options.json:
+            write_json(options.json, found)
+        show(found, options.plots)
         return
     torch.set_num_threads(1)
     dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found = train(options)
     if dist.get_rank() == 0:
-        show(found, options.json, options.plots)
+        show(found, options.plots)
     dist.destroy_process_group()
 
 
@@ -225,6 +228,8 @@ def train(options: argparse.Namespace) -> Found:
                 figures.append(
                     TRAININGS[name](seed, Way(way, options.steps), options.steps, device)
                 )
+            if options.json and dist.get_rank() == 0:
+                write_json(options.json, found)  # After each seed: the whole takes an hour.
     return found
 
 
@@ -237,10 +242,8 @@ def merged(files: list[Path]) -> Found:
     return found
 
 
-def show(found: Found, json_file: Path | None, plots: Path | None) -> None:
+def show(found: Found, plots: Path | None) -> None:
     report(found)
-    if json_file:
-        write_json(json_file, found)
     if plots:
         plot(found, plots)
 

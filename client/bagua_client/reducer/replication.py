@@ -88,8 +88,11 @@ class Replication:
             return not configuration.algorithm
         return True
 
-    def leave(self) -> None:
-        """What is in force ends."""
+    def make_way_for(self, configuration: Configuration) -> None:
+        """What is in force ends, unless it stays under ``configuration``: then weights that it has
+        moved apart are averaged. All ranks, which have the same in force, between two steps."""
+        if self.keeps(configuration):
+            return
         self._in_force = None
         if self.moments is None:
             self.algorithm.end()

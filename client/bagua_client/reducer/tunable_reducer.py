@@ -244,14 +244,13 @@ class TunableReducer:
             torchs.rebuild(ddp)
             return steps >= torchs.steps_to_cut(ddp)
 
-        if self._on_all_ranks(cut) == CUT:
+        if self._on_all_ranks(cut, is_in_force=True) == CUT:
             self._made_after = None
 
     def _carry_out(self, layout: Layout) -> None:
         began = time.perf_counter()
         self._next, self._before = None, self.layout
-        if not self._replication.keeps(layout.configuration):
-            self._replication.leave()
+        self._replication.make_way_for(layout.configuration)
         if self._on_all_ranks(lambda: self._build(layout)) == FAILED:
             return
         self.recut_seconds = time.perf_counter() - began
@@ -264,7 +263,7 @@ class TunableReducer:
                 self.recut_seconds * 1e3,
             )
 
-    def _on_all_ranks(self, change: Callable[[], bool | None]) -> int:
+    def _on_all_ranks(self, change: Callable[[], bool | None], is_in_force: bool = False) -> int:
         """Make ``change`` on all ranks; FAILED: one could not, and all are as before it."""
         votes, error = attempt(lambda: CUT if change() else DONE, FAILED, *self._voters)
         if FAILED not in votes:
@@ -272,6 +271,8 @@ class TunableReducer:
         ranks = ", ".join(str(rank) for rank, value in enumerate(votes) if value == FAILED)
         if error:
             logger.error("rank %s cannot re-cut its buckets (%s)", self.communicator.rank, error)
+        if is_in_force:  # On all ranks, for a step at least: weights may have moved apart.
+            self._replication.make_way_for(self._before.configuration)
         self._build(self._before)
         reason = f"re-cutting the buckets failed on rank {ranks}"
         if self.communicator.rank == 0:
@@ -293,8 +294,7 @@ class TunableReducer:
         Args:
             bare: with no hook of ours, so that torch alone carries the buckets.
         """
-        ddp = self._ddp
-        offer = self.offer
+        ddp, offer = self._ddp, self.offer
         caps, theirs = offer.caps(layout), offer.hook
         self._replication.use(layout.configuration)
         is_torchs_way = layout.configuration.is_torchs_way

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -161,3 +161,33 @@ def test_all_ranks_go_back_and_train_on(
     assert [len(texts) for texts in told] == [1, 0, 0, 0]
     assert f"rank {rank}" in told[0][0]
     assert any("no memory for the buckets" in text for text in results[rank][2])
+
+
+def _cut_fails_under_decentralized() -> tuple[list[float], Configuration]:
+    """How far apart the replicas are after the last steps, and what is in force."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(_layers())
+    sgd = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.5)
+    apart = []
+    for step in range(FAILING_STEP + 3):
+        if step == FAILING_STEP - 1:
+            assert model.reconfigure(Configuration(2048, algorithm="decentralized"))
+        torch.manual_seed(1000 * step + dist.get_rank())
+        sgd.zero_grad()
+        fails = step == FAILING_STEP and dist.get_rank() == 1
+        with failing_once("torch's cut") if fails else nullcontext():
+            model(torch.randn(3, WIDTH)).square().mean().backward()
+        sgd.step()
+        low = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        high = low.clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        apart.append(float((high - low).max()))
+    return apart[FAILING_STEP - 1 :], model.configuration
+
+
+def test_replicas_that_trained_apart_are_equal_where_all_go_back(two_ranks: RankPool) -> None:
+    for apart, back_at in two_ranks.run(_cut_fails_under_decentralized):
+        assert apart[0] > 0
+        assert apart[1:] == [0.0] * 3
+        assert back_at == DEFAULT
