@@ -166,34 +166,66 @@ def difference(
     Raises:
         ValueError: a side has less than two blocks.
     """
-    import numpy as np  # here: takes long to import
-
     if min(sum(is_first), len(blocks) - sum(is_first)) < 2:
         raise ValueError("each side needs at least two blocks")
+    fit = _fit(blocks, is_first, positions)
+    inside = _error_inside(blocks)
+    expected = inside**2 + (USUAL_BETWEEN * scale) ** 2
+    between, degrees = _between(fit.squares, fit.degrees, repeats, expected)
+    quantile = _student_quantile(degrees, CONFIDENCE_OF_LOOKS)
+    half_width = fit.factor * quantile * max(between, inside)
+    held = [fit.center - half_width, fit.center + half_width]
+    if not held[0] <= fit.alike <= held[1]:
+        held.append(fit.alike)
+        if fit.undisturbed < 2:
+            held.append(0.0)
+    return Interval(fit.center, min(held), max(held))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """By least squares: how far one side lies above the other.
+
+    Attributes:
+        center: with each block weighted by how well it knows its centre.
+        alike: with all blocks weighted alike.
+        factor: the error of ``center``, where a block's is 1.
+        squares: what the blocks are off the fit.
+        degrees: of freedom, in ``squares``.
+        undisturbed: blocks of the side that has fewer of them.
+    """
+
+    center: float
+    alike: float
+    factor: float
+    squares: float
+    degrees: float
+    undisturbed: int
+
+
+def _fit(
+    blocks: Sequence[Estimate], is_first: Sequence[bool], positions: Sequence[int] | None
+) -> _Fit:
+    import numpy as np  # here: takes long to import
+
     sides = np.array(is_first, float)
     places = np.arange(len(blocks)) if positions is None else np.array(positions, float)
     design = np.stack([np.ones(len(blocks)), places - places.mean(), sides], axis=1)
     # Differences from one of them: costs of any size keep their digits.
     centers = np.array([block.center - blocks[0].center for block in blocks])
-    alike = float(np.linalg.lstsq(design, centers, rcond=None)[0][2])
+    alike = np.linalg.lstsq(design, centers, rcond=None)[0]
     inside = _error_inside(blocks)
     roots = np.array([_precision(block, inside) for block in blocks])
     weighted = design * roots[:, None]
     solution = np.linalg.lstsq(weighted, centers * roots, rcond=None)[0]
-    factor = math.sqrt(float(np.linalg.pinv(weighted.T @ weighted)[2, 2]))
-    degrees = max(0.0, float(np.sum(roots**2)) - design.shape[1])
-    squares = float(np.sum(np.square((centers - design @ solution) * roots)))
-    expected = inside**2 + (USUAL_BETWEEN * scale) ** 2
-    between, degrees = _between(squares, degrees, repeats, expected)
-    quantile = _student_quantile(degrees, CONFIDENCE_OF_LOOKS)
-    half_width = factor * quantile * max(between, inside)
-    center = float(solution[2])
-    held = [center - half_width, center + half_width]
-    if not held[0] <= alike <= held[1]:
-        held.append(alike)
-        if min(np.sum(roots[sides == side] == 1) for side in (0, 1)) < 2:
-            held.append(0.0)
-    return Interval(center, min(held), max(held))
+    return _Fit(
+        center=float(solution[2]),
+        alike=float(alike[2]),
+        factor=math.sqrt(float(np.linalg.pinv(weighted.T @ weighted)[2, 2])),
+        squares=float(np.sum(np.square((centers - design @ solution) * roots))),
+        degrees=max(0.0, float(np.sum(roots**2)) - design.shape[1]),
+        undisturbed=min(int(np.sum(roots[sides == side] == 1)) for side in (0, 1)),
+    )
 
 
 def _between(
