@@ -199,7 +199,7 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     assert any("bagua_autotune" in process.cmdline() for process in ours)
     (job,) = store.jobs()
     # Not while the ranks make process groups: gloo waits long there for one that is gone.
-    wait_until(lambda: store.trials(job.id)[-1].state == "running", "a trial that runs", 60)
+    wait_until(lambda: _states(store, job.id)[-1:] == ["running"], "a trial that runs", 60)
     os.kill(pool.pids[victim], signal.SIGKILL)
     for rank, outcome in outcomes.result().items():
         error = outcome.error or ""
@@ -216,6 +216,10 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_is_left(
     said = ["the training process was gone", "the training process ended"]
     assert store.events(job.id)[-1].message in said[: 1 if victim == 0 else 2]
     store.close()
+
+
+def _states(store: Store, job_id: str) -> list[str]:
+    return [trial.state for trial in store.trials(job_id)]
 
 
 def _lives(process: psutil.Process) -> bool:
