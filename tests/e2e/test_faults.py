@@ -95,8 +95,9 @@ def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_wa
     assert closed
     assert after[: len(closed)] == closed
     assert [trial["index"] for trial in after] == list(range(len(after)))
-    assert sum("cannot be used" in line for line in reports[0].logged) == 1
-    assert reports[0].logged.count("INFO autotune: the service is back") == 1
+    # Neither, if it was back before it had failed often enough to be worth a line.
+    away = sum("cannot be used" in line for line in reports[0].logged)
+    assert away == reports[0].logged.count("INFO autotune: the service is back") <= 1
 
 
 def test_a_service_absent_from_the_start_costs_no_step(
