@@ -131,7 +131,8 @@ class Reporter:
         try:
             state = self._connection.register()
             name, page = self._description["name"], self._connection.page
-            announce(logger, "autotune: job %s is being tuned, see %s", name, page)
+            if not self._stopping.is_set():
+                announce(logger, "autotune: job %s is being tuned, see %s", name, page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
