@@ -90,6 +90,19 @@ class Inbox:
             dropped, self._dropped = self._dropped, 0
         return dropped
 
+    def take_more(self, trial: int) -> Samples | None:
+        """The oldest message, if it is of this trial's steps."""
+        with self._changed:
+            first = self._messages[0] if self._messages else None
+            if not isinstance(first, Samples) or first.trial != trial:
+                return None
+            self._pop()
+            return first
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._messages
+
     def wake(self) -> None:
         """Let a reader that waits come back at once."""
         with self._changed:
@@ -100,11 +113,12 @@ class Inbox:
         with self._changed:
             if not self._messages:
                 self._changed.wait(timeout_seconds)
-            if not self._messages:
-                return None
-            message = self._messages.popleft()
-            self._bytes -= _about_bytes(message)
-            return message
+            return self._pop() if self._messages else None
+
+    def _pop(self) -> Message:
+        message = self._messages.popleft()
+        self._bytes -= _about_bytes(message)
+        return message
 
     def _surplus(self) -> Message | None:
         """What to drop next if there is too much; never the newest, and no event for its bytes."""

@@ -36,6 +36,8 @@ WATCHED_GOODBYE_SECONDS = 0.2
 """A job that is only being watched has its result already."""
 MOST_REFUSALS = 10
 """One after the other; then the service and this client do not understand each other."""
+MOST_VALUES = 10_000
+"""Step times of ranks in one request; more wait for the next."""
 MOST_DISAGREEMENTS = 5
 """In one job; then something is wrong with its ranks, or with what the service asks of them."""
 
@@ -177,7 +179,7 @@ class Reporter:
         self._follow(state)
 
     def _tell_dropped(self) -> None:
-        if dropped := self._inbox.take_dropped():
+        if self._inbox.is_empty and (dropped := self._inbox.take_dropped()):
             logger.info(
                 "autotune: %d reports were dropped meanwhile, to keep what waits for the service "
                 "small; the tuning measures anew what it misses",
@@ -194,9 +196,20 @@ class Reporter:
         if message.trial is None:
             # From a trial that was left while the service was away nothing is to be learned.
             return None if self._is_tuning else self._look_for_drift(complete)
-        if not complete:
+        # What waited while the service was slow or away goes in few requests.
+        while len(complete) * int(self._description["world_size"]) < MOST_VALUES:
+            more = self._inbox.take_more(message.trial)
+            if more is None:
+                break
+            complete += self._steps.add(more)
+        if not complete or self._is_closed(message.trial):
             return None
         return self._send_steps(message.trial, complete)
+
+    def _is_closed(self, trial: int) -> bool:
+        """Whether the service has had its last step of this trial: it told of what comes after."""
+        commanded = self._commanded
+        return commanded is None or (isinstance(commanded, int) and trial < commanded)
 
     def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
         def send(steps: list[StepTimes]) -> JobState:
