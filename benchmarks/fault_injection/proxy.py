@@ -51,8 +51,7 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads, self._server.block_on_close = True, False
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> FaultyProxy:
@@ -104,6 +103,13 @@ class _Request(NamedTuple):
     path: str
     body: bytes
     headers: dict[str, str]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+
+    def handle_error(self, *_: object) -> None:
+        pass  # A client that went away; whatever else is wrong shows in the books.
 
 
 class _Broken(Exception):
