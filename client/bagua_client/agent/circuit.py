@@ -52,8 +52,10 @@ class Circuit:
 
     @property
     def is_late(self) -> bool:
-        """Whether the service has been away for longer than it is eagerly looked for."""
-        return self._failures > 0 and self._clock() - self._failing_since > self._eager_seconds
+        """Whether no answer is to be expected soon: the service has been away for longer than it is
+        eagerly looked for, or wants another token."""
+        is_long = self._clock() - self._failing_since > self._eager_seconds
+        return self._failures > 0 and (is_long or self._is_denied)
 
     def failed(self, place: str, error: ServiceUnavailable) -> float:
         """A request had no answer; so many seconds to wait before the next.

@@ -30,7 +30,7 @@ class Connection:
         description: what the job is registered with.
         stopping: set when the job ends: from then on nothing is tried twice.
         on_forgotten: called when the service did not know the job, which is registered anew.
-        on_late: called at each failure once the service has been away for long.
+        on_late: called at each failure once no answer is to be expected soon.
     """
 
     def __init__(
@@ -79,6 +79,9 @@ class Connection:
                 if self._circuit.is_late:
                     self._on_late()
                 self._stopping.wait(pause_seconds)
+            except ServiceRefused:
+                self._circuit.answered()  # It is there.
+                raise
             else:
                 self._circuit.answered()
                 return state

@@ -106,6 +106,12 @@ def test_a_wrong_token_is_said_at_once_and_once_and_tried_seldom(
 ) -> None:
     caplog.set_level(logging.INFO, "bagua_client")
     circuit = _Circuit()
+    assert not circuit.is_late
+    circuit.failed("here", DENIED)
+    assert circuit.is_late
+    circuit.answered()
+    caplog.clear()
+    circuit.shortest.clear()
     assert {circuit.fail(DENIED) for _ in range(5)} == {DENIED_PAUSE_SECONDS}
     assert set(circuit.shortest) == {DENIED_PAUSE_SECONDS / 2}
     circuit.answered()

@@ -386,6 +386,14 @@ def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away
     assert caplog.text.count("go back to their default") == 1
 
 
+def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedService([[SMALL]], refuses={"profiles": 503}) as service:
+        start(service).put(_recording(0))
+        wait_for(lambda: "cannot be used" in caplog.text)
+        service.refuses["profiles"] = 422
+        wait_for(lambda: "the service is back" in caplog.text)
+
+
 def _steps_of(service: ScriptedService) -> list[int]:
     return [step["step"] for body in service.bodies("observations") for step in body["steps"]]
 
