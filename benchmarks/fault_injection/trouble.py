@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,8 @@ from .proxy import FaultyProxy
 
 TROUBLES = ("kill", "restart", "freeze", "cut off")
 QUIET_SECONDS = 2.0, 6.0
+QUIET_STARTS = 2.0
+"""After so many times what a start takes: on a slow machine the service would only be started."""
 TROUBLE_SECONDS = 0.5, 3.0
 
 
@@ -57,10 +60,16 @@ class TroubledService:
         self._service.__exit__(kind, error, trace)
 
     def _start(self) -> ServeProcess:
-        return ServeProcess(self._database, "--port", str(self._port)).__enter__()
+        began = time.monotonic()
+        service = ServeProcess(self._database, "--port", str(self._port)).__enter__()
+        self._start_seconds = time.monotonic() - began
+        return service
+
+    def _quiet_seconds(self) -> float:
+        return self._random.uniform(*QUIET_SECONDS) + QUIET_STARTS * self._start_seconds
 
     def _trouble(self) -> None:
-        while not self._over.wait(self._random.uniform(*QUIET_SECONDS)):
+        while not self._over.wait(self._quiet_seconds()):
             trouble = self._random.choice(TROUBLES)
             self._make(trouble, self._random.uniform(*TROUBLE_SECONDS))
             self.troubles[trouble] += 1
