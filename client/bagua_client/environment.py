@@ -93,8 +93,9 @@ class Environment:
 
         return cls(
             autotune=number("BAGUA_AUTOTUNE", int, 0, 0, words=SWITCH_WORDS) >= 1,
-            url=variables.get("BAGUA_AUTOTUNE_URL") or None,
-            token=variables.get("BAGUA_AUTOTUNE_TOKEN") or None,
+            url=variables.get("BAGUA_AUTOTUNE_URL", "").strip() or None,
+            # Read from a file, it may end with the line's end.
+            token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1),
             trial_seconds=number(

@@ -6,29 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import requests
+from bagua_client.transport import ServiceUnavailable, Transport
 
-CONNECT_SECONDS = 3.0
-READ_SECONDS = 60.0
-"""A slow answer is still an answer: nobody but the reporter thread waits for it."""
 UNFINISHED = ("tuning", "confirming")
 """States of a job that has a next trial, also while it is between two."""
-
-
-class ServiceUnavailable(Exception):
-    """No usable answer: it may come later."""
-
-
-class JobUnknown(Exception):
-    """The service has no such job (another database, perhaps), or no such request."""
-
-
-class ServiceRefused(Exception):
-    """The service will not take this request, now or later."""
-
-
-class NotSupported(ServiceRefused):
-    """Nor any other request of its kind: an earlier service."""
 
 
 @dataclass(frozen=True)
@@ -125,23 +106,14 @@ class Profile:
 
 
 class ServiceClient:
-    """One job at one service. Every method answers with the job's state.
-
-    Raises (every method):
-        ServiceUnavailable: no connection, no answer in time, a server error or nonsense.
-        JobUnknown: the job is not registered (any more), or there is no such request.
-        ServiceRefused: the service says that the request is wrong.
-        NotSupported: it takes no requests of this kind.
-    """
+    """One job at one service. Every method answers with the job's state, and raises what
+    :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is not
+    registered (any more), or that there is no such request."""
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._job_url = f"{self.url}/api/v2/jobs/{job_id}"
-        self._session = requests.Session()
-        # A proxy of the cluster's environment does not know the way to a service beside the job.
-        self._session.trust_env = False
-        if token is not None:
-            self._session.headers["Authorization"] = f"Bearer {token}"
+        self._transport = Transport(token)
 
     def register(self, description: Mapping[str, Any]) -> JobState:
         return self._send("PUT", self._job_url, description)
@@ -165,34 +137,4 @@ class ServiceClient:
         return self._send("POST", f"{self._job_url}/events", body)
 
     def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> JobState:
-        try:
-            response = self._session.request(
-                method, url, json=body, timeout=(CONNECT_SECONDS, READ_SECONDS)
-            )
-            document = response.json() if response.ok else None
-        except (requests.RequestException, ValueError) as error:
-            raise ServiceUnavailable(_reason(error)) from error
-        if response.status_code == 404:
-            raise JobUnknown(_detail(response))
-        if response.status_code >= 500 or response.status_code in (408, 429):
-            raise ServiceUnavailable(f"it answered {response.status_code}: {_detail(response)}")
-        if response.status_code == 405:
-            raise NotSupported(_detail(response))
-        if not response.ok:
-            raise ServiceRefused(_detail(response))
-        return JobState.from_json(document)
-
-
-def _detail(response: requests.Response) -> str:
-    try:
-        return str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"{response.status_code} {response.reason}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    if isinstance(error, requests.ConnectionError):
-        return "no connection"
-    return f"its answer is not JSON ({type(error).__name__})"
+        return JobState.from_json(self._transport.send(method, url, body))

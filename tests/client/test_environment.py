@@ -30,8 +30,8 @@ def test_every_variable_is_read() -> None:
     assert Environment.read(
         {
             "BAGUA_AUTOTUNE": "1",
-            "BAGUA_AUTOTUNE_URL": "http://tuner:8123",
-            "BAGUA_AUTOTUNE_TOKEN": "secret",
+            "BAGUA_AUTOTUNE_URL": " http://tuner:8123",
+            "BAGUA_AUTOTUNE_TOKEN": "secret\n",
             "BAGUA_AUTOTUNE_JOB": "digits",
             "BAGUA_AUTOTUNE_MAX_SAMPLES": "7",
             "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",

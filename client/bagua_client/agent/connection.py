@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bagua_client.agent.circuit import Circuit
 from bagua_client.agent.sidecar import shared_sidecar
 from bagua_client.environment import Environment
-from bagua_client.service_client import (
-    JobState,
-    JobUnknown,
-    ServiceClient,
-    ServiceRefused,
-    ServiceUnavailable,
-)
+from bagua_client.service_client import JobState, ServiceClient
+from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
 
-logger = logging.getLogger(__name__)
-
-FIRST_RETRY_SECONDS = 0.2
-LAST_RETRY_SECONDS = 5.0
-LATE_RETRY_SECONDS = 30.0
+REGISTRATIONS = 3
+"""A registration that is refused so often is wrong, and not only damaged on its way."""
+REFUSED_PAUSE_SECONDS = 0.5
 
 
 class Stopped(Exception):
@@ -38,6 +30,7 @@ class Connection:
         description: what the job is registered with.
         stopping: set when the job ends: from then on nothing is tried twice.
         on_forgotten: called when the service did not know the job, which is registered anew.
+        on_late: called at each failure once no answer is to be expected soon.
     """
 
     def __init__(
@@ -47,12 +40,15 @@ class Connection:
         description: Mapping[str, Any],
         stopping: threading.Event,
         on_forgotten: Callable[[], None],
+        on_late: Callable[[], None],
     ) -> None:
         self._environment = environment
         self._job_id = job_id
         self._description = description
         self._stopping = stopping
         self._on_forgotten = on_forgotten
+        self._on_late = on_late
+        self._circuit = Circuit(environment.server_wait_seconds)
         self._service: ServiceClient | None = None
 
     @property
@@ -73,38 +69,41 @@ class Connection:
             SidecarError: there is no service and there will be none.
             Stopped: the job ended meanwhile, or has ended and is not known any more.
         """
-        began = time.monotonic()
-        failed = False
-        pause_seconds = FIRST_RETRY_SECONDS
         while True:
             try:
                 state = self._ask(request)
             except ServiceUnavailable as error:
                 if self._stopping.is_set():
                     raise Stopped from error
-                if not failed:
-                    logger.warning(
-                        "autotune: the service at %s cannot be used: %s. Training goes on with "
-                        "the configuration it has; tuning resumes when the service is back",
-                        self.url or "its address",
-                        error,
-                    )
-                failed = True
+                pause_seconds = self._circuit.failed(self._place, error)
+                if self._circuit.is_late:
+                    self._on_late()
                 self._stopping.wait(pause_seconds)
-                pause_seconds = self._next_pause(pause_seconds, time.monotonic() - began)
-                continue
-            if failed:
-                logger.info("autotune: the service is back")
-            return state
+            except ServiceRefused:
+                self._circuit.answered()  # It is there.
+                raise
+            else:
+                self._circuit.answered()
+                return state
 
     def register(self) -> JobState:
         """Make the job known. Raises what :meth:`call` does."""
-        return self.call(lambda service: service.register(self._description))
+        for _ in range(REGISTRATIONS - 1):
+            try:
+                return self.call(self._register)
+            except ServiceRefused:
+                if self._stopping.wait(REFUSED_PAUSE_SECONDS):
+                    raise
+        return self.call(self._register)
 
-    def _next_pause(self, pause_seconds: float, waited_seconds: float) -> float:
-        if waited_seconds > self._environment.server_wait_seconds:
-            return LATE_RETRY_SECONDS
-        return min(pause_seconds * 2, LAST_RETRY_SECONDS)
+    @property
+    def _place(self) -> str:
+        if self._environment.url is None:
+            return "beside rank 0"
+        return f"at {self._environment.url} (BAGUA_AUTOTUNE_URL)"
+
+    def _register(self, service: ServiceClient) -> JobState:
+        return service.register(self._description)
 
     def _ask(self, request: Callable[[ServiceClient], JobState]) -> JobState:
         service = self._connected()
@@ -125,7 +124,7 @@ class Connection:
         """Another database, perhaps."""
         self._on_forgotten()
         try:
-            service.register(self._description)
+            self._register(service)
             return service.state()
         except JobUnknown as error:
             raise ServiceUnavailable(f"it knows no jobs at all: {error}") from error

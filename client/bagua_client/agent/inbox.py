@@ -7,13 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from bagua_client.agent.profiler import Recording
 from bagua_client.service_client import StepTimes
 
 LARGEST_INBOX = 512
+LARGEST_INBOX_BYTES = 16 * 2**20
+VALUE_BYTES = 32  # a float in a list
+RANK_BYTES = 240  # what holds one rank's
+READY_BYTES = 200  # a tensor's mark in a recording
+MOST_WAITING_VALUES = 2**18
+FEWEST_WAITING_STEPS = 64
 
 
 class RankTimes(NamedTuple):
@@ -59,21 +65,43 @@ Message = Samples | Recording | Event
 
 
 class Inbox:
-    """A queue whose writer never waits; with the service away the oldest messages are dropped,
-    but no event."""
+    """A queue whose writer never waits. What is more than it may hold while the service is away is
+    dropped: the oldest step times and profiles first, then the oldest events, the end never."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
+        self._bytes = 0
+        self._dropped = 0
         self._changed = threading.Condition()
 
     def put(self, message: Message) -> None:
         with self._changed:
             self._messages.append(message)
-            if len(self._messages) > LARGEST_INBOX:
-                oldest = next((m for m in self._messages if not isinstance(m, Event)), None)
-                if oldest is not None:
-                    self._messages.remove(oldest)
+            self._bytes += _about_bytes(message)
+            while (surplus := self._surplus()) is not None:
+                self._messages.remove(surplus)
+                self._bytes -= _about_bytes(surplus)
+                self._dropped += 1
             self._changed.notify()
+
+    def take_dropped(self) -> int:
+        """How many messages were dropped since this was asked last."""
+        with self._changed:
+            dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def take_more(self, trial: int) -> Samples | None:
+        """The oldest message, if it is of this trial's steps."""
+        with self._changed:
+            first = self._messages[0] if self._messages else None
+            if not isinstance(first, Samples) or first.trial != trial:
+                return None
+            self._pop()
+            return first
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._messages
 
     def wake(self) -> None:
         """Let a reader that waits come back at once."""
@@ -85,7 +113,40 @@ class Inbox:
         with self._changed:
             if not self._messages:
                 self._changed.wait(timeout_seconds)
-            return self._messages.popleft() if self._messages else None
+            return self._pop() if self._messages else None
+
+    def _pop(self) -> Message:
+        message = self._messages.popleft()
+        self._bytes -= _about_bytes(message)
+        return message
+
+    def _surplus(self) -> Message | None:
+        """What to drop next if there is too much; never the newest, and no event for its bytes."""
+        is_too_much = len(self._messages) > LARGEST_INBOX
+        if not is_too_much and self._bytes <= LARGEST_INBOX_BYTES:
+            return None
+        older = islice(self._messages, len(self._messages) - 1)
+        found = min(older, key=_rank_of_keeping, default=None)
+        return found if is_too_much or not isinstance(found, Event) else None
+
+
+def _rank_of_keeping(message: Message) -> int:
+    """What has a lower one is dropped first."""
+    if not isinstance(message, Event):
+        return 0
+    return 1 + (message.kind == "ended")
+
+
+def _about_bytes(message: Message) -> int:
+    """In memory. Ranks mostly tell as many steps as the first one; counting each rank's would take
+    the training thread long where there are thousands."""
+    if isinstance(message, Samples):
+        first = message.by_rank[0]
+        values = len(first.seconds) + len(first.compute_seconds)
+        return len(message.by_rank) * (RANK_BYTES + values * VALUE_BYTES)
+    if isinstance(message, Recording):
+        return RANK_BYTES + READY_BYTES * len(message.order)
+    return RANK_BYTES + len(message.message)
 
 
 class StepTable:
@@ -101,6 +162,7 @@ class StepTable:
 
         Each rank tells its steps in order, so what is older than a complete step will never be
         complete (a message was dropped) and is forgotten, as is what is left of another trial.
+        So are the oldest steps that wait too long for a rank that tells nothing.
         """
         if samples.trial != self._trial:
             self._trial, self._rows = samples.trial, {}
@@ -112,6 +174,9 @@ class StepTable:
         found = [self._step(step) for step in complete]
         if complete:
             self._rows = {step: row for step, row in self._rows.items() if step > complete[-1]}
+        most = max(FEWEST_WAITING_STEPS, MOST_WAITING_VALUES // self._world_size)
+        for step in sorted(self._rows)[:-most]:
+            del self._rows[step]
         return found
 
     def _step(self, step: int) -> StepTimes:

@@ -1,7 +1,8 @@
 """Rank 0's background thread: all that is said to the service, and what the service wants.
 
 Whatever the service does, training goes on: errors are waited out here, step times that nobody
-takes are dropped, and the ranks stay at the configuration they have. After the tuning the thread
+takes are dropped, and the ranks stay at the configuration they have, or go back to the default
+from a trial if it is long. After the tuning the thread
 watches the step times, and says nothing while they stay as they are.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Mapping
@@ -22,7 +24,8 @@ from bagua_client.agent.profiler import Recording
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
 from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState, NotSupported, ServiceRefused, StepTimes
+from bagua_client.service_client import JobState, StepTimes
+from bagua_client.transport import NotSupported, ServiceRefused
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ WATCHED_GOODBYE_SECONDS = 0.2
 """A job that is only being watched has its result already."""
 MOST_REFUSALS = 10
 """One after the other; then the service and this client do not understand each other."""
+MOST_VALUES = 10_000
+"""Step times of ranks in one request; more wait for the next."""
 MOST_DISAGREEMENTS = 5
 """In one job; then something is wrong with its ranks, or with what the service asks of them."""
 
@@ -46,13 +51,19 @@ class Reporter:
     """
 
     def __init__(self, environment: Environment, description: Mapping[str, Any]) -> None:
+        self._process = os.getpid()
         self._description = description
         self._inbox = Inbox()
         self._steps = StepTable(int(description["world_size"]))
         self._watch = Watch()
         self._stopping = threading.Event()
         self._connection = Connection(
-            environment, uuid.uuid4().hex, description, self._stopping, self._forget_commands
+            environment,
+            uuid.uuid4().hex,
+            description,
+            self._stopping,
+            self._forget_commands,
+            self._leave_trial,
         )
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
@@ -73,10 +84,13 @@ class Reporter:
 
     def put(self, message: Message) -> None:
         """Hand something over; never waits."""
-        self._inbox.put(message)
+        if not self._is_forked:
+            self._inbox.put(message)
 
     def take_command(self) -> bytes | None:
         """The command that the ranks have not been told yet."""
+        if self._is_forked:
+            return None
         with self._command_lock:
             command, self._command = self._command, None
         return command
@@ -89,7 +103,7 @@ class Reporter:
     def close(self, wait_seconds: float = 0.0) -> None:
         """The training is over: say so to the service, but never wait long for it."""
         atexit.unregister(self.close)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
                 announce(logger, "autotune: the training ended before its tuning did")
             else:
@@ -101,8 +115,15 @@ class Reporter:
     def finish(self) -> None:
         """The last command is in force on all ranks: the thread may end."""
         atexit.unregister(self.close)
-        self._stopping.set()
-        self._inbox.wake()
+        if not self._is_forked:
+            self._stopping.set()
+            self._inbox.wake()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has the thread (a DataLoader's worker,
+        say). Whatever lock the thread held at that moment is held in here for ever."""
+        return os.getpid() != self._process
 
     @property
     def _is_tuning(self) -> bool:
@@ -112,7 +133,8 @@ class Reporter:
         try:
             state = self._connection.register()
             name, page = self._description["name"], self._connection.page
-            announce(logger, "autotune: job %s is being tuned, see %s", name, page)
+            if not self._stopping.is_set():
+                announce(logger, "autotune: job %s is being tuned, see %s", name, page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -146,6 +168,7 @@ class Reporter:
             if state is None:
                 return
             self._refusals = 0
+            self._tell_dropped()
         except ServiceRefused as error:
             self._refusals += 1
             if self._refusals == 1:
@@ -155,6 +178,14 @@ class Reporter:
             state = self._connection.call(lambda service: service.state())
         self._follow(state)
 
+    def _tell_dropped(self) -> None:
+        if self._inbox.is_empty and (dropped := self._inbox.take_dropped()):
+            logger.info(
+                "autotune: %d reports were dropped meanwhile, to keep what waits for the service "
+                "small; the tuning measures anew what it misses",
+                dropped,
+            )
+
     def _send(self, message: Message) -> JobState | None:
         """Say it to the service if there is anything to say."""
         if isinstance(message, Event):
@@ -163,10 +194,22 @@ class Reporter:
             return self._send_profile(message)
         complete = self._steps.add(message)
         if message.trial is None:
-            return self._look_for_drift(complete)
-        if not complete:
+            # From a trial that was left while the service was away nothing is to be learned.
+            return None if self._is_tuning else self._look_for_drift(complete)
+        # What waited while the service was slow or away goes in few requests.
+        while len(complete) * int(self._description["world_size"]) < MOST_VALUES:
+            more = self._inbox.take_more(message.trial)
+            if more is None:
+                break
+            complete += self._steps.add(more)
+        if not complete or self._is_closed(message.trial):
             return None
         return self._send_steps(message.trial, complete)
+
+    def _is_closed(self, trial: int) -> bool:
+        """Whether the service has had its last step of this trial: it told of what comes after."""
+        commanded = self._commanded
+        return commanded is None or (isinstance(commanded, int) and trial < commanded)
 
     def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
         def send(steps: list[StepTimes]) -> JobState:
@@ -259,6 +302,16 @@ class Reporter:
         if self._poll_seconds is None:
             return FIRST_POLL_SECONDS
         return min(2 * self._poll_seconds, LAST_POLL_SECONDS)
+
+    def _leave_trial(self) -> None:
+        """The service is away for long, and what it had the ranks try may be slow."""
+        if isinstance(self._commanded, int):
+            logger.warning(
+                "autotune: the ranks go back to their default configuration until the service is "
+                "back"
+            )
+            self._order(None, self._description["default_configuration"], watch=True)
+            self._forget_commands()
 
     def _forget_commands(self) -> None:
         """Whatever the service wants next is new to the ranks."""

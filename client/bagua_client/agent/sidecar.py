@@ -13,6 +13,9 @@ import threading
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 120.0
+"""A service that does not listen by then is ended: its disk hangs, perhaps."""
+
 
 class SidecarError(Exception):
     """The service could not be started, and would not be at the next try."""
@@ -66,15 +69,17 @@ class Sidecar:
         # What it has to say of the job, the reporter says too.
         command += ["--log-level", "warning"]
         # A session of its own: Ctrl-C goes to the training, and the service follows that.
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SidecarError(f"the service could not be started: {error}") from error
+        line = _first_line(self._process)
         address = re.search(r"http://\S+", line)
         if address is None:
             raise SidecarError(
@@ -82,6 +87,18 @@ class Sidecar:
                 f"its own message stands above. Try it by hand: {' '.join(command[1:4])}"
             )
         self._url = address.group()
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    """That it listens; empty: it ended, or took too long and was ended."""
+    assert process.stdout is not None
+    watchdog = threading.Timer(START_SECONDS, process.kill)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        watchdog.cancel()
 
 
 _sidecar: Sidecar | None = None
@@ -95,3 +112,12 @@ def shared_sidecar(port: int) -> Sidecar:
         if _sidecar is None:
             _sidecar = Sidecar(port)
         return _sidecar
+
+
+def _forget() -> None:
+    """In a forked child: the service is the parent's, and so is whoever holds the lock."""
+    global _sidecar, _lock
+    _sidecar, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -152,8 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
         text = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        with suppress(ConnectionError):  # who asked may be gone
+            self.end_headers()
+            self.wfile.write(text)
 
     do_POST = do_GET = do_PUT
 

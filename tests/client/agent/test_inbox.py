@@ -5,37 +5,81 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_client.agent import inbox
 from bagua_client.agent.clock import CpuClock
-from bagua_client.agent.inbox import LARGEST_INBOX, Event, Inbox, RankTimes, Samples, StepTable
+from bagua_client.agent.inbox import (
+    FEWEST_WAITING_STEPS,
+    LARGEST_INBOX,
+    LARGEST_INBOX_BYTES,
+    Event,
+    Inbox,
+    RankTimes,
+    Samples,
+    StepTable,
+)
 from bagua_client.agent.profiler import Recording
 from bagua_client.reducer.timeline import Timeline
 from bagua_client.service_client import StepTimes
 
 
 def test_messages_come_out_in_order_and_none_when_there_is_none() -> None:
-    inbox = Inbox()
+    box = Inbox()
     messages = [Event("switched", index, index, "") for index in range(3)]
     for message in messages:
-        inbox.put(message)
-    assert [inbox.take(0.0) for _ in range(4)] == [*messages, None]
+        box.put(message)
+    assert [box.take(0.0) for _ in range(4)] == [*messages, None]
 
 
 def test_with_the_service_away_what_is_old_is_dropped_but_no_event() -> None:
-    inbox = Inbox()
+    box = Inbox()
     event = Event("disagreement", 3, 10, "rank 1 disagreed")
-    inbox.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, []))
-    inbox.put(event)
+    box.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, []))
+    box.put(event)
     for step in range(3 * LARGEST_INBOX):
-        inbox.put(Samples(0, [RankTimes(step, [0.1])]))
-    assert inbox.take(0.0) == event
-    left = []
-    while (message := inbox.take(0.0)) is not None:
-        left.append(message)
+        box.put(Samples(0, [RankTimes(step, [0.1])]))
+    first, *left = _all_of(box)
+    assert first == event
     assert len(left) == LARGEST_INBOX - 1
     assert left[-1] == Samples(0, [RankTimes(3 * LARGEST_INBOX - 1, [0.1])])
+    assert box.take_dropped() == 2 * LARGEST_INBOX + 2
+    assert box.take_dropped() == 0
+
+
+def test_of_thousands_of_ranks_less_is_kept() -> None:
+    """8,192 ranks tell 32 steps in 16 MB; 512 such messages would take 8 GB."""
+    box = Inbox()
+    event = Event("switched", 3, 10, "")
+    box.put(event)
+    for step in range(0, 3200, 32):
+        box.put(Samples(0, [RankTimes(step, [0.1] * 32, [0.1] * 32)] * 8192))
+    event_left, *left = _all_of(box)
+    assert event_left == event
+    assert len(left) * 8192 * 64 * 32 <= max(LARGEST_INBOX_BYTES, 8192 * 64 * 32)
+    (last,) = left
+    assert isinstance(last, Samples)
+    assert last.by_rank[0].first_step == 3168
+
+
+def test_of_very_many_events_the_newest_are_kept_and_the_end() -> None:
+    box = Inbox()
+    box.put(Event("ended", None, 0, ""))
+    for step in range(2 * LARGEST_INBOX):
+        box.put(Event("drift", None, step, ""))
+    ended, *drifts = _all_of(box)
+    assert ended == Event("ended", None, 0, "")
+    assert len(drifts) == LARGEST_INBOX - 1
+    assert drifts[-1] == Event("drift", None, 2 * LARGEST_INBOX - 1, "")
+
+
+def _all_of(box: Inbox) -> list[Any]:
+    found = []
+    while (message := box.take(0.0)) is not None:
+        found.append(message)
+    return found
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=20))
@@ -74,6 +118,17 @@ def test_what_is_left_of_a_trial_is_forgotten_with_the_next() -> None:
     table = StepTable(2)
     assert _add(table, 0, (1, [0.1, 0.1]), (1, [0.1])) == [StepTimes(1, [0.1, 0.1])]
     assert _add(table, 1, (9, [0.5]), (9, [0.6])) == [StepTimes(9, [0.5, 0.6])]
+
+
+def test_steps_of_which_a_rank_tells_nothing_are_not_kept_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_WAITING_VALUES", 0)  # as for very many ranks
+    table = StepTable(2)
+    for first in range(0, 960, 32):
+        assert _add(table, 0, (first, [0.1] * 32), (0, [])) == []
+    assert len(table._rows) == FEWEST_WAITING_STEPS
+    assert _add(table, 0, (960, []), (959, [0.1])) == [StepTimes(959, [0.1, 0.1])]
 
 
 def test_computing_times_go_with_a_step_if_all_ranks_knew_theirs() -> None:

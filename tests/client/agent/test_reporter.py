@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from bagua_client.agent.clock import CpuClock
-from bagua_client.agent.inbox import Event, RankTimes, Samples
+from bagua_client.agent.connection import REGISTRATIONS
+from bagua_client.agent.inbox import LARGEST_INBOX, Event, RankTimes, Samples
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
 from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
@@ -299,6 +302,7 @@ def test_an_earlier_service_is_soon_told_no_computing_times_and_misses_no_step(
         command_of(reporter)
         for batch in range(MOST_REFUSALS + 2):
             _tell_computing(reporter, 1 + 3 * batch)
+            _batches(service, batch + 1)
         batches = _batches(service, MOST_REFUSALS + 2)
         assert service.refused == MOST_REFUSALS
     steps = [step for batch in batches for step in batch]
@@ -319,7 +323,7 @@ def test_refused_computing_times_are_no_reason_not_to_tell_the_next(
             for _ in range(MOST_REFUSALS - 1):
                 _tell_computing(reporter, 1 + 3 * told)
                 told += 1
-            _batches(service, told)
+                _batches(service, told)
             service.is_earlier = False
             _tell_computing(reporter, 1 + 3 * told)
             told += 1
@@ -337,3 +341,113 @@ def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: 
         _tell_computing(reporter, 4)
         (batch,) = wait_for(lambda: service.bodies("observations"))
     assert "compute_seconds" in batch["steps"][0]
+
+
+def test_a_refused_registration_may_have_been_damaged_on_its_way(start: Start) -> None:
+    with ScriptedService([[SMALL]], refuses={"PUT": 400}) as service:
+        reporter = start(service)
+        wait_for(lambda: service.refused == 1)
+        service.refuses.clear()
+        assert command_of(reporter)["trial"] == 0
+
+
+def test_a_registration_that_is_wrong_ends_the_tuning_in_one_line(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL]], refuses={"PUT": 422}) as service:
+        reporter = start(service)
+        default = DESCRIPTION["default_configuration"]
+        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": False}
+        assert service.refused == REGISTRATIONS
+    assert [record.getMessage() for record in caplog.records] == [
+        "autotune is off for this job: not here"
+    ]
+
+
+def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = Reporter(Environment(url=service.url, server_wait_seconds=0.0), DESCRIPTION)
+        assert command_of(reporter)["trial"] == 0
+        service.refuses["observations"] = 503
+        tell(reporter, 0, 1, [0.1])
+        default = DESCRIPTION["default_configuration"]
+        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": True}
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)  # of no interest to anybody
+        wait_for(lambda: service.refused > 3)
+        assert reporter.take_command() is None
+        service.refuses.clear()
+        assert command_of(reporter) == {"trial": 0, "configuration": SMALL, "watch": True}
+        tell(reporter, 0, 4 + 2 * WATCHED, [0.1])
+        wait_for(lambda: len(service.bodies("observations")) == 2)
+        assert service.bodies("drift") == []
+        reporter.finish()
+    assert caplog.text.count("go back to their default") == 1
+
+
+def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedService([[SMALL]], refuses={"profiles": 503}) as service:
+        start(service).put(_recording(0))
+        wait_for(lambda: "cannot be used" in caplog.text)
+        service.refuses["profiles"] = 422
+        wait_for(lambda: "the service is back" in caplog.text)
+
+
+def _steps_of(service: ScriptedService) -> list[int]:
+    return [step["step"] for body in service.bodies("observations") for step in body["steps"]]
+
+
+def test_a_trial_that_is_over_is_told_no_more_of(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter)["trial"] == 1
+        tell(reporter, 0, 4, [0.1] * 3)  # of the steps before the ranks switch
+        tell(reporter, 1, 7, [0.1])
+        wait_for(lambda: 7 in _steps_of(service))
+        assert _steps_of(service) == [1, 2, 3, 7]
+
+
+def test_what_was_dropped_while_the_service_was_away_is_said_once(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL, LARGE]], steps=10**6) as service:
+        reporter = start(service)
+        command_of(reporter)
+        service.refuses["observations"] = 503
+        tell(reporter, 0, 1, [0.1])
+        wait_for(lambda: service.refused)  # it is in hand, and not in the inbox
+        told = 1 + LARGEST_INBOX + 30
+        for step in range(2, told + 1):
+            tell(reporter, 0, step, [0.1])
+        service.refuses.clear()
+        wait_for(lambda: told in _steps_of(service))
+        tell(reporter, 0, told + 1, [0.1])
+        wait_for(lambda: told + 1 in _steps_of(service))
+        assert _steps_of(service) == [1, *range(32, told + 2)]
+        assert len(service.bodies("observations")) <= 3  # what waited came together
+    assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
+        "autotune: 30 reports were dropped meanwhile, to keep what waits for the service small; "
+        "the tuning measures anew what it misses"
+    ]
+
+
+def test_a_fork_of_the_training_uses_nothing_of_the_reporter(start: Start) -> None:
+    """Whatever lock the reporter's thread held when a DataLoader forked, nobody opens it there."""
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        wait_for(lambda: reporter._commanded == 0)
+        with reporter._inbox._changed, reporter._command_lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a hang ends in another way
+                reporter.put(Event("drift", None, 1, ""))
+                command = reporter.take_command()
+                reporter.close(60.0)
+                reporter.finish()
+                os._exit(0 if command is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert command_of(reporter)["trial"] == 0
+        assert [kind for kind, _ in service.requests] == ["PUT"]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bagua_client.agent.sidecar import Sidecar, SidecarError
+from bagua_client.agent import sidecar as module
+from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
 
 
 def test_without_the_service_installed_it_says_what_to_install(
@@ -45,3 +50,34 @@ def test_it_is_started_once_and_again_when_it_has_died() -> None:
         assert sidecar._process is not process
     finally:
         sidecar.stop()
+
+
+def test_a_service_that_hangs_before_it_listens_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "START_SECONDS", 0.2)
+    with pytest.raises(SidecarError, match="exit code -9"):
+        Sidecar().url()
+
+
+def test_a_service_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SidecarError, match=r"could not be started.*no/such/python"):
+        Sidecar().url()
+
+
+def test_a_fork_of_the_training_has_no_service_yet() -> None:
+    """Nor does it wait for the thread of its parent that was starting one."""
+    parents = shared_sidecar(0)
+    with module._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a hang ends in another way
+            own = shared_sidecar(0)
+            os._exit(int(own is parents))
+    assert os.waitpid(child, 0)[1] == 0
+    assert shared_sidecar(0) is parents

@@ -1,0 +1,60 @@
+"""Whether the store has everything that was acknowledged, and is whole."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_autotune.store import Store
+
+from .proxy import Report
+
+
+@dataclass(frozen=True)
+class Books:
+    """What was found once all was over.
+
+    Attributes:
+        acknowledged: steps and events whose client was told that they were taken.
+        lost: those of them that are not in the store, in words.
+        damage: what SQLite's own checks found.
+    """
+
+    acknowledged: int
+    lost: list[str]
+    damage: list[str]
+
+
+def audit(database: Path, reports: Iterable[Report]) -> Books:
+    """Compare what was acknowledged with what is in the store; the service has ended."""
+    store = Store(f"sqlite:///{database}")
+    found: dict[str, set[object]] = {}
+    acknowledged, lost = 0, []
+    for report in reports:
+        if report.job_id not in found:
+            found[report.job_id] = _told_of(store, report.job_id)
+        for item in _items(report):
+            acknowledged += 1
+            if item not in found[report.job_id]:
+                lost.append(f"{report.job_id}: {item}")
+    store.close()
+    with sqlite3.connect(database) as connection:
+        checks = [*connection.execute("PRAGMA integrity_check")]
+        checks += connection.execute("PRAGMA foreign_key_check")
+    damage = [str(row) for row in checks if row != ("ok",)]
+    return Books(acknowledged, sorted(set(lost)), damage)
+
+
+def _items(report: Report) -> list[object]:
+    """Each step by its trial and times, each event by what it says."""
+    body = report.body
+    if report.kind == "events":
+        return [(body["kind"], body["trial"], body["step"])]
+    return [(body["trial"], step["step"], tuple(step["seconds"])) for step in body["steps"]]
+
+
+def _told_of(store: Store, job_id: str) -> set[object]:
+    steps = {(trial, step.step, step.values) for trial, step in store.observations(job_id)}
+    return {*steps, *((event.kind, event.trial, event.step) for event in store.events(job_id))}

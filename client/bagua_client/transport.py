@@ -1,0 +1,232 @@
+"""HTTP to the service: one request and its answer, in bounded time and size; or an error that says
+what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import InvalidHeader, InvalidSchema, InvalidURL, MissingSchema, SSLError
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.exceptions import InvalidHeader as InvalidRetryAfter
+from urllib3.util import Retry
+
+CONNECT_SECONDS = 3.0
+READ_SECONDS = 60.0
+"""Of silence. A slow answer is still an answer: nobody but the reporter thread waits for it."""
+WHOLE_SECONDS = 120.0
+"""For all of a request and its answer, which may come byte by byte for ever."""
+LARGEST_ANSWER_BYTES = 16 * 2**20
+LONGEST_DETAIL = 500
+MOST_RETRY_AFTER_SECONDS = 300.0
+"""A service that asks for more is asked again before that."""
+
+
+class ServiceUnavailable(Exception):
+    """No usable answer: it may come later.
+
+    Attributes:
+        retry_after_seconds: the service wants to be left alone for so long.
+    """
+
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ServiceDenied(ServiceUnavailable):
+    """Nor will one come before somebody changes a setting, here or there."""
+
+
+class JobUnknown(Exception):
+    """The service has no such job (another database, perhaps), or no such request."""
+
+
+class ServiceRefused(Exception):
+    """The service will not take this request, now or later."""
+
+
+class NotSupported(ServiceRefused):
+    """Nor any other request of its kind: an earlier service."""
+
+
+class Transport:
+    """To one service. Not for several threads at once.
+
+    Args:
+        token: what the service wants to be shown; None: nothing.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._session = requests.Session()
+        self._adapter = _Adapter()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, self._adapter)
+        # A proxy of the cluster's environment does not know the way to a service beside the job.
+        self._session.trust_env = False
+        self._has_token = token is not None
+        if token is not None:
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def send(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+        """The JSON document of the answer.
+
+        Raises:
+            ServiceUnavailable: no connection, no answer in time, a server error, no JSON.
+            ServiceDenied: it wants another token, or another address.
+            JobUnknown: there is nothing at ``url``.
+            ServiceRefused: the service says that the request is wrong, or it cannot be sent.
+            NotSupported: it takes no requests of this kind.
+        """
+        timeouts = CONNECT_SECONDS, READ_SECONDS
+        try:
+            # A redirected POST would become a GET, whose answer looks as if it had been taken.
+            with (
+                self._adapter.limited(WHOLE_SECONDS),
+                self._session.request(
+                    method, url, json=body, timeout=timeouts, stream=True, allow_redirects=False
+                ) as response,
+            ):
+                content = b"".join(_read(response))
+        except (InvalidURL, InvalidSchema, MissingSchema, LocationParseError) as error:
+            raise ServiceRefused("BAGUA_AUTOTUNE_URL is not like http://host:8123") from error
+        except (InvalidHeader, UnicodeError) as error:
+            raise ServiceRefused("BAGUA_AUTOTUNE_TOKEN is not of letters and digits") from error
+        except SSLError as error:
+            raise _untrusted(error) from error
+        except (requests.RequestException, HTTPError, OSError) as error:
+            raise ServiceUnavailable(_reason(error)) from error
+        self._check(response, content)
+        return _document(content)
+
+    def _check(self, response: requests.Response, content: bytes) -> None:
+        status = response.status_code
+        if status < 300:
+            return
+        said = _detail(response, content)
+        if status == 404:
+            raise JobUnknown(said)
+        if status == 405:
+            raise NotSupported(said)
+        if status == 401:
+            wrong = "it does not take this token" if self._has_token else "it wants a token"
+            raise ServiceDenied(f"{wrong} ({said}); set BAGUA_AUTOTUNE_TOKEN to the one it has")
+        if status == 403:
+            raise ServiceDenied(f"it turns this process away ({said})")
+        if 300 <= status < 400:
+            target = response.headers.get("Location", "somewhere else")
+            raise ServiceDenied(f"it points to {target}; set BAGUA_AUTOTUNE_URL to what is there")
+        if status >= 500 or status in (408, 429):
+            raise ServiceUnavailable(f"it answered {status}: {said}", _retry_after(response))
+        raise ServiceRefused(said)
+
+
+class _Adapter(HTTPAdapter):
+    """Requests' own, which can cut the connection that it opened last."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self._sockets: list[socket.socket] = []
+        self.poolmanager.pool_classes_by_scheme = {
+            "http": _remembering(HTTPConnectionPool, self._sockets),
+            "https": _remembering(HTTPSConnectionPool, self._sockets),
+        }
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """What is done inside has so long; a socket's own timeout begins anew with each byte."""
+        watchdog = threading.Timer(seconds, self._cut)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+
+    def _cut(self) -> None:
+        for sock in self._sockets:
+            with suppress(OSError):  # it is closed already
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _remembering(pool: type[HTTPConnectionPool], sockets: list[socket.socket]) -> type[Any]:
+    """A pool whose newest connection's socket is in ``sockets``."""
+
+    class Connection(pool.ConnectionCls):  # type: ignore[name-defined, misc]
+        def connect(self) -> None:
+            super().connect()
+            sockets[:] = [self.sock]
+
+    return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
+
+def _read(response: requests.Response) -> Iterator[bytes]:
+    """The body, piece by piece."""
+    size = 0
+    for piece in response.iter_content(65536):
+        size += len(piece)
+        if size > LARGEST_ANSWER_BYTES:
+            raise ServiceUnavailable("its answer does not end")
+        yield piece
+
+
+def _document(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        what = "a web page" if content.lstrip()[:1] == b"<" else "no JSON"
+        raise ServiceUnavailable(
+            f"its answer is {what}; perhaps something else listens there"
+        ) from error
+
+
+def _detail(response: requests.Response, content: bytes) -> str:
+    try:
+        return str(json.loads(content)["detail"])[:LONGEST_DETAIL]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason}"
+
+
+def _retry_after(response: requests.Response) -> float:
+    """What it asks for, as seconds or as a date (RFC 9110, 10.2.3)."""
+    try:
+        seconds = Retry().parse_retry_after(response.headers.get("Retry-After", "0"))
+    except (InvalidRetryAfter, ValueError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), MOST_RETRY_AFTER_SECONDS)
+
+
+def _untrusted(error: SSLError) -> ServiceDenied:
+    causes = _causes(error)
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return ServiceDenied("its certificate is not one that this machine trusts")
+    return ServiceDenied("it does not speak https; http:// may be meant")
+
+
+def _reason(error: Exception) -> str:
+    causes = _causes(error)
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return "there is no host of that name"
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        return "nobody listens there"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    return "the connection broke off" if isinstance(error, OSError) else "no connection"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it came from, the first cause last."""
+    found: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in found:
+        found.append(at)
+        at = at.__cause__ or at.__context__
+    return found
