@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from bagua_autotune.model.job import Limits
-from bagua_autotune.store.database import default_url
+from bagua_autotune.store.location import default_url
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",

@@ -17,7 +17,7 @@ from bagua_autotune.model.text import clean
 from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
-from bagua_autotune.store.database import default_url
+from bagua_autotune.store.location import default_url
 from bagua_autotune.tuning.tuner import Tuner
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -37,13 +37,13 @@ def serve(log_level: str, **options: Any) -> None:
     The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
     BAGUA_AUTOTUNE_TOKEN, WORLD_SIZE, and Bagua's limits for its own protocol.
     """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         settings = Settings.load(os.environ, **options)
     except ValidationError as error:
         raise click.ClickException(_explain(error)) from error
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     # It would warn whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     from bagua_autotune.server import ServeError, serve  # here: imports the whole service

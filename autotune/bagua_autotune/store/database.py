@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -9,22 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from sqlalchemy import URL, Engine, QueuePool, create_engine, event
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.store import migrations
 from bagua_autotune.store.errors import StoreError
+from bagua_autotune.store.location import remote_file_system
 from bagua_autotune.store.url import parse, shown
 
+logger = logging.getLogger(__name__)
+
 SQLITE_BUSY_SECONDS = 30.0
-
-
-def default_url() -> str:
-    """A SQLite file in the user's data directory."""
-    folder = platformdirs.user_data_path("bagua-autotune", appauthor=False)
-    return f"sqlite:///{folder / 'autotune.db'}"
+WRITE_AHEAD_LOG = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
+ROLLBACK_JOURNAL = ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = FULL")
 
 
 class Database:
@@ -62,6 +61,8 @@ class Database:
         except SQLAlchemyError as error:
             reason = error.args[0] if error.args else error
             raise StoreError(f"the database {self} cannot be used: {reason}") from error
+        if self._is_sqlite and not as_found:
+            _warn_if_remote(self.url)
 
     def __str__(self) -> str:
         return shown(self.url)
@@ -112,13 +113,16 @@ def _server(url: URL) -> Engine:
 
 
 def _sqlite(url: URL) -> Engine:
-    in_memory = not url.database or url.database == ":memory:"
     options: dict[str, Any] = {}
-    if in_memory:
+    journal: tuple[str, ...] = ()
+    is_remote = False
+    if _is_in_memory(url):
         # A memory database lives in its connection: one for all threads, which take turns.
         options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
     else:
-        Path(str(url.database)).absolute().parent.mkdir(parents=True, exist_ok=True)
+        _folder(url).mkdir(parents=True, exist_ok=True)
+        is_remote = remote_file_system(_folder(url)) is not None
+        journal = ROLLBACK_JOURNAL if is_remote else WRITE_AHEAD_LOG
     arguments = {"check_same_thread": False, "timeout": SQLITE_BUSY_SECONDS}
     engine = create_engine(url, connect_args=arguments, **options)
 
@@ -127,12 +131,16 @@ def _sqlite(url: URL) -> Engine:
         # The driver would begin transactions by itself, and too late: see _begin.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
-        if not in_memory:
-            # The file keeps it. SQLite does not wait here for another process that sets it too,
-            # or uses the file in its older mode, which serves as well.
+        for pragma in journal:
+            # The file keeps its mode. SQLite does not wait here for another process that sets it
+            # too, or uses the file in its older mode, which serves as well.
             with suppress(sqlite3.OperationalError):
-                connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(pragma)
+        if is_remote and connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+            raise sqlite3.OperationalError(
+                "it is on a network file system, and another process uses it with a write-ahead "
+                "log, which may corrupt it there: end that first"
+            )
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
@@ -141,3 +149,22 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _is_in_memory(url: URL) -> bool:
+    return not url.database or url.database == ":memory:"
+
+
+def _folder(url: URL) -> Path:
+    return Path(str(url.database)).absolute().parent
+
+
+def _warn_if_remote(url: URL) -> None:
+    kind = None if _is_in_memory(url) else remote_file_system(_folder(url))
+    if kind is not None:
+        logger.warning(
+            "the database %s is on a network file system (%s): it is used without SQLite's "
+            "write-ahead log, which is slower, and safe only where that system's locks are; "
+            "a folder of this machine, or PostgreSQL, is better",
+            *(shown(url), kind),
+        )
