@@ -50,6 +50,12 @@ def prepare(engine: Engine) -> None:
             _migrate(connection, version, shown(engine.url))
 
 
+def is_needed(engine: Engine) -> bool:
+    """Whether the database has another schema than this release's, or none."""
+    with engine.connect() as connection:
+        return _version(connection) != SCHEMA_VERSION
+
+
 def check(engine: Engine) -> None:
     """Nothing, if the database has the schema of this release.
 
