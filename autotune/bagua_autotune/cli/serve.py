@@ -25,6 +25,18 @@ from bagua_autotune.store import StoreError
 @click.option(
     "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
 )
+@click.option(
+    "--thin-days",
+    type=float,
+    metavar="DAYS",
+    help="Keep most steps of a job not heard of only so long; 0: for ever.  [default: 7]",
+)
+@click.option(
+    "--keep-days",
+    type=float,
+    metavar="DAYS",
+    help="Delete a job not heard of for so long; 0: never.  [default: 90]",
+)
 @click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
 @click.option(
     "--log-level", type=click.Choice(("info", "warning", "error")), default="info",

@@ -39,10 +39,10 @@ class Database:
         self.url = parse(url)
         self._views = threading.local()
         self._circuit = Circuit()
-        if as_found and self._is_sqlite and not Path(str(self.url.database)).exists():
+        if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
-            if self._is_sqlite:
+            if self.is_sqlite:
                 self._engine = engines.sqlite(self.url)
             else:
                 self._engine = engines.server(self.url, self._circuit)
@@ -64,7 +64,7 @@ class Database:
 
     def _migrate(self) -> None:
         """On a server without limits, as that may take minutes."""
-        engine = self._engine if self._is_sqlite else create_engine(self.url, poolclass=NullPool)
+        engine = self._engine if self.is_sqlite else create_engine(self.url, poolclass=NullPool)
         try:
             migrations.prepare(engine)
         finally:
@@ -72,7 +72,7 @@ class Database:
                 engine.dispose()
 
     def _warn_if_remote(self) -> None:
-        kind = engines.remote_kind(self.url) if self._is_sqlite else None
+        kind = engines.remote_kind(self.url) if self.is_sqlite else None
         if kind is not None:
             logger.warning(
                 "the database %s is on a network file system (%s): it is used without SQLite's "
@@ -85,7 +85,8 @@ class Database:
         return shown(self.url)
 
     @property
-    def _is_sqlite(self) -> bool:
+    def is_sqlite(self) -> bool:
+        """Whether it is a file, or in memory."""
         return self.url.get_backend_name() == "sqlite"
 
     @contextmanager

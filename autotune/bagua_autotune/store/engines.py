@@ -25,7 +25,12 @@ SERVER_LIMITS_SECONDS = {
     # What a replica locked that stands still.
     "idle_in_transaction_session_timeout": 30.0,
 }
-WRITE_AHEAD_LOG = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
+WRITE_AHEAD_LOG = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    # In bytes; the log is cut to it after much was written at once.
+    "PRAGMA journal_size_limit = 67108864",
+)
 ROLLBACK_JOURNAL = ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = FULL")
 
 
@@ -101,6 +106,9 @@ def sqlite(url: URL) -> Engine:
         # The driver would begin transactions by itself, and too late: see _begin.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            # Only a file that begins so can give back what it does not need any more.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in journal:
             # The file keeps its mode. SQLite does not wait here for another process that sets it
             # too, or uses the file in its older mode, which serves as well.

@@ -153,12 +153,14 @@ def _from_3(connection: Connection) -> None:
 
 
 def _from_4(connection: Connection) -> None:
-    """Events that are sent again, steps that come late, and steps that are thinned out."""
+    """Events that are sent again, steps that come late or are thinned out, upkeep."""
     for statement in (
         "ALTER TABLE events ADD COLUMN key VARCHAR(64)",
         "CREATE UNIQUE INDEX events_by_key ON events (job_id, key)",
         "ALTER TABLE trials ADD COLUMN late_steps BIGINT DEFAULT '0' NOT NULL",
         "ALTER TABLE trials ADD COLUMN thinned_steps BIGINT DEFAULT '0' NOT NULL",
+        "CREATE TABLE chores (name VARCHAR(32) NOT NULL, due_at FLOAT NOT NULL, "
+        "done_until FLOAT NOT NULL, PRIMARY KEY (name))",
     ):
         connection.execute(text(statement))
 

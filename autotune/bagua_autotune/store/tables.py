@@ -149,6 +149,16 @@ class FamilyRow(Base):
     ready_order: Mapped[list[Any]] = mapped_column(JSON)
 
 
+class ChoreRow(Base):
+    """What the service does by itself from time to time: when next, and how far it has come."""
+
+    __tablename__ = "chores"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    due_at: Mapped[float]
+    done_until: Mapped[float]
+
+
 class AliasRow(Base):
     """A name by which ranks call a family's models (Bagua's names differ by process)."""
 

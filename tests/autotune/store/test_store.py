@@ -25,6 +25,7 @@ from bagua_autotune.store import (
     contacts,
     families,
     ranks,
+    retention,
 )
 from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
 from tests.autotune.store.samples import (
@@ -102,8 +103,8 @@ def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, jo
     store.add_profile(job, 0, PROFILE, 50.0)
     store.add_event(job, Event("ended", at=60.0))
     store.create_job("late", make_spec(), at=100.0)
-    assert store.prune(60.0) == []
-    assert [pruned.id for pruned in store.prune(61.0)] == [job]
+    assert retention.prune(store, 60.0) == []
+    assert [pruned.id for pruned in retention.prune(store, 61.0)] == [job]
     with pytest.raises(UnknownJob):
         store.trials(job)
     with store.database.reading() as session:
