@@ -48,29 +48,13 @@ def server(url: URL, circuit: Circuit) -> Engine:
         # A server that is stopped closes no connection: only the socket's own limit ends the wait.
         connect_args={"timeout": ANSWER_SECONDS} if url.get_driver_name() == "pg8000" else {},
     )
-
     if url.get_driver_name() == "pg8000":
         connect = _pg8000_connect()
         event.listen(engine, "do_connect", lambda _d, _r, _args, options: connect(**options))
 
-    @event.listens_for(engine, "connect")
-    def _connect(connection: Any, _record: Any) -> None:
-        if engine.dialect.name == "postgresql":
-            cursor = connection.cursor()
-            for name, seconds in SERVER_LIMITS_SECONDS.items():
-                cursor.execute(f"SET {name} = {round(seconds * 1e3)}")
-            connection.commit()
-
-    @event.listens_for(engine, "checkout")
-    def _checkout(_connection: Any, _record: Any, _proxy: Any) -> None:
-        circuit.answered()  # it is a new connection, or was pinged
-
-    @event.listens_for(engine, "handle_error")
-    def _failed(context: ExceptionContext) -> None:
-        # After a ping without an answer a new connection is tried.
-        could_not_connect = context.connection is None
-        if not context.is_pre_ping and (could_not_connect or context.is_disconnect):
-            circuit.failed()
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "connect", _set_limits)
+    _tell(circuit, engine)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
@@ -84,6 +68,28 @@ def server(url: URL, circuit: Circuit) -> Engine:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     return engine
+
+
+def _set_limits(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    for name, seconds in SERVER_LIMITS_SECONDS.items():
+        cursor.execute(f"SET {name} = {round(seconds * 1e3)}")
+    connection.commit()
+
+
+def _tell(circuit: Circuit, engine: Engine) -> None:
+    """Whether the engine's server answers."""
+
+    @event.listens_for(engine, "checkout")
+    def _checkout(_connection: Any, _record: Any, _proxy: Any) -> None:
+        circuit.answered()  # it is a new connection, or was pinged
+
+    @event.listens_for(engine, "handle_error")
+    def _failed(context: ExceptionContext) -> None:
+        # After a ping without an answer a new connection is tried.
+        could_not_connect = context.connection is None
+        if not context.is_pre_ping and (could_not_connect or context.is_disconnect):
+            circuit.failed()
 
 
 def sqlite(url: URL) -> Engine:

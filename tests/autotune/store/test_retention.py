@@ -120,3 +120,22 @@ def test_nought_keeps_all_for_ever(tmp_path: Path) -> None:
     assert Upkeep(store, thin_days=0, keep_days=0, clock=lambda: 1e9).once()
     assert store.count_observations("job") == stored
     store.close()
+
+
+def test_it_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua_autotune.upkeep.LOOK_SECONDS", 0.01)
+    store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
+    store.create_job("old", make_spec(), at=1.0)
+
+    class Told(Upkeep):
+        def once(self) -> bool:
+            done = super().once()
+            came.set()
+            return done
+
+    upkeep = Told(store, thin_days=7, keep_days=90)
+    upkeep.start()
+    assert came.wait(60)
+    upkeep.stop()
+    assert store.jobs() == []
+    store.close()
