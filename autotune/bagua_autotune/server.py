@@ -20,6 +20,7 @@ from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.in_hand import InHand
+from bagua_autotune.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def serve(settings: Settings) -> None:
     listener = _listen(family, str(address), settings.port)
     store = Store(settings.database)
     in_hand = InHand(store)
+    upkeep = Upkeep(store, settings.thin_days, settings.keep_days)
     try:
         if settings.parent_pid is not None:
             # It shares the training's machine and must not take its cores.
@@ -76,12 +78,14 @@ def serve(settings: Settings) -> None:
         )
         # Takes seconds and is needed by the first proposal; not worth starting later for.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
+        upkeep.start()
         logger.info("the database is %s", store.database)
         host = f"[{address}]" if address.version == 6 else str(address)
         print(f"listening on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run()
     finally:
         listener.close()
+        upkeep.stop()
         if settings.parent_pid not in (None, os.getppid()):
             in_hand.end(time.time())  # now that all that it said before is answered
         store.close()

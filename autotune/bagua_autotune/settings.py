@@ -11,13 +11,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from bagua_autotune.model.job import Limits
-from bagua_autotune.store.database import default_url
+from bagua_autotune.store.location import default_url
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
     "database": "BAGUA_AUTOTUNE_DATABASE",
     "token": "BAGUA_AUTOTUNE_TOKEN",
     "world_size": "WORLD_SIZE",
+    "thin_days": "BAGUA_AUTOTUNE_THIN_DAYS",
+    "keep_days": "BAGUA_AUTOTUNE_KEEP_DAYS",
     "csv_log": "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",
     "default_bucket_bytes": "BAGUA_DEFAULT_BUCKET_SIZE",
     "max_samples": "BAGUA_AUTOTUNE_MAX_SAMPLES",
@@ -41,6 +43,9 @@ class Settings(BaseModel):
     trust_network: bool = False
     parent_pid: int | None = None
     csv_log: bool = False
+    # A job of 8 ranks takes 0.1 to 2 MB, thinned 0.1: a hundred a day stay near 1 GB.
+    thin_days: float = Field(default=7.0, ge=0, le=36_500)
+    keep_days: float = Field(default=90.0, ge=0, le=36_500)
     # Of /api/v1 only: its protocol carries neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)

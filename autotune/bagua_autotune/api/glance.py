@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
-from bagua_autotune.api import messages, views
+from bagua_autotune.api import pages, views
 from bagua_autotune.api.answers import answer_if_changed, download
 from bagua_autotune.api.export import job_json, trials_csv
-from bagua_autotune.api.problems import query_number
 from bagua_autotune.overview import Overviews
 
 
@@ -18,9 +17,7 @@ def add_routes(api: Blueprint, overviews: Overviews) -> None:
     @api.get("/jobs")
     def get_jobs() -> Response:
         tuner.end_silent()
-        limit = query_number("limit", 1, messages.MOST_JOBS_LISTED)
-        name = request.args.get("name")
-        return answer_if_changed(views.job_list(overviews, name, limit or 100))
+        return answer_if_changed(pages.job_list(overviews))
 
     @api.get("/jobs/<job_id>/overview")
     def get_overview(job_id: str) -> Response:

@@ -153,7 +153,13 @@ class JobSummary(JobState):
     figures: Figures
 
 
-class JobList(_Output):
+class _Page(_Output):
+    """A part of a list; ``next``, given as ``after``, gets what follows. Null at the end."""
+
+    next: str | None = None
+
+
+class JobList(_Page):
     jobs: list[JobSummary]
 
 
@@ -189,7 +195,7 @@ class ShownTrial(Trial):
     is_best: bool
 
 
-class TrialList(_Output):
+class TrialList(_Page):
     trials: list[Trial]
 
 
@@ -202,7 +208,7 @@ class Observation(_Output):
     compute_seconds: tuple[float | None, ...] | None
 
 
-class ObservationList(_Output):
+class ObservationList(_Page):
     observations: list[Observation]
 
 
@@ -219,7 +225,7 @@ class Event(_Output):
     at: datetime
 
 
-class EventList(_Output):
+class EventList(_Page):
     events: list[Event]
 
 

@@ -28,6 +28,9 @@ STATUS_TEXTS = {
 }
 
 
+PAGED = (("limit", "integer"), ("after", "string"))
+
+
 @dataclass(frozen=True)
 class Operation:
     """One method of one path; ``query`` gives the schema of each query parameter.
@@ -51,8 +54,8 @@ OPERATIONS = (
         "/jobs",
         "List jobs, newest first",
         messages.JobList,
-        query=(("name", "string"), ("limit", "integer")),
-        statuses=(200, 304, 422),
+        query=(("name", "string"), *PAGED),
+        statuses=(200, 304, 404, 422),
     ),
     Operation(
         "put",
@@ -66,14 +69,19 @@ OPERATIONS = (
         "get", "/jobs/{job_id}", "Everything about a job", messages.JobDetail, statuses=(200, 404)
     ),
     Operation(
-        "get", "/jobs/{job_id}/trials", "Its trials", messages.TrialList, statuses=(200, 404)
+        "get",
+        "/jobs/{job_id}/trials",
+        "Its trials",
+        messages.TrialList,
+        query=PAGED,
+        statuses=(200, 404, 422),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/observations",
         "Its observations",
         messages.ObservationList,
-        query=(("trial", "integer"),),
+        query=(("trial", "integer"), *PAGED),
         statuses=(200, 404, 409, 422),
     ),
     Operation(
@@ -101,7 +109,12 @@ OPERATIONS = (
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
-        "get", "/jobs/{job_id}/events", "Its events", messages.EventList, statuses=(200, 404)
+        "get",
+        "/jobs/{job_id}/events",
+        "Its events",
+        messages.EventList,
+        query=PAGED,
+        statuses=(200, 404, 422),
     ),
     Operation(
         "post",

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 Message = TypeVar("Message", bound=BaseModel)
 MOST_ERRORS_NAMED = 3
 LONGEST_DETAIL = 2000
+RETRY_AFTER_SECONDS = 2
 
 
 def problem(status: int, detail: str) -> Response:
@@ -88,7 +89,9 @@ def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) ->
     def _store(error: SQLAlchemyError) -> Response:
         count_store_error(error)
         logger.error("the store failed: %s", error)
-        return problem(503, "The store cannot be used at present; try again.")
+        response = problem(503, "The store cannot be used at present; try again.")
+        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+        return response
 
     @app.errorhandler(Exception)
     def _bug(error: Exception) -> Response:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from flask import Blueprint, Response, abort
 
-from bagua_autotune.api import glance, reports, views
+from bagua_autotune.api import glance, pages, reports, views
 from bagua_autotune.api.answers import answer
 from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import parse, query_number
@@ -14,8 +12,6 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.store import JobConflict
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
-
-JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def blueprint(overviews: Overviews) -> Blueprint:
@@ -37,7 +33,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
-        if not JOB_ID.fullmatch(job_id):
+        if not pages.JOB_ID.fullmatch(job_id):
             abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
         spec = parse(reports.Registration)
         try:
@@ -90,11 +86,11 @@ def _show(api: Blueprint, tuner: Tuner) -> None:
 
     @api.get("/jobs/<job_id>/trials")
     def get_trials(job_id: str) -> Response:
-        return answer(views.trial_list(tuner, job_id))
+        return answer(pages.trial_list(tuner, job_id))
 
     @api.get("/jobs/<job_id>/observations")
     def get_observations(job_id: str) -> Response:
-        return answer(views.observation_list(tuner, job_id, query_number("trial", 0, 2**31 - 1)))
+        return answer(pages.observation_list(tuner, job_id))
 
     @api.get("/jobs/<job_id>/profiles")
     def get_profiles(job_id: str) -> Response:
@@ -102,7 +98,7 @@ def _show(api: Blueprint, tuner: Tuner) -> None:
 
     @api.get("/jobs/<job_id>/events")
     def get_events(job_id: str) -> Response:
-        return answer(views.event_list(tuner, job_id))
+        return answer(pages.event_list(tuner, job_id))
 
     @api.get("/openapi.json")
     def get_openapi() -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bagua_autotune.api import messages, reports
+from bagua_autotune.model.job import Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.tuning.tuner import Tuner
 
@@ -68,18 +69,18 @@ def trial_list(tuner: Tuner, job_id: str) -> messages.TrialList:
     return messages.TrialList(trials=trials)
 
 
+def observation(trial: int, found: Observation) -> messages.Observation:
+    return messages.Observation(
+        trial=trial, step=found.step, seconds=found.values, compute_seconds=found.compute
+    )
+
+
 def observation_list(
     tuner: Tuner, job_id: str, trial: int | None = None
 ) -> messages.ObservationList:
     return messages.ObservationList(
         observations=[
-            messages.Observation(
-                trial=index,
-                step=found.step,
-                seconds=found.values,
-                compute_seconds=found.compute,
-            )
-            for index, found in tuner.store.observations(job_id, trial)
+            observation(index, found) for index, found in tuner.store.observations(job_id, trial)
         ]
     )
 

@@ -12,6 +12,7 @@ from bagua_autotune.cli.serve import serve
 from bagua_autotune.cli.show import show
 from bagua_autotune.cli.simulate import simulate
 from bagua_autotune.cli.system import system
+from bagua_autotune.cli.upkeep import backup, doctor
 from bagua_autotune.cli.watch import watch
 
 
@@ -21,5 +22,5 @@ def main() -> None:
     """Finds the fastest communication settings of a running training job."""
 
 
-for command in (serve, jobs, show, watch, export, simulate, system, prune):
+for command in (serve, jobs, show, watch, export, simulate, system, prune, backup, doctor):
     main.add_command(command)

@@ -9,7 +9,7 @@ import click
 
 from bagua_autotune.cli.output import print_table
 from bagua_autotune.cli.reader import open_store, store_errors_told
-from bagua_autotune.store import families
+from bagua_autotune.store import families, retention
 
 COLUMNS = ("job", "name", "state", "last contact")
 DAY_SECONDS = 86_400
@@ -28,12 +28,14 @@ DAY_SECONDS = 86_400
 def prune(days: int, database: str | None) -> None:
     """Delete jobs with all that is stored of them, and say which.
 
-    A job that is tuned is heard of every few seconds, so none of these is.
+    A job that is tuned is heard of every few seconds, so none of these is. The service does so by
+    itself, see --keep-days of serve.
     """
     store = open_store(database)
     with store_errors_told():
-        pruned = store.prune(time.time() - days * DAY_SECONDS)
+        pruned = retention.prune(store, time.time() - days * DAY_SECONDS)
         families.forget_orphans(store)
+        retention.shrink(store)
     rows = [
         (job.id, job.name, job.phase, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")
         for job in pruned

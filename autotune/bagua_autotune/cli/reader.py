@@ -17,7 +17,7 @@ from bagua_autotune.model.text import clean
 from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
-from bagua_autotune.store.database import default_url
+from bagua_autotune.store.location import default_url
 from bagua_autotune.tuning.tuner import Tuner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -95,13 +95,17 @@ def source_options(command: Command) -> Command:
     )(command)
 
 
+def database_url(url: str | None) -> str:
+    """This one, or else that of serve."""
+    return url or os.environ.get(ENVIRONMENT["database"]) or default_url()
+
+
 def open_store(url: str | None) -> Store:
     """An existing database, by default that of serve; ClickException if it cannot be used."""
     # It would print how it could not close a connection that was lost.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     try:
-        url = url or os.environ.get(ENVIRONMENT["database"]) or default_url()
-        return Store(url, as_found=True)
+        return Store(database_url(url), as_found=True)
     except StoreError as error:
         raise click.ClickException(str(error)) from error
 

@@ -25,6 +25,18 @@ from bagua_autotune.store import StoreError
 @click.option(
     "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
 )
+@click.option(
+    "--thin-days",
+    type=float,
+    metavar="DAYS",
+    help="Keep most steps of a job not heard of only so long; 0: for ever.  [default: 7]",
+)
+@click.option(
+    "--keep-days",
+    type=float,
+    metavar="DAYS",
+    help="Delete a job not heard of for so long; 0: never.  [default: 90]",
+)
 @click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
 @click.option(
     "--log-level", type=click.Choice(("info", "warning", "error")), default="info",
@@ -37,13 +49,13 @@ def serve(log_level: str, **options: Any) -> None:
     The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
     BAGUA_AUTOTUNE_TOKEN, WORLD_SIZE, and Bagua's limits for its own protocol.
     """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         settings = Settings.load(os.environ, **options)
     except ValidationError as error:
         raise click.ClickException(_explain(error)) from error
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     # It would warn whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     from bagua_autotune.server import ServeError, serve  # here: imports the whole service

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
 
 Message = TypeVar("Message", bound=BaseModel)
+Page = TypeVar("Page", messages.TrialList, messages.ObservationList, messages.EventList)
 TIMEOUT_SECONDS = 30.0
 
 
@@ -60,20 +62,31 @@ class ServiceReader:
             raise self._other_release() from error
 
     def trials(self, job_id: str) -> list[messages.Trial]:
-        return self._get(messages.TrialList, self._path(job_id) + "/trials").trials
+        pages = self._pages(messages.TrialList, self._path(job_id) + "/trials")
+        return [trial for page in pages for trial in page.trials]
 
     def observations(self, job_id: str) -> list[messages.Observation]:
-        path = self._path(job_id) + "/observations"
-        return self._get(messages.ObservationList, path).observations
+        pages = self._pages(messages.ObservationList, self._path(job_id) + "/observations")
+        return [observation for page in pages for observation in page.observations]
 
     def profiles(self, job_id: str) -> list[reports.TrialProfile]:
         return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
 
     def events(self, job_id: str) -> list[messages.Event]:
-        return self._get(messages.EventList, self._path(job_id) + "/events").events
+        pages = self._pages(messages.EventList, self._path(job_id) + "/events")
+        return [event for page in pages for event in page.events]
 
     def _path(self, job_id: str) -> str:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
+
+    def _pages(self, message: type[Page], path: str) -> Iterator[Page]:
+        """All of a list; of a service that knows no pages it is one."""
+        page = self._get(message, path)
+        yield page
+        while page.next is not None:
+            after = urllib.parse.urlencode({"after": page.next})
+            page = self._get(message, f"{path}?{after}")
+            yield page
 
     def _get(self, message: type[Message], path: str) -> Message:
         answer = self._ask(path)

@@ -6,6 +6,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.model.job import Result
+from bagua_autotune.store.errors import NoAnswer
 from bagua_autotune.tuning import decision
 
 OTHER = "other"
@@ -32,6 +33,6 @@ def of_store_error(error: SQLAlchemyError) -> str:
     """busy: waited too long for its turn; unavailable: no database; statement: our mistake."""
     if isinstance(error, PoolTimeout) or "database is locked" in str(error):
         return "busy"
-    if isinstance(error, (OperationalError, InterfaceError)):
+    if isinstance(error, (OperationalError, InterfaceError, NoAnswer)):
         return "unavailable"
     return "statement" if isinstance(error, DBAPIError) else OTHER

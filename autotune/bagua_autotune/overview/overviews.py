@@ -103,17 +103,25 @@ class Overviews:
         self._one_fit = threading.Lock()
 
     def summaries(self, name: str | None = None, limit: int = 100) -> list[Summary]:
-        """Newest first; a job that cannot be read is left out.
+        """Newest first; see page."""
+        return self.page(name, limit)[0]
 
-        Where many changed, some have the figures, and the ``revision``, of a while ago; never
-        another state, and never an older last contact.
+    def page(
+        self, name: str | None = None, limit: int = 100, after: str | None = None
+    ) -> tuple[list[Summary], str | None]:
+        """Newest first, those behind the job ``after``, and the last one's id if there are more.
+
+        A job that cannot be read is left out. Where many changed, some have the figures, and the
+        ``revision``, of a while ago; never another state, and never an older last contact.
         """
-        newest = contacts.newest(self._store, name, limit)
+        newest = contacts.newest(self._store, name, limit + 1, after)
+        following = newest[limit - 1].id if len(newest) > limit else None
+        newest = newest[:limit]
         until = self._stopwatch() + LIST_BUDGET_SECONDS
         longest_ago = sorted(newest, key=self._known_at)
         each = read_each(longest_ago, lambda contact: self._listed(contact, until))
         found = {summary.id: summary for summary in each}
-        return [found[contact.id] for contact in newest if contact.id in found]
+        return [found[contact.id] for contact in newest if contact.id in found], following
 
     def summary(self, job_id: str) -> Summary:
         return self._summary_of(contacts.of_job(self._store, job_id))

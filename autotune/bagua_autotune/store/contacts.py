@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 
 from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.rows import job_row
 from bagua_autotune.store.store import NEWEST_FIRST, Store
 from bagua_autotune.store.tables import JobRow
 
@@ -40,12 +41,21 @@ def of_job(store: Store, job_id: str) -> Contact:
     return Contact._make(row)
 
 
-def newest(store: Store, name: str | None = None, limit: int = 100) -> list[Contact]:
-    """Newest first; of all jobs, or those of a name."""
+def newest(
+    store: Store, name: str | None = None, limit: int = 100, after: str | None = None
+) -> list[Contact]:
+    """Newest first; of all jobs, or those of a name; all, or those behind the job ``after``.
+
+    Raises UnknownJob if there is no such job.
+    """
     query = select(*COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
     if name is not None:
         query = query.where(JobRow.name == name)
     with store.database.reading() as session:
+        if after is not None:
+            created_at = job_row(session, after).created_at
+            is_later = (JobRow.created_at == created_at) & (JobRow.id > after)
+            query = query.where((JobRow.created_at < created_at) | is_later)
         return [Contact._make(row) for row in session.connection().execute(query)]
 
 

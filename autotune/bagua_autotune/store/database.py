@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
+import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import platformdirs
-from sqlalchemy import URL, Engine, QueuePool, create_engine, event
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.store import migrations
+from bagua_autotune.store import engines, migrations
+from bagua_autotune.store.circuit import Circuit
 from bagua_autotune.store.errors import StoreError
 from bagua_autotune.store.url import parse, shown
 
-SQLITE_BUSY_SECONDS = 30.0
-
-
-def default_url() -> str:
-    """A SQLite file in the user's data directory."""
-    folder = platformdirs.user_data_path("bagua-autotune", appauthor=False)
-    return f"sqlite:///{folder / 'autotune.db'}"
+logger = logging.getLogger(__name__)
 
 
 class Database:
@@ -45,10 +38,14 @@ class Database:
     def __init__(self, url: str, *, as_found: bool = False) -> None:
         self.url = parse(url)
         self._views = threading.local()
-        if as_found and self._is_sqlite and not Path(str(self.url.database)).exists():
+        self._circuit = Circuit()
+        if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
-            self._engine = _sqlite(self.url) if self._is_sqlite else _server(self.url)
+            if self.is_sqlite:
+                self._engine = engines.sqlite(self.url)
+            else:
+                self._engine = engines.server(self.url, self._circuit)
         except ImportError as error:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:
@@ -57,17 +54,39 @@ class Database:
         try:
             if as_found:
                 migrations.check(self._reader)
-            else:
-                migrations.prepare(self._engine)
+            elif migrations.is_needed(self._reader):
+                self._migrate()
         except SQLAlchemyError as error:
             reason = error.args[0] if error.args else error
             raise StoreError(f"the database {self} cannot be used: {reason}") from error
+        if not as_found:
+            self._warn_if_remote()
+
+    def _migrate(self) -> None:
+        """On a server without limits, as that may take minutes."""
+        engine = self._engine if self.is_sqlite else create_engine(self.url, poolclass=NullPool)
+        try:
+            migrations.prepare(engine)
+        finally:
+            if engine is not self._engine:
+                engine.dispose()
+
+    def _warn_if_remote(self) -> None:
+        kind = engines.remote_kind(self.url) if self.is_sqlite else None
+        if kind is not None:
+            logger.warning(
+                "the database %s is on a network file system (%s): it is used without SQLite's "
+                "write-ahead log, which is slower, and safe only where that system's locks are; "
+                "a folder of this machine, or PostgreSQL, is better",
+                *(self, kind),
+            )
 
     def __str__(self) -> str:
         return shown(self.url)
 
     @property
-    def _is_sqlite(self) -> bool:
+    def is_sqlite(self) -> bool:
+        """Whether it is a file, or in memory."""
         return self.url.get_backend_name() == "sqlite"
 
     @contextmanager
@@ -77,6 +96,7 @@ class Database:
         if outer is not None:
             yield outer
             return
+        self._circuit.enter()
         with Session(self._reader) as session, session.begin():
             self._views.session = session
             try:
@@ -87,57 +107,9 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """One transaction; on SQLite writers take turns from its first statement on."""
+        self._circuit.enter()
         with Session(self._engine) as session, session.begin():
             yield session
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def _server(url: URL) -> Engine:
-    engine = create_engine(url)
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # SQLite's transactions have one view from their first statement on; PostgreSQL's have if
-        # asked. Not asked by execution options: SQLAlchemy would not see there that a connection
-        # was lost, and use it again.
-        if (
-            connection.get_execution_options().get("read_only")
-            and connection.dialect.name == "postgresql"
-        ):
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-
-    return engine
-
-
-def _sqlite(url: URL) -> Engine:
-    in_memory = not url.database or url.database == ":memory:"
-    options: dict[str, Any] = {}
-    if in_memory:
-        # A memory database lives in its connection: one for all threads, which take turns.
-        options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
-    else:
-        Path(str(url.database)).absolute().parent.mkdir(parents=True, exist_ok=True)
-    arguments = {"check_same_thread": False, "timeout": SQLITE_BUSY_SECONDS}
-    engine = create_engine(url, connect_args=arguments, **options)
-
-    @event.listens_for(engine, "connect")
-    def _connect(connection: Any, _record: Any) -> None:
-        # The driver would begin transactions by itself, and too late: see _begin.
-        connection.isolation_level = None
-        connection.execute("PRAGMA foreign_keys = ON")
-        if not in_memory:
-            # The file keeps it. SQLite does not wait here for another process that sets it too,
-            # or uses the file in its older mode, which serves as well.
-            with suppress(sqlite3.OperationalError):
-                connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # IMMEDIATE: a writer that first reads must not find its view stale when it writes.
-        read_only = connection.get_execution_options().get("read_only")
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
-    return engine

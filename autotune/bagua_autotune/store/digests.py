@@ -22,11 +22,11 @@ STEPS = (
         TrialRow.index,
         func.min(ObservationRow.step),
         func.max(ObservationRow.step),
-        func.count(ObservationRow.step),
+        func.count(ObservationRow.step) + TrialRow.thinned_steps,
     )
     .join(ObservationRow)
     .where(TrialRow.job_id == JOB_ID)
-    .group_by(TrialRow.index)
+    .group_by(TrialRow.id)
     .order_by(TrialRow.index)
 )
 LATEST_OBSERVATIONS = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sqlalchemy.exc import SQLAlchemyError
+
 
 class StoreError(Exception):
     """The database cannot be used; the message says why and what to do."""
@@ -9,6 +11,10 @@ class StoreError(Exception):
 
 class OtherSchema(StoreError):
     """It has the schema of another release."""
+
+
+class NoAnswer(SQLAlchemyError):
+    """The database server is not asked at present, as it gave no answer."""
 
 
 class UnknownJob(Exception):

@@ -50,6 +50,12 @@ def prepare(engine: Engine) -> None:
             _migrate(connection, version, shown(engine.url))
 
 
+def is_needed(engine: Engine) -> bool:
+    """Whether the database has another schema than this release's, or none."""
+    with engine.connect() as connection:
+        return _version(connection) != SCHEMA_VERSION
+
+
 def check(engine: Engine) -> None:
     """Nothing, if the database has the schema of this release.
 
@@ -146,6 +152,19 @@ def _from_3(connection: Connection) -> None:
     connection.execute(text(fill))
 
 
+def _from_4(connection: Connection) -> None:
+    """Events that are sent again, steps that come late or are thinned out, upkeep."""
+    for statement in (
+        "ALTER TABLE events ADD COLUMN key VARCHAR(64)",
+        "CREATE UNIQUE INDEX events_by_key ON events (job_id, key)",
+        "ALTER TABLE trials ADD COLUMN late_steps BIGINT DEFAULT '0' NOT NULL",
+        "ALTER TABLE trials ADD COLUMN thinned_steps BIGINT DEFAULT '0' NOT NULL",
+        "CREATE TABLE chores (name VARCHAR(32) NOT NULL, due_at FLOAT NOT NULL, "
+        "done_until FLOAT NOT NULL, PRIMARY KEY (name))",
+    ):
+        connection.execute(text(statement))
+
+
 # SQLite reads a row up to the last column that it needs, and new columns come last: behind the
 # megabytes of tensors, unless those are moved. It adds no column without a default.
 TENSORS_LAST = {
@@ -168,4 +187,4 @@ SLOWEST_VALUES = {
     'FROM json_array_elements_text("values") AS value',
 }
 # From a version to the next.
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3}
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3, 4: _from_4}

@@ -6,6 +6,7 @@ kept.  (Parsing was most of what it cost to look at a job.)
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -173,6 +174,14 @@ def profile_column(profile: Profile) -> dict[str, Any]:
 
 def profile_record(column: dict[str, Any]) -> Profile:
     return Profile.model_validate(column, strict=False)
+
+
+def event_key(event: Event) -> str | None:
+    """Equal for what is told again of the same step; None where no step is told."""
+    if event.step is None:
+        return None
+    told = [event.kind, event.trial, event.step, event.message]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def event_record(row: EventRow) -> Event:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import Profile
@@ -14,6 +15,10 @@ from bagua_autotune.store.rows import check_job, locked_row, start, trial_row
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 
 MOST_PROFILES = 5
+# Ranks go on under a trial that was closed until the next is chosen, which nothing is learnt from.
+MOST_LATE_STEPS = 100
+# Of one kind, and of one trial where it is of one.
+MOST_EVENTS = 100
 OBSERVED = (ObservationRow.values, ObservationRow.compute)
 
 
@@ -32,6 +37,8 @@ class Reports:
     ) -> list[Observation]:
         """Store the steps that are new to the trial; returns those.
 
+        Of steps that come when it is closed already, MOST_LATE_STEPS are.
+
         The trial is running from now on, unless the ranks told of their switch to it before.
         """
         with self.database.writing() as session:
@@ -46,6 +53,9 @@ class Reports:
             )
             known = set(session.scalars(query))
             new = [o for o in observations if o.step not in known]
+            if trial.state in ("measured", "failed"):
+                new = new[: MOST_LATE_STEPS - trial.late_steps]
+                trial.late_steps += len(new)
             session.add_all(_observation_row(trial.id, observation) for observation in new)
             start(trial, at)
             return new
@@ -107,10 +117,26 @@ class Reports:
                 for trial, content in session.execute(query)
             ]
 
-    def add_event(self, job_id: str, event: Event) -> None:
+    def add_event(self, job_id: str, event: Event) -> float | None:
+        """Store it, unless it was told before, or too often.
+
+        Of the same kind and trial the newest MOST_EVENTS are kept; of switches, which are billed,
+        the first ones.
+
+        Returns:
+            When it was told before, in seconds since the epoch; None if it is new.
+        """
+        key = records.event_key(event)
         with self.database.writing() as session:
             locked_row(session, job_id).last_contact_at = event.at
-            session.add(EventRow(job_id=job_id, **vars(event)))
+            if key is not None:
+                query = select(EventRow.at).where(EventRow.job_id == job_id, EventRow.key == key)
+                told_at = session.scalar(query)
+                if told_at is not None:
+                    return told_at
+            if _has_room(session, job_id, event):
+                session.add(EventRow(job_id=job_id, key=key, **vars(event)))
+            return None
 
     def events(self, job_id: str, newest: int | None = None) -> list[Event]:
         """All, or so many of the newest; oldest first."""
@@ -119,6 +145,20 @@ class Reports:
             query = select(EventRow).where(EventRow.job_id == job_id)
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
             return [records.event_record(row) for row in reversed(rows)]
+
+
+def _has_room(session: Session, job_id: str, event: Event) -> bool:
+    """Whether the event may be stored; makes room for it where its like may go."""
+    likes = select(EventRow.id).where(
+        EventRow.job_id == job_id,
+        EventRow.kind == event.kind,
+        EventRow.trial == event.trial if event.trial is not None else EventRow.trial.is_(None),
+    )
+    older = session.scalars(likes.order_by(EventRow.id.desc()).offset(MOST_EVENTS - 1)).all()
+    if older and event.kind == "switched":
+        return False
+    session.execute(delete(EventRow).where(EventRow.id.in_(older)))
+    return True
 
 
 def _observation_row(trial_id: int, found: Observation) -> ObservationRow:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, case, delete, null, select, update
+from sqlalchemy import ColumnElement, bindparam, case, null, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.model.buckets import Tensor
@@ -60,15 +60,6 @@ class Step:
     failure: str | None = None
     next_trial: Trial | None = None
     result: Result | None = None
-
-
-class PrunedJob(NamedTuple):
-    """What is told of a job that was deleted."""
-
-    id: str
-    name: str
-    phase: str
-    last_contact_at: float
 
 
 class Store(Reports):
@@ -261,13 +252,6 @@ class Store(Reports):
             row = locked_row(session, job_id)
             if row.phase == "finished":
                 row.result = records.result_column(result)
-
-    def prune(self, before: float) -> list[PrunedJob]:
-        """Delete the jobs last heard of before then, with all that belongs to them."""
-        columns = (JobRow.id, JobRow.name, JobRow.phase, JobRow.last_contact_at)
-        statement = delete(JobRow).where(JobRow.last_contact_at < before).returning(*columns)
-        with self.database.writing() as session:
-            return [PrunedJob(*row) for row in session.execute(statement)]
 
     # Trials
 

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -92,6 +92,9 @@ class TrialRow(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     round: Mapped[int] = mapped_column(default=0, server_default="0")
+    # Of its observations: those that came when it was closed already, and those deleted since.
+    late_steps: Mapped[int] = mapped_column(default=0, server_default="0")
+    thinned_steps: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class ObservationRow(Base):
@@ -121,6 +124,7 @@ class ProfileRow(Base):
 
 class EventRow(Base):
     __tablename__ = "events"
+    __table_args__ = (Index("events_by_key", "job_id", "key", unique=True),)
 
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
@@ -130,6 +134,8 @@ class EventRow(Base):
     message: Mapped[str]
     seconds: Mapped[float | None]
     at: Mapped[float]
+    # By which an event is known that is sent again; NULL is like nothing (see records.event_key).
+    key: Mapped[str | None] = mapped_column(String(64))
 
 
 class FamilyRow(Base):
@@ -141,6 +147,16 @@ class FamilyRow(Base):
     data: Mapped[dict[str, Any]]
     # Names of tensors in the order in which their gradients became ready.
     ready_order: Mapped[list[Any]] = mapped_column(JSON)
+
+
+class ChoreRow(Base):
+    """What the service does by itself from time to time: when next, and how far it has come."""
+
+    __tablename__ = "chores"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    due_at: Mapped[float]
+    done_until: Mapped[float]
 
 
 class AliasRow(Base):

@@ -43,7 +43,6 @@ from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, tri
 
 logger = logging.getLogger(__name__)
 
-
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
 SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
@@ -137,10 +136,7 @@ class Tuner:
         if is_new:
             logger.info(
                 "job %s (%s): registered, %d ranks, %d tensors, default %s",
-                job_id,
-                spec.name,
-                spec.world_size,
-                len(spec.tensors),
+                *(job_id, spec.name, spec.world_size, len(spec.tensors)),
                 describe(spec.default_configuration),
             )
         else:
@@ -268,10 +264,12 @@ class Tuner:
             self.store.start_trial(job_id, event.trial, now)
         elif event.trial is not None:
             self.store.trial(job_id, event.trial)
-        self.store.add_event(job_id, replace(event, at=now))
+        told_at = self.store.add_event(job_id, replace(event, at=now))
         if event.kind == "ended":
             self.store.end_job(job_id, now)
             logger.info("job %s: training ended", job_id)
+        elif told_at is not None and told_at < (job.finished_at or 0.0):
+            return  # it was told before, and acted upon before the job was finished
         elif event.kind in GIVING_UP:
             self._give_up(job, event)
         elif event.kind == "drift":

@@ -89,6 +89,19 @@ def test_a_job_that_drifts_is_tuned_in_another_round(registered: FlaskClient) ->
     assert set(rounds) == {0, 1}
 
 
+def test_what_is_sent_again_has_no_consequences_again(registered: FlaskClient) -> None:
+    ranks = Ranks(seed=1, noise=0.01)
+    drive(registered, ranks)
+    drift = {"kind": "drift", "step": 10**6, "seconds": 0.5, "message": "steps take 0.5 s"}
+    assert registered.post(f"{JOB}/events", json=drift).get_json()["round"] == 1
+    assert registered.post(f"{JOB}/events", json=drift).get_json()["round"] == 1
+    drive(registered, ranks)
+    again = registered.post(f"{JOB}/events", json=drift).get_json()
+    assert (again["state"], again["round"]) == ("finished", 1)
+    events = registered.get(f"{JOB}/events").get_json()["events"]
+    assert sum(event["kind"] == "drift" for event in events) == 1
+
+
 def test_a_drift_beyond_the_budget_changes_nothing(client: FlaskClient) -> None:
     client.put(JOB, json=registration(limits={"max_rounds": 1}))
     finished = drive(client, Ranks(seed=1, noise=0.01))

@@ -280,5 +280,5 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "bagua_autotune", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert text.startswith("Usage: bagua-autotune")
-    for name in ("serve", "jobs", "show", "export", "prune"):
+    for name in ("serve", "jobs", "show", "export", "prune", "backup", "doctor"):
         assert f"\n  {name} " in text

@@ -14,7 +14,7 @@ from bagua_autotune.model.job import Event, Job, Observation, Trial
 from bagua_autotune.overview import JobSum, Overviews, Summaries
 from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.store import Store, UnknownJob, contacts
+from bagua_autotune.store import Store, UnknownJob, contacts, retention
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.overview.jobs import SPEC, run
@@ -214,7 +214,7 @@ def test_another_job_of_the_same_id_is_not_mistaken_for_it(
 ) -> None:
     tuner.register("job", SPEC)
     first = overviews.summary("job")
-    tuner.store.prune(1e9)
+    retention.prune(tuner.store, 1e9)
     with pytest.raises(UnknownJob):
         overviews.summary("job")
     tuner.register("job", SPEC.model_copy(update={"name": "other"}))

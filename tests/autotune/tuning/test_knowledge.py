@@ -14,7 +14,7 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.simulation import Simulator
-from bagua_autotune.store import Store
+from bagua_autotune.store import Store, retention
 from bagua_autotune.tuning import knowledge
 from bagua_autotune.tuning.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.tuning.tuner import Tuner, WrongStep
@@ -41,7 +41,7 @@ def test_an_id_that_is_used_again_is_another_job(tuner: Tuner) -> None:
     tuner.take_profile("job", 0, profile(250))
     store = tuner.store
     before = Knowledge(store).problem(store.job("job"), store.trials("job"))
-    store.prune(before=math.inf)
+    retention.prune(store, math.inf)
     small = make_spec(tensors=registration()["tensors"][:3])
     tuner.register("job", small)
     with pytest.raises(WrongStep, match="250 values, the job has 3 tensors"):

@@ -1,0 +1,141 @@
+"""Whether a database is well, and a copy of it while it is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from bagua_autotune.model.text import describe_bytes
+from bagua_autotune.store import engines
+from bagua_autotune.store.errors import StoreError, UnknownJob
+from bagua_autotune.store.store import Store
+from bagua_autotune.store.tables import SCHEMA_VERSION, JobRow
+from bagua_autotune.store.url import parse, shown
+
+MOST_ERRORS_TOLD = 10
+# Below this a large report or a migration may find no room.
+LEAST_FREE_BYTES = 100 * 1024**2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found, in one sentence."""
+
+    words: str
+    is_fault: bool = False
+
+
+def examine(store: Store) -> Iterator[Finding]:
+    """All that can be told of an open database; takes as long as reading all of it."""
+    yield Finding(f"{store.database} has schema version {SCHEMA_VERSION}, this release's")
+    try:
+        yield from _sqlite(store) if store.database.is_sqlite else _postgresql(store)
+        yield from _jobs(store)
+    except SQLAlchemyError as error:
+        yield Finding(f"the database cannot be read: {getattr(error, 'orig', error)}", True)
+
+
+def _sqlite(store: Store) -> Iterator[Finding]:
+    with store.database.reading() as session:
+        run = session.connection().exec_driver_sql
+        errors = [str(row[0]) for row in run(f"PRAGMA integrity_check({MOST_ERRORS_TOLD})")]
+        orphans = len(run("PRAGMA foreign_key_check").all())
+        mode = run("PRAGMA journal_mode").scalar()
+    if errors == ["ok"]:
+        yield Finding("SQLite's integrity check finds nothing")
+    else:
+        yield from (Finding(f"SQLite's integrity check: {error}", True) for error in errors)
+    if orphans:
+        yield Finding(f"{orphans} rows belong to jobs or trials that are not there", True)
+    kind = engines.remote_kind(store.database.url)
+    if kind is None:
+        yield Finding(f"its file is on this machine (journal mode {mode})")
+    else:
+        words = f"its file is on a network file system ({kind}), in journal mode {mode}"
+        yield Finding(words, is_fault=mode == "wal")
+    yield from _space(Path(str(store.database.url.database)))
+
+
+def _space(file: Path) -> Iterator[Finding]:
+    if file.exists():
+        used, free = file.stat().st_size, shutil.disk_usage(file.parent).free
+        words = f"it has {describe_bytes(used)}, and {describe_bytes(free)} are free beside it"
+        yield Finding(words, is_fault=free < LEAST_FREE_BYTES)
+
+
+def _postgresql(store: Store) -> Iterator[Finding]:
+    with store.database.reading() as session:
+        size = "SELECT pg_database_size(current_database())"
+        used = session.connection().exec_driver_sql(size).scalar()
+    yield Finding(f"it has {describe_bytes(int(used or 0))}; PostgreSQL's pg_amcheck looks deeper")
+
+
+def _jobs(store: Store) -> Iterator[Finding]:
+    bounds = (func.min(JobRow.created_at), func.max(JobRow.last_contact_at))
+    with store.database.reading() as session:
+        oldest, newest = session.execute(select(*bounds)).one()
+        ids = list(session.scalars(select(JobRow.id).order_by(JobRow.created_at)))
+    readable = 0
+    for job_id in ids:
+        try:
+            store.job(job_id)
+            store.tensors(job_id)
+            store.trials(job_id)
+        except UnknownJob:  # deleted since
+            continue
+        except Exception as error:
+            yield Finding(f"job {job_id} cannot be read: {error!r}", True)
+            continue
+        readable += 1
+    between = "" if oldest is None else f", from {_date(oldest)} to {_date(newest)}"
+    yield Finding(f"{readable} of {len(ids)} jobs can be read{between}")
+
+
+def _date(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%F %T}"
+
+
+def backup(url: str, file: Path) -> None:
+    """Copy a SQLite database as it is at this moment, also while a service writes to it.
+
+    Raises:
+        StoreError: it is none, or cannot be read, or the file is there or cannot be written.
+    """
+    source = parse(url)
+    if source.get_backend_name() != "sqlite":
+        raise StoreError(f"{shown(source)} is no SQLite file; pg_dump copies a PostgreSQL database")
+    origin = Path(str(source.database))
+    if not origin.is_file():
+        raise StoreError(f"there is no database {shown(source)}; --database names another")
+    if file.exists():
+        raise StoreError(f"{file} is there already; name another file")
+    part = file.with_name(file.name + ".part")
+    try:
+        _copy(origin, part)
+        os.replace(part, file)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{shown(source)} cannot be copied to {file}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(origin: Path, part: Path) -> None:
+    part.unlink(missing_ok=True)
+    with (
+        closing(sqlite3.connect(origin, timeout=engines.SQLITE_BUSY_SECONDS)) as source,
+        closing(sqlite3.connect(part)) as copy,
+    ):
+        source.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")  # all of it in the one file
+        (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged ({found})")

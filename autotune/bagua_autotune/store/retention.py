@@ -1,0 +1,168 @@
+"""Keeps the database small: old steps are thinned out, old jobs deleted.
+
+Each transaction is small, so that no report waits long for its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.rows import locked_row
+from bagua_autotune.store.store import Store
+from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
+
+CHORE = "retention"
+ROWS_AT_ONCE = 1000
+PAGES_AT_ONCE = 1000
+# Of the trials that figures and explanations look into, the last steps, as they do; of the others
+# enough for a picture. The first one stays too: it says when the ranks switched.
+KEPT_STEPS = 20
+KEPT_FOR_PICTURES = 3
+
+
+class PrunedJob(NamedTuple):
+    """What is told of a job that was deleted."""
+
+    id: str
+    name: str
+    phase: str
+    last_contact_at: float
+
+
+def claim(store: Store, now: float, pause_seconds: float) -> float | None:
+    """Of several replicas one gets the turn, and the next one only after a pause.
+
+    Returns:
+        Up to which last contact jobs have been thinned; None if it is not our turn.
+    """
+    with store.database.reading() as session:
+        due_at = session.scalar(select(ChoreRow.due_at).where(ChoreRow.name == CHORE))
+    if due_at is not None and due_at > now:
+        return None
+    try:
+        with store.database.writing() as session:
+            if due_at is None:
+                values = {"name": CHORE, "due_at": now + pause_seconds, "done_until": 0.0}
+                session.execute(insert(ChoreRow).values(values))
+                return 0.0
+            ours = update(ChoreRow).where(ChoreRow.name == CHORE, ChoreRow.due_at == due_at)
+            taken = ours.values(due_at=now + pause_seconds).returning(ChoreRow.done_until)
+            return session.scalar(taken)
+    except IntegrityError:  # another replica was the first
+        return None
+
+
+def note_thinned(store: Store, until: float) -> None:
+    """The jobs last heard of before then are thinned."""
+    with store.database.writing() as session:
+        session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
+
+
+def prune(store: Store, before: float) -> list[PrunedJob]:
+    """Delete the jobs last heard of before then, with all that belongs to them."""
+    old = select(JobRow.id).where(JobRow.last_contact_at < before).order_by(JobRow.created_at)
+    with store.database.reading() as session:
+        found = list(session.scalars(old))
+    deleted = (_delete(store, job_id, before) for job_id in found)
+    return [job for job in deleted if job is not None]
+
+
+def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
+    is_old = (JobRow.id == job_id) & (JobRow.last_contact_at < before)
+    steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(is_old).limit(ROWS_AT_ONCE)
+    while True:
+        with store.database.writing() as session:
+            ids = list(session.scalars(steps))
+            session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
+        if len(ids) < ROWS_AT_ONCE:
+            break
+    columns = (JobRow.id, JobRow.name, JobRow.phase, JobRow.last_contact_at)
+    with store.database.writing() as session:
+        row = session.execute(delete(JobRow).where(is_old).returning(*columns)).one_or_none()
+        return None if row is None else PrunedJob(*row)
+
+
+def thin(store: Store, since: float, before: float) -> int:
+    """Delete most steps of the jobs that are over and were last heard of in that time.
+
+    Their figures, results and profiles stay as they are. Jobs of ``/api/v1`` have few steps.
+
+    Returns:
+        How many steps were deleted.
+    """
+    over = select(JobRow.id).where(
+        JobRow.protocol == "v2",
+        JobRow.phase.in_(("finished", "ended")),
+        JobRow.last_contact_at >= since,
+        JobRow.last_contact_at < before,
+    )
+    with store.database.reading() as session:
+        found = list(session.scalars(over))
+    return sum(_thin_job(store, job_id) for job_id in found)
+
+
+def _thin_job(store: Store, job_id: str) -> int:
+    query = select(TrialRow).where(TrialRow.job_id == job_id).order_by(TrialRow.index)
+    with store.database.reading() as session:
+        row = session.get(JobRow, job_id)
+        trials = session.scalars(query).all()
+        if row is None:
+            return 0
+        looked_into = _looked_into(row, trials)
+        closed = [trial.id for trial in trials if trial.state in ("measured", "failed")]
+    deleted = 0
+    for trial_id in closed:
+        kept = KEPT_STEPS if trial_id in looked_into else KEPT_FOR_PICTURES
+        while count := _thin_trial(store, job_id, trial_id, kept):
+            deleted += count
+    return deleted
+
+
+def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
+    """The default's, those of the result, or else the best so far, and the newest."""
+    wanted = [row.spec["default_configuration"], row.result and row.result["configuration"]]
+    found = {trial.id for trial in trials if trial.configuration in wanted}
+    found |= {trial.id for trial in trials[-2:]}  # the last may not have been observed
+    measured = [(trial.cost, trial.id) for trial in trials if trial.cost is not None]
+    return found | {min(measured)[1]} if measured else found
+
+
+def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
+    """Delete some of its steps between the first and the last ones; how many."""
+    rows = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
+    with store.database.writing() as session:
+        try:
+            locked_row(session, job_id)
+        except UnknownJob:
+            return 0
+        newest_first = session.scalars(rows.order_by(ObservationRow.step.desc()).offset(kept)).all()
+        ids = newest_first[:-1][:ROWS_AT_ONCE]
+        if ids:
+            _drop(session, trial_id, ids)
+        return len(ids)
+
+
+def _drop(session: Session, trial_id: int, ids: Sequence[int]) -> None:
+    session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
+    more = TrialRow.thinned_steps + len(ids)
+    session.execute(update(TrialRow).where(TrialRow.id == trial_id).values(thinned_steps=more))
+
+
+def shrink(store: Store) -> None:
+    """Give what a SQLite file does not need any more back to the file system, piece by piece."""
+    if not store.database.is_sqlite:
+        return
+    while True:
+        with store.database.writing() as session:
+            driver = session.connection().connection.cursor()
+            (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
+            driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+            (left,) = driver.execute("PRAGMA freelist_count").fetchone()
+        if left == 0 or left == unused:  # a file of an older release keeps them for later
+            return

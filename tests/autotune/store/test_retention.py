@@ -1,0 +1,141 @@
+"""What is thinned out and deleted, on every database; and a service that does it by itself."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.overview import Overviews
+from bagua_autotune.store import Store, UnknownJob, digests, retention
+from bagua_autotune.store.reports import MOST_LATE_STEPS
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.upkeep import DAY_SECONDS, PAUSE_SECONDS, Upkeep
+from tests.autotune.support import Ranks, make_spec
+
+
+def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
+    """A whole tuning, each of whose trials runs on for a while after it is closed."""
+    tuner, ranks = Tuner(store, "random", clock=lambda: at), Ranks(seed=1, noise=0.01)
+    tuner.register(job_id, make_spec(limits={"max_samples": 4}))
+    while trial := tuner.open_trial(job_id):
+        for step, seconds in ranks.run(trial.configuration, 40):
+            tuner.observe(job_id, trial.index, [Observation(step, tuple(seconds))])
+    tuner.take_event(job_id, Event("ended"))
+
+
+def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
+    tune(store)
+    before = Overviews(Tuner(store)).overview("job")
+    stored, steps = store.count_observations("job"), digests.steps(store, "job")
+    assert retention.thin(store, 0.0, 100.0) == 0  # heard of at that time
+    assert retention.thin(store, 100.1, 1e9) == 0
+    thinned = retention.thin(store, 0.0, 100.1)
+    assert thinned > stored / 4
+    assert store.count_observations("job") == stored - thinned
+    assert digests.steps(store, "job") == steps
+    after = Overviews(Tuner(store)).overview("job")
+    assert after.summary.figures == before.summary.figures
+    assert (after.ranks, after.why, after.switches) == (before.ranks, before.why, before.switches)
+    assert (after.trials, after.best) == (before.trials, before.best)
+    assert after.steps.points[0] == before.steps.points[0]
+    assert retention.thin(store, 0.0, 100.1) == 0
+
+
+def test_a_job_that_is_tuned_keeps_all(store: Store) -> None:
+    tuner = Tuner(store, clock=lambda: 100.0)
+    tuner.register("job", make_spec())
+    tuner.observe("job", 0, [Observation(step, (0.1,) * 4) for step in range(MOST_LATE_STEPS)])
+    assert retention.thin(store, 0.0, 1e9) == 0
+
+
+def test_a_job_with_many_steps_is_deleted_in_small_transactions(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
+    tune(store, "old")
+    tune(store, "new", at=200.0)
+    assert [job.id for job in retention.prune(store, 150.0)] == ["old"]
+    with pytest.raises(UnknownJob):
+        store.job("old")
+    assert store.count_observations("new") > 7
+    assert retention.thin(store, 0.0, 1e9) > 7
+
+
+def test_one_replica_at_a_time_has_its_turn(store: Store) -> None:
+    barrier, turns = threading.Barrier(4), []
+
+    def ask(now: float) -> None:
+        barrier.wait()
+        turns.append(retention.claim(store, now, 10.0))
+
+    for now, done in ((1.0, 0.0), (11.0, 5.0)):
+        threads = [threading.Thread(target=ask, args=(now,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(turns, key=str) == sorted([done, None, None, None], key=str)
+        turns.clear()
+        retention.note_thinned(store, 5.0)
+        assert retention.claim(store, now + 9.0, 10.0) is None
+
+
+def test_upkeep_thins_deletes_and_gives_back_what_is_free(tmp_path: Path) -> None:
+    file = tmp_path / "autotune.db"
+    store = Store(f"sqlite:///{file}")
+    now = [100.0]
+    tune(store, "first")
+    stored = store.count_observations("first")
+    upkeep = Upkeep(store, thin_days=7, keep_days=90, clock=lambda: now[0])
+    assert upkeep.once()
+    assert not upkeep.once()
+    assert store.count_observations("first") == stored
+    now[0] += 7 * DAY_SECONDS + 1
+    assert upkeep.once()
+    assert 0 < store.count_observations("first") < stored
+    tune(store, "second", at=now[0])
+
+    def bytes_on_disk() -> int:
+        with store.database.reading() as session:
+            pages = session.connection().exec_driver_sql("PRAGMA page_count").scalar()
+        return int(pages or 0) * 4096
+
+    largest = bytes_on_disk()
+    now[0] += 90 * DAY_SECONDS - PAUSE_SECONDS
+    assert upkeep.once()
+    with pytest.raises(UnknownJob):
+        store.job("first")
+    assert store.job("second").result is not None
+    assert bytes_on_disk() < largest
+    store.close()
+
+
+def test_nought_keeps_all_for_ever(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
+    tune(store)
+    stored = store.count_observations("job")
+    assert Upkeep(store, thin_days=0, keep_days=0, clock=lambda: 1e9).once()
+    assert store.count_observations("job") == stored
+    store.close()
+
+
+def test_it_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua_autotune.upkeep.LOOK_SECONDS", 0.01)
+    store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
+    store.create_job("old", make_spec(), at=1.0)
+
+    class Told(Upkeep):
+        def once(self) -> bool:
+            done = super().once()
+            came.set()
+            return done
+
+    upkeep = Told(store, thin_days=7, keep_days=90)
+    upkeep.start()
+    assert came.wait(60)
+    upkeep.stop()
+    assert store.jobs() == []
+    store.close()
