@@ -17,7 +17,7 @@ from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 
-LARGEST_BODY_BYTES = 64 * 1024**2
+LARGEST_BODY_BYTES = 16 * 1024**2
 
 
 def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:

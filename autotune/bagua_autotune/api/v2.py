@@ -39,6 +39,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     def put_job(job_id: str) -> Response:
         if not JOB_ID.fullmatch(job_id):
             abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
+        parse(reports.Outline)
         spec = parse(reports.Registration)
         try:
             is_new = tuner.register(job_id, spec)
