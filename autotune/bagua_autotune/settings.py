@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from bagua_autotune.model.job import Limits
+from bagua_autotune.model.job import MOST_SAMPLES, Limits
 from bagua_autotune.store.database import default_url
 
 ENVIRONMENT = {
@@ -44,7 +44,7 @@ class Settings(BaseModel):
     # Of /api/v1 only: its protocol carries neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)
-    max_samples: int = Field(default=60, ge=1, le=10_000)
+    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import messages, views
 from bagua_autotune.api.answers import answer_if_changed, download
 from bagua_autotune.api.export import job_json, trials_csv
 from bagua_autotune.api.problems import query_number
+from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.overview import Overviews
 
 
@@ -20,6 +21,8 @@ def add_routes(api: Blueprint, overviews: Overviews) -> None:
         tuner.end_silent()
         limit = query_number("limit", 1, messages.MOST_JOBS_LISTED)
         name = request.args.get("name")
+        if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
+            abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
         return answer_if_changed(views.job_list(overviews, name, limit or 100))
 
     @api.get("/jobs/<job_id>/overview")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flask import Blueprint, Response, abort
+from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import glance, reports, views
 from bagua_autotune.api.answers import answer
@@ -18,10 +18,16 @@ from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+def _check_job_id() -> None:
+    if not JOB_ID.fullmatch((request.view_args or {}).get("job_id", "any")):
+        abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
+
+
 def blueprint(overviews: Overviews) -> Blueprint:
     """The routes, answered by these overviews and their tuner."""
     tuner = overviews.tuner
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
+    api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _show(api, tuner)
     glance.add_routes(api, overviews)
@@ -37,8 +43,6 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
-        if not JOB_ID.fullmatch(job_id):
-            abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
         parse(reports.Outline)
         spec = parse(reports.Registration)
         try:

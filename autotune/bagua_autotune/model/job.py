@@ -40,13 +40,16 @@ SILENT_SECONDS = 3600.0
 
 # Every candidate is looked at in every decision.
 MOST_COMBINATIONS = 10_000
+# A decision from so many trials takes a second; its time grows with their cube.
+MOST_SAMPLES = 500
 MOST_TENSORS = 100_000
 MOST_KNOBS = 16
 MOST_SOFTWARE = 64
 # The largest trainings have some ten thousand; an observation holds a place for each.
 MOST_RANKS = 2**17
 
-ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+LONGEST_NAME = 200
+ShortText = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(printable)]
 Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(printable)]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
@@ -60,7 +63,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    max_samples: int = Field(default=60, ge=1, le=10_000)
+    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
     remaining_steps: int = Field(default=10_000, ge=1, le=10**9)
@@ -103,18 +106,18 @@ class JobSpec(BaseModel):
                 "leave out values that need no trial"
             )
         try:
-            check_configuration(self.default_configuration, self.knobs)
+            self.check(self.default_configuration)
         except ValueError as error:
             raise ValueError(f"default_configuration: {error}") from error
-        for knob, domain in self.knobs.items():
-            counts = self.default_configuration[knob]
-            held = sum(counts) if isinstance(counts, tuple) else 0
-            if isinstance(domain, Partition) and held not in (0, len(self.tensors)):
-                raise ValueError(
-                    f"default_configuration: {knob} holds {held} tensors, "
-                    f"the job has {len(self.tensors)}"
-                )
         return self
+
+    def check(self, configuration: Mapping[str, Value]) -> None:
+        """Raise ValueError, naming the knob, unless the job can run the configuration."""
+        check_configuration(configuration, self.knobs)
+        for knob, counts in configuration.items():
+            held = sum(counts) if isinstance(counts, tuple) else 0
+            if held not in (0, len(self.tensors)):
+                raise ValueError(f"{knob} holds {held} tensors, the job has {len(self.tensors)}")
 
     def _check_reserved_knobs(self) -> None:
         """Names that mean something to the cost model must mean that."""

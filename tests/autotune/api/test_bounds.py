@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import messages_v1, reports
+from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import MOST_ERRORS_BUILT
 from bagua_autotune.app import LARGEST_BODY_BYTES
 from tests.autotune.server import ServeProcess
@@ -23,6 +24,13 @@ BAD = ["x"] * MANY
 STEP = {"step": 1, "seconds": [0.1] * 4}
 PROFILE = {"trial": 0, "step": 1, "step_seconds": 0.1, "ready_seconds": [0.1], "buckets": BAD}
 PARTITION = {"bucket_bytes": 25 * MIB, "hierarchical": "off", "buckets": BAD}
+
+WITH_ID = sorted(
+    (method.upper(), path)
+    for path, methods in document()["paths"].items()
+    for method in methods
+    if "{job_id}" in path
+)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +147,32 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(tmp_path: Path) -
             connection.sendall(head.encode())
             answer = connection.makefile("rb").readline()
     assert answer.split()[1] == b"413"
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_ID)
+@pytest.mark.parametrize("job_id", ["a%00", "a b", "%ff", "x" * 65, "a%0a"])
+def test_ids_are_checked_on_every_route(
+    client: FlaskClient, method: str, path: str, job_id: str
+) -> None:
+    """A NUL is nothing that PostgreSQL could look for."""
+    response = client.open(path.format(job_id=job_id), method=method, json={})
+    assert response.status_code == 422
+    assert "[A-Za-z0-9_-]{1,64}" in response.get_json(force=True)["detail"]
+
+
+@pytest.mark.parametrize("name", ["a\0", "\x1b[2J", "x" * 201])
+def test_names_are_checked_where_they_are_looked_for(client: FlaskClient, name: str) -> None:
+    response = client.get("/api/v2/jobs", query_string={"name": name})
+    assert response.status_code == 422
+    assert response.get_json(force=True)["detail"].startswith("name: ")
+    model = {"model_name": name, "tensor_list": [{"name": "t", "num_elements": 1, "dtype": "f32"}]}
+    for path, body in (("register_tensors", model), ("ask_hyperparameters", model)):
+        assert client.post(f"/api/v1/{path}", json=body).status_code == 422
+
+
+def test_more_trials_than_a_decision_can_rest_on_are_refused(client: FlaskClient) -> None:
+    body = registration(limits={"max_samples": 501})
+    response = client.put("/api/v2/jobs/job", json=body)
+    assert response.status_code == 422
+    detail = response.get_json(force=True)["detail"]
+    assert detail == "limits.max_samples: Input should be less than or equal to 500."
