@@ -39,6 +39,10 @@ class ServeError(Exception):
     """The service cannot start; the message says why and what to do."""
 
 
+class Unguarded(ServeError):
+    """It must not, as asked: everybody in the network could use it."""
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; prints ``listening on URL`` once requests are taken.
 
@@ -57,7 +61,7 @@ def serve(settings: Settings) -> None:
     warnings.filterwarnings("ignore", message="The optimal value found for dimension")
     family, address = _resolve(settings.host)
     if not (address.is_loopback or settings.token or settings.trust_network):
-        raise ServeError(
+        raise Unguarded(
             f"{settings.host} can be reached from the network: set BAGUA_AUTOTUNE_TOKEN, "
             "or pass --trust-network if everyone there may use the service"
         )

@@ -33,10 +33,7 @@ def problem(status: int, detail: str) -> Response:
 
 
 def parse(message: type[Message]) -> Message:
-    """The request's body as a message; aborts with 400 (not JSON) or 422 (not valid).
-
-    The content type does not matter.
-    """
+    """The request's body as a message; aborts with 400 (not JSON) or 422 (not valid)."""
     try:
         return message.model_validate_json(request.get_data())
     except ValidationError as error:

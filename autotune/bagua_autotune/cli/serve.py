@@ -15,6 +15,10 @@ from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import StoreError
 
 
+class _Misused(click.ClickException):
+    exit_code = 2  # click's own for wrong options
+
+
 @click.command()
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port; 0 takes any that is free.  [default: 8123]")
@@ -24,6 +28,13 @@ from bagua_autotune.store import StoreError
 @click.option("--searcher", type=click.Choice(names()), help="Search method.  [default: bayesian]")
 @click.option(
     "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name of this service, as behind a reverse proxy; may be given again.",
 )
 @click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
 @click.option(
@@ -35,7 +46,8 @@ def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
     The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
-    BAGUA_AUTOTUNE_TOKEN, WORLD_SIZE, and Bagua's limits for its own protocol.
+    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_ALLOWED_HOSTS (with commas between them), WORLD_SIZE,
+    and Bagua's limits for its own protocol.
     """
     try:
         settings = Settings.load(os.environ, **options)
@@ -46,10 +58,16 @@ def serve(log_level: str, **options: Any) -> None:
     )
     # It would warn whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    from bagua_autotune.server import ServeError, serve  # here: imports the whole service
+    from bagua_autotune.server import (
+        ServeError,
+        Unguarded,
+        serve,
+    )  # here: imports the whole service
 
     try:
         serve(settings)
+    except Unguarded as error:
+        raise _Misused(str(error)) from error
     except (ServeError, StoreError) as error:
         raise click.ClickException(str(error)) from error
     except SystemExit:
