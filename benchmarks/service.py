@@ -75,7 +75,9 @@ class Client:
             self._send("POST", f"/api/v2/jobs/{job_id}/observations", body)
 
     def _send(self, method: str, path: str, body: bytes | None = None, etag: str = "") -> bytes:
-        headers = {"If-None-Match": etag} if etag else {}
+        headers = {"Content-Type": "application/json"}
+        if etag:
+            headers["If-None-Match"] = etag
         self._http.request(method, path, body, headers)
         response = self._http.getresponse()
         content = response.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import auth, health, page, problems, v1, v2
+from bagua_autotune.api import guard, health, page, problems, v1, v2
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.overview import Overviews, Summaries
@@ -17,7 +17,7 @@ from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner, TunerListener
 
-LARGEST_BODY_BYTES = 64 * 1024**2
+LARGEST_BODY_BYTES = 16 * 1024**2
 
 
 def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:
@@ -32,8 +32,7 @@ def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListen
     tuner = Tuner(store, settings.searcher, listeners, background=DaemonThreads())
     problems.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
-    if settings.token:
-        auth.require_token(app, settings.token)
+    guard.install(app, settings)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
     app.register_blueprint(v2.blueprint(Overviews(tuner, summaries)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import ipaddress
 import logging
@@ -31,10 +33,15 @@ PARENT_LOOK_SECONDS = 0.2
 # Requests under way may end within it; whoever runs containers kills after 5 or 10 seconds.
 GRACE_SECONDS = 3.0
 NICENESS = 10
+M_ARENA_MAX = -8  # of malloc.h
 
 
 class ServeError(Exception):
     """The service cannot start; the message says why and what to do."""
+
+
+class Unguarded(ServeError):
+    """It must not, as asked: everybody in the network could use it."""
 
 
 def serve(settings: Settings) -> None:
@@ -47,6 +54,7 @@ def serve(settings: Settings) -> None:
     # The service shares its machine with the training: its linear algebra is small and
     # must not spread over the cores. Read when numpy is imported, which is later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _share_one_heap()
     # First: as process 1 of a container it would ignore them, also while a database is awaited.
     _end_on_signals()
     # Few points leave a model's scale on its bounds, as expected. skopt silences this for a
@@ -54,7 +62,7 @@ def serve(settings: Settings) -> None:
     warnings.filterwarnings("ignore", message="The optimal value found for dimension")
     family, address = _resolve(settings.host)
     if not (address.is_loopback or settings.token or settings.trust_network):
-        raise ServeError(
+        raise Unguarded(
             f"{settings.host} can be reached from the network: set BAGUA_AUTOTUNE_TOKEN, "
             "or pass --trust-network if everyone there may use the service"
         )
@@ -74,7 +82,8 @@ def serve(settings: Settings) -> None:
             connection_limit=MOST_CONNECTIONS,
             asyncore_use_poll=True,  # select() ends at 1024 descriptors
             ident=None,
-            max_request_body_size=2 * LARGEST_BODY_BYTES,
+            # Refused as soon as its length is known; it takes bodies that are smaller than this.
+            max_request_body_size=LARGEST_BODY_BYTES + 1,
         )
         # Takes seconds and is needed by the first proposal; not worth starting later for.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
@@ -89,6 +98,12 @@ def serve(settings: Settings) -> None:
         if settings.parent_pid not in (None, os.getppid()):
             in_hand.end(time.time())  # now that all that it said before is answered
         store.close()
+
+
+def _share_one_heap() -> None:
+    """Else glibc gives each thread a heap, which keeps what its largest request had taken."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such thing
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def _resolve(

@@ -5,18 +5,21 @@ Bagua's variables keep their names and defaults.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from bagua_autotune.model.job import Limits
+from bagua_autotune.model.job import MOST_SAMPLES, Limits
 from bagua_autotune.store.location import default_url
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
     "database": "BAGUA_AUTOTUNE_DATABASE",
     "token": "BAGUA_AUTOTUNE_TOKEN",
+    "allowed_hosts": "BAGUA_AUTOTUNE_ALLOWED_HOSTS",
     "world_size": "WORLD_SIZE",
     "thin_days": "BAGUA_AUTOTUNE_THIN_DAYS",
     "keep_days": "BAGUA_AUTOTUNE_KEEP_DAYS",
@@ -30,6 +33,15 @@ ENVIRONMENT = {
 OFF = ("", "0", "false", "no", "off")
 
 
+def host_name(host: str) -> str:
+    """The name in a Host header, or the address, without its port; empty where there is none."""
+    try:
+        name = urlsplit(f"//{host.strip()}").hostname or ""
+    except ValueError:
+        return ""
+    return name.rstrip(".")
+
+
 class Settings(BaseModel):
     """Everything that can be set, checked."""
 
@@ -39,6 +51,8 @@ class Settings(BaseModel):
     port: int = Field(default=8123, ge=0, le=65535)
     database: str = Field(default_factory=default_url)
     token: SecretStr | None = None
+    # Names of this service beside those of its machine, as behind a reverse proxy.
+    allowed_hosts: tuple[str, ...] = ()
     searcher: str = "bayesian"
     trust_network: bool = False
     parent_pid: int | None = None
@@ -49,7 +63,7 @@ class Settings(BaseModel):
     # Of /api/v1 only: its protocol carries neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)
-    max_samples: int = Field(default=60, ge=1, le=10_000)
+    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
 
@@ -58,11 +72,32 @@ class Settings(BaseModel):
     def _unset_port(cls, port: Any) -> Any:
         return 8123 if port == "-1" else port  # Bagua's way of saying unset
 
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _listed(cls, hosts: Any) -> Any:
+        return tuple(hosts.replace(",", " ").split()) if isinstance(hosts, str) else hosts
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not host_name(host) or "/" in host:
+                raise ValueError(f"{host!r} is not the name of a host")
+        return hosts
+
     @field_validator("csv_log", mode="before")
     @classmethod
     def _any_text_is_on(cls, value: Any) -> Any:
         # Bagua takes any text for on, even "0"; who writes that or one of the words means off.
         return value.strip().lower() not in OFF if isinstance(value, str) else value
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the service, as far as its host tells."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def limits(self) -> Limits:
@@ -75,7 +110,7 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environment: Mapping[str, str], **given: Any) -> Settings:
-        """Settings from the environment; what is given and not None goes before it.
+        """Settings from the environment; what is given, not None and not empty, goes before it.
 
         Raises:
             pydantic.ValidationError: a value is out of range or of a wrong type.
@@ -86,5 +121,5 @@ class Settings(BaseModel):
             if environment.get(variable, "") != ""
         }
         return cls(
-            **{**values, **{key: value for key, value in given.items() if value is not None}}
+            **{**values, **{key: value for key, value in given.items() if value not in (None, ())}}
         )

@@ -14,6 +14,8 @@ from bagua_client.configuration import CHANNELS_VALUES
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
+MOST_SAMPLES = 500
+"""The service takes no more: its decisions take as long as the cube of the trials."""
 SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
 """What a switch may say, in any case, instead of a number (Bagua's are levels)."""
 
@@ -97,7 +99,7 @@ class Environment:
             # Read from a file, it may end with the line's end.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
-            max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1),
+            max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
             trial_seconds=number(
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
             ),

@@ -192,12 +192,15 @@ def test_a_port_in_use_is_said_to_be() -> None:
 
 def test_the_network_needs_a_token_or_trust(tmp_path: Path) -> None:
     run = serve_until_it_fails("--host", "0.0.0.0", "--port", "0", "--database", "sqlite://")
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "BAGUA_AUTOTUNE_TOKEN" in run.stderr
+    assert run.stderr.count("\n") == 1
     everywhere = ("--host", "0.0.0.0")
     with ServeProcess(tmp_path / "a.db", *everywhere, BAGUA_AUTOTUNE_TOKEN="open") as service:
         jobs = f"{service.url}/api/v2/jobs"
         assert requests.get(jobs, timeout=PATIENCE_SECONDS).status_code == 401
+        wrong = {"Authorization": "Bearer opem"}
+        assert requests.get(jobs, headers=wrong, timeout=PATIENCE_SECONDS).status_code == 401
         token = {"Authorization": "Bearer open"}
         assert requests.get(jobs, headers=token, timeout=PATIENCE_SECONDS).ok
     with ServeProcess(tmp_path / "a.db", *everywhere, "--trust-network") as service:

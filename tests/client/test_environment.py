@@ -95,6 +95,7 @@ def test_what_autotune_may_be_is_said(autotune: str) -> None:
     ("name", "text"),
     [
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "0"),
+        ("BAGUA_AUTOTUNE_MAX_SAMPLES", "501"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "yes"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "7.5"),
         ("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "nan"),

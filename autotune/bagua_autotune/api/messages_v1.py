@@ -12,14 +12,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.model.buckets import Label
-from bagua_autotune.model.job import ShortText
-
-MAX_TENSORS = 100_000
-MAX_SPANS = 100_000
-
+from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, ShortText
 
 # An observation holds a place for every rank up to the highest.
-Rank = Annotated[int, Field(ge=0, lt=65_536)]
+Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
 Iteration = Annotated[int, Field(ge=0, lt=2**62)]
 # Bagua's Rust exporter sends u128.
 Unsigned128 = Annotated[int, Field(ge=0, lt=2**128)]
@@ -39,7 +35,9 @@ class TensorDeclaration(_Message):
 
 class RegisterTensors(_Message):
     model_name: ShortText
-    tensor_list: list[TensorDeclaration] = Field(min_length=1, max_length=MAX_TENSORS)
+    tensor_list: list[TensorDeclaration] = Field(
+        min_length=1, max_length=MOST_TENSORS, fail_fast=True
+    )
     whether_to_bucket: bool = True
 
     @model_validator(mode="after")
@@ -52,7 +50,7 @@ class RegisterTensors(_Message):
 class Hyperparameters(_Message):
     """The part of a worker's ``BaguaHyperparameter`` that names the configuration it ran."""
 
-    bucket_size: int = Field(default=0, ge=0)
+    bucket_size: int = Field(default=0, ge=0, le=2**53)
     is_hierarchical_reduce: bool = False
 
 
@@ -76,11 +74,11 @@ class Span(_Message):
     """``start_time`` and ``end_time`` in milliseconds since the epoch."""
 
     trace_id: Unsigned128
-    action: str
+    action: Annotated[str, Field(max_length=512)]
     tensor_name: Label
     start_time: Unsigned128
     end_time: Unsigned128
 
 
 class ReportTensorExecutionOrder(_Message):
-    spans: list[Span] = Field(max_length=MAX_SPANS)
+    spans: list[Span] = Field(max_length=MOST_TENSORS, fail_fast=True)

@@ -21,10 +21,12 @@ STATUS_TEXTS = {
     304: "As it was (If-None-Match)",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
+    403: "Asked for by a page of another site, or under a name that is not the service's",
     404: "There is no such job",
     409: "In conflict with what is stored",
     413: "The body is too large",
-    422: "The body is not valid",
+    415: "The body is not declared as JSON",
+    422: "The body, the job's id or the query is not valid",
 }
 
 
@@ -192,7 +194,7 @@ def document() -> dict[str, Any]:
 def _describe(operation: Operation, references: Any) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     problem = references[(messages.Problem, OUT)]
-    for status in (*operation.statuses, 401):
+    for status in sorted({*operation.statuses, *_refusals(operation)}):
         content: dict[str, Any] = {"application/problem+json": {"schema": problem}}
         if status < 400:
             content = {operation.content_type: {"schema": _schema(operation, references)}}
@@ -206,6 +208,15 @@ def _describe(operation: Operation, references: Any) -> dict[str, Any]:
         content = {"application/json": {"schema": schema}}
         described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+def _refusals(operation: Operation) -> list[int]:
+    return [
+        401,
+        403,
+        *([415] if operation.body else []),
+        *([422] if _parameters(operation) else []),
+    ]
 
 
 def _schema(operation: Operation, references: Any) -> Any:

@@ -10,6 +10,7 @@ from flask import abort, request
 
 from bagua_autotune.api import messages, views
 from bagua_autotune.api.problems import query_number
+from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.overview import Overviews
 from bagua_autotune.store import pages
 from bagua_autotune.tuning.tuner import Tuner
@@ -28,7 +29,10 @@ def job_list(overviews: Overviews) -> messages.JobList:
     after = request.args.get("after")
     if after is not None and not JOB_ID.fullmatch(after):
         abort(422, "after: must be a job's id, such as an answer's next.")
-    found, following = overviews.page(request.args.get("name"), limit, after)
+    name = request.args.get("name")
+    if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
+        abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
+    found, following = overviews.page(name, limit, after)
     jobs = [messages.JobSummary.model_validate(summary) for summary in found]
     return messages.JobList(jobs=jobs, next=following)
 

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from bagua_autotune.model.job import EventKind, JobSpec
+from bagua_autotune.model.job import (
+    MOST_KNOBS,
+    MOST_RANKS,
+    MOST_SOFTWARE,
+    MOST_TENSORS,
+    EventKind,
+    JobSpec,
+    count_combinations,
+)
+from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import without_nul
 
@@ -16,6 +32,8 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
 # The bounds keep every product and exponential finite; no step is that short or long.
 StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
+# Combinations times tensors: all that this project's client offers, for the most tensors.
+MOST_PLACES = 150_000_000
 # Two clocks may have told them.
 LONGEST_COMPUTE_RATIO = 1.01
 ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -23,6 +41,31 @@ ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 class _Input(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Outline(BaseModel):
+    """How large a registration is: refused before its tensors are checked one by one."""
+
+    tensors: list[Any] = Field(max_length=MOST_TENSORS)
+    knobs: dict[str, Any] = Field(max_length=MOST_KNOBS)
+    default_configuration: dict[str, Any] = Field(max_length=MOST_KNOBS)
+    software: dict[str, Any] = Field(default={}, max_length=MOST_SOFTWARE)
+
+    @model_validator(mode="after")
+    def _can_be_cut(self) -> Outline:
+        try:
+            space = SPACE.validate_python(self.knobs, strict=False)
+        except ValidationError:
+            return self  # the registration itself says why
+        fixed = EDGE_KNOBS if len(self.tensors) > MANY_TENSORS else ()
+        combinations = count_combinations(space, self.default_configuration, fixed)
+        if combinations * len(self.tensors) > MOST_PLACES:
+            raise ValueError(
+                f"{combinations} combinations of knobs for {len(self.tensors)} tensors are more "
+                f"than this service looks through; {MOST_PLACES // len(self.tensors)} can be: "
+                "leave out values that need no trial"
+            )
+        return self
 
 
 class StepTimes(_Input):
@@ -34,8 +77,10 @@ class StepTimes(_Input):
     """
 
     step: StepNumber
-    seconds: tuple[StepSeconds, ...] = Field(min_length=1)
-    compute_seconds: tuple[ComputeSeconds, ...] | None = None
+    seconds: tuple[StepSeconds, ...] = Field(min_length=1, max_length=MOST_RANKS, fail_fast=True)
+    compute_seconds: (
+        Annotated[tuple[ComputeSeconds, ...], Field(max_length=MOST_RANKS, fail_fast=True)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _of_the_same_ranks(self) -> StepTimes:
@@ -59,7 +104,7 @@ class Observations(_Input):
     """Steps run under a trial; none of them is a poll. Safe to send twice."""
 
     trial: Index
-    steps: tuple[StepTimes, ...] = Field(max_length=10_000)
+    steps: tuple[StepTimes, ...] = Field(max_length=10_000, fail_fast=True)
 
     @model_validator(mode="after")
     def _increasing(self) -> Observations:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, abort
+from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import glance, pages, reports, views
 from bagua_autotune.api.answers import answer
@@ -14,10 +14,16 @@ from bagua_autotune.store import JobConflict
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
 
 
+def _check_job_id() -> None:
+    if not pages.JOB_ID.fullmatch((request.view_args or {}).get("job_id", "any")):
+        abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
+
+
 def blueprint(overviews: Overviews) -> Blueprint:
     """The routes, answered by these overviews and their tuner."""
     tuner = overviews.tuner
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
+    api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _show(api, tuner)
     glance.add_routes(api, overviews)
@@ -33,8 +39,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
-        if not pages.JOB_ID.fullmatch(job_id):
-            abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
+        parse(reports.Outline)
         spec = parse(reports.Registration)
         try:
             is_new = tuner.register(job_id, spec)

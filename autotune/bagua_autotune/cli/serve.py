@@ -15,6 +15,10 @@ from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import StoreError
 
 
+class _Misused(click.ClickException):
+    exit_code = 2  # click's own for wrong options
+
+
 @click.command()
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port; 0 takes any that is free.  [default: 8123]")
@@ -37,6 +41,13 @@ from bagua_autotune.store import StoreError
     metavar="DAYS",
     help="Delete a job not heard of for so long; 0: never.  [default: 90]",
 )
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name of this service, as behind a reverse proxy; may be given again.",
+)
 @click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
 @click.option(
     "--log-level", type=click.Choice(("info", "warning", "error")), default="info",
@@ -47,7 +58,8 @@ def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
     The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
-    BAGUA_AUTOTUNE_TOKEN, WORLD_SIZE, and Bagua's limits for its own protocol.
+    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_ALLOWED_HOSTS (with commas between them), WORLD_SIZE,
+    and Bagua's limits for its own protocol.
     """
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -58,10 +70,13 @@ def serve(log_level: str, **options: Any) -> None:
         raise click.ClickException(_explain(error)) from error
     # It would warn whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    from bagua_autotune.server import ServeError, serve  # here: imports the whole service
+    # Here: it imports the whole service.
+    from bagua_autotune.server import ServeError, Unguarded, serve
 
     try:
         serve(settings)
+    except Unguarded as error:
+        raise _Misused(str(error)) from error
     except (ServeError, StoreError) as error:
         raise click.ClickException(str(error)) from error
     except SystemExit:

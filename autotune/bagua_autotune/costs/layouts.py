@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -106,6 +107,7 @@ class Layouts:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self._cut = lru_cache(maxsize=4096)(partial(cut, tensors))
+        self._digest = lru_cache(maxsize=4096)(self._digest_of)
         self._latest: tuple[Sequence[Configuration], LayoutTable] | None = None
 
     def table(self, configurations: Sequence[Configuration]) -> LayoutTable:
@@ -121,11 +123,21 @@ class Layouts:
         """The buckets of one configuration."""
         return self._cut(cut_key(configuration))
 
+    def digest(self, configuration: Configuration) -> bytes:
+        """Equal for configurations with the same buckets; short, however many these are."""
+        return self._digest(cut_key(configuration))
+
     def average_bytes(self, configurations: Sequence[Configuration]) -> Floats:
         """Of one bucket, for each configuration: how finely its layout is cut."""
         total_bytes = max(sum(tensor.bytes for tensor in self.tensors), 1)
         counts = [len(self.cut(configuration).last) for configuration in configurations]
         return total_bytes / np.array(counts, float)
+
+    def _digest_of(self, key: Key) -> bytes:
+        found = hashlib.blake2b(digest_size=16)
+        for part in self._cut(key):
+            found.update(part.tobytes())
+        return found.digest()
 
     def _make(self, configurations: Sequence[Configuration]) -> LayoutTable:
         rows: dict[Key, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
     Categorical,
     Configuration,
+    Given,
     Knob,
     LogInteger,
     Partition,
@@ -38,9 +40,16 @@ SILENT_SECONDS = 3600.0
 
 # Every candidate is looked at in every decision.
 MOST_COMBINATIONS = 10_000
+# A decision from so many trials takes a second; its time grows with their cube.
+MOST_SAMPLES = 500
+MOST_TENSORS = 100_000
+MOST_KNOBS = 16
+MOST_SOFTWARE = 64
+# The largest trainings have some ten thousand; an observation holds a place for each.
+MOST_RANKS = 2**17
 
-
-ShortText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+LONGEST_NAME = 200
+ShortText = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(printable)]
 Fingerprint = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(printable)]
 KnobName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 
@@ -54,7 +63,7 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    max_samples: int = Field(default=60, ge=1, le=10_000)
+    max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
     trial_seconds: float = Field(default=5.0, gt=0, le=86_400)
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
     remaining_steps: int = Field(default=10_000, ge=1, le=10**9)
@@ -67,14 +76,16 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: ShortText
-    world_size: int = Field(ge=1, le=1_000_000)
-    ranks_per_node: tuple[Annotated[int, Field(ge=1)], ...]
-    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
-    knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=16)
-    default_configuration: dict[str, Value]
+    world_size: int = Field(ge=1, le=MOST_RANKS)
+    ranks_per_node: tuple[Annotated[int, Field(ge=1, le=MOST_RANKS)], ...] = Field(
+        max_length=MOST_RANKS, fail_fast=True
+    )
+    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=MOST_TENSORS, fail_fast=True)
+    knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=MOST_KNOBS)
+    default_configuration: dict[KnobName, Given] = Field(max_length=MOST_KNOBS)
     fingerprint: Fingerprint
     limits: Limits = Limits()
-    software: dict[ShortText, ShortText] = Field(default={}, max_length=64)
+    software: dict[ShortText, ShortText] = Field(default={}, max_length=MOST_SOFTWARE)
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -88,32 +99,25 @@ class JobSpec(BaseModel):
         if not isinstance(self.knobs.get(BUCKET_KNOB), LogInteger):
             raise ValueError(f"knobs: {BUCKET_KNOB} is needed, and must be a log_integer")
         self._check_reserved_knobs()
-        combinations = self._combinations()
+        combinations = count_combinations(self.knobs, self.default_configuration)
         if combinations > MOST_COMBINATIONS:
             raise ValueError(
                 f"knobs: {combinations} combinations, more than {MOST_COMBINATIONS}; "
                 "leave out values that need no trial"
             )
         try:
-            check_configuration(self.default_configuration, self.knobs)
+            self.check(self.default_configuration)
         except ValueError as error:
             raise ValueError(f"default_configuration: {error}") from error
-        for knob, domain in self.knobs.items():
-            counts = self.default_configuration[knob]
-            held = sum(counts) if isinstance(counts, tuple) else 0
-            if isinstance(domain, Partition) and held not in (0, len(self.tensors)):
-                raise ValueError(
-                    f"default_configuration: {knob} holds {held} tensors, "
-                    f"the job has {len(self.tensors)}"
-                )
         return self
 
-    def _combinations(self) -> int:
-        """How many configurations there may be at most."""
-        return sum(
-            math.prod(d.choices for knob, d in self.knobs.items() if knob not in stays)
-            for stays in choices(self.knobs, self.default_configuration)
-        )
+    def check(self, configuration: Mapping[str, Value]) -> None:
+        """Raise ValueError, naming the knob, unless the job can run the configuration."""
+        check_configuration(configuration, self.knobs)
+        for knob, counts in configuration.items():
+            held = sum(counts) if isinstance(counts, tuple) else 0
+            if held not in (0, len(self.tensors)):
+                raise ValueError(f"{knob} holds {held} tensors, the job has {len(self.tensors)}")
 
     def _check_reserved_knobs(self) -> None:
         """Names that mean something to the cost model must mean that."""
@@ -130,6 +134,16 @@ class JobSpec(BaseModel):
                 raise ValueError(
                     f"knobs: a partition is named buckets, and nothing else is; {knob}"
                 )
+
+
+def count_combinations(
+    space: Space, baseline: Mapping[str, Value], fixed: Sequence[str] = ()
+) -> int:
+    """How many configurations there may be at most, with ``fixed`` knobs at the baseline's."""
+    return sum(
+        math.prod(d.choices for knob, d in space.items() if knob not in stays and knob not in fixed)
+        for stays in choices(space, baseline)
+    )
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,18 @@ from bagua_autotune.model.text import printable
 Value = int | str | tuple[int, ...]
 Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
+MOST_BUCKETS = 100_000
+Counts = Annotated[tuple[Number, ...], Field(max_length=MOST_BUCKETS, fail_fast=True)]
+Given = Number | Name | Counts
+"""A value that somebody sends. Of lists the first error is told: all of them may be millions."""
 BUCKET_KNOB = "bucket_bytes"
 WAYS_KNOB = "hierarchical"
 CHANNELS_KNOB = "channels"
 ALGORITHM_KNOB = "algorithm"
 USUAL_ALGORITHM = "gradient_allreduce"
-MOST_BUCKETS = 100_000
+EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
+# Of so many the edges are a small part, and cutting them in every way takes long.
+MANY_TENSORS = 5_000
 
 
 class LogInteger(BaseModel):
@@ -59,7 +65,7 @@ class Categorical(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Literal["categorical"] = "categorical"
-    values: tuple[Name | Number, ...] = Field(min_length=1, max_length=16)
+    values: tuple[Name | Number, ...] = Field(min_length=1, max_length=16, fail_fast=True)
 
     @model_validator(mode="after")
     def _distinct(self) -> Categorical:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bagua_autotune.model.knobs import MOST_BUCKETS
+
 # Bounds that keep every product finite; no step is that long.
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -34,5 +36,7 @@ class Profile(BaseModel):
 
     step: int = Field(ge=0, le=2**53)
     step_seconds: Seconds
-    ready_seconds: tuple[Seconds, ...] = Field(min_length=1, max_length=100_000)
-    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=100_000)
+    ready_seconds: tuple[Seconds, ...] = Field(
+        min_length=1, max_length=MOST_BUCKETS, fail_fast=True
+    )
+    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=MOST_BUCKETS, fail_fast=True)

@@ -18,6 +18,8 @@ from bagua_autotune.model.algorithms import algorithm_of, choices
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
+    EDGE_KNOBS,
+    MANY_TENSORS,
     WAYS_KNOB,
     Categorical,
     Configuration,
@@ -27,9 +29,6 @@ from bagua_autotune.model.knobs import (
     Value,
 )
 
-EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
-# Of so many the edges are a small part, and cutting them in every way takes long.
-MANY_TENSORS = 5_000
 PARTITION_KNOB = "buckets"
 
 
@@ -70,7 +69,7 @@ def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...
         for knob, value in configuration.items()
         if knob not in (BUCKET_KNOB, "channels", *EDGE_KNOBS)
     ]
-    return (cut.sizes_bytes.tobytes(), cut.last.tobytes(), channels, *rest)
+    return (layouts.digest(configuration), channels, *rest)
 
 
 def explicit_candidates(

@@ -10,7 +10,6 @@ from dataclasses import astuple
 from typing import Any
 
 from bagua_autotune.model.job import Inherited, Job, JobSpec, Result
-from bagua_autotune.model.knobs import check_configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -65,7 +64,7 @@ def _is_telling(job: Job) -> bool:
 
 def _fits(result: Result, spec: JobSpec) -> bool:
     try:
-        check_configuration(result.configuration, spec.knobs)
+        spec.check(result.configuration)
     except ValueError:
         return False
     return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bagua_client.agent.circuit import Circuit
-from bagua_client.agent.sidecar import shared_sidecar
+from bagua_client.agent.sidecar import Sidecar, shared_sidecar
 from bagua_client.environment import Environment
 from bagua_client.service_client import JobState, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
@@ -58,8 +58,13 @@ class Connection:
 
     @property
     def page(self) -> str:
-        """The job's, for a browser; only after the first request."""
-        return f"{self.url}/jobs/{self._job_id}"
+        """The job's, for a browser; only after the first request.
+
+        The token of a service of this process's own goes with it, behind a ``#``: a browser sends
+        that to nobody, and it stands in no log of requests.
+        """
+        token = "" if self._environment.url else self._sidecar().page_token
+        return f"{self.url}/jobs/{self._job_id}" + (f"#token={token}" if token else "")
 
     def call(self, request: Callable[[ServiceClient], JobState]) -> JobState:
         """Make a request, again and again until it is answered.
@@ -131,7 +136,12 @@ class Connection:
 
     def _connected(self) -> ServiceClient:
         environment = self._environment
-        url = environment.url or shared_sidecar(environment.service_port).url()
+        url, token = environment.url, environment.token
+        if url is None:
+            url, token = self._sidecar().url(), self._sidecar().token
         if self._service is None or self._service.url != url.rstrip("/"):
-            self._service = ServiceClient(url, self._job_id, environment.token)
+            self._service = ServiceClient(url, self._job_id, token)
         return self._service
+
+    def _sidecar(self) -> Sidecar:
+        return shared_sidecar(self._environment.service_port, self._environment.token)

@@ -78,7 +78,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
         if environment.url is None:
             # Before our own goodbye is registered, so that the service ends after it.
-            shared_sidecar(environment.service_port)
+            shared_sidecar(environment.service_port, environment.token)
         atexit.register(self.close, GOODBYE_SECONDS)
         self._thread.start()
 

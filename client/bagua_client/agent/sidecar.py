@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -24,11 +25,24 @@ class SidecarError(Exception):
 class Sidecar:
     """The service of this process; all models wrapped in it share one.
 
-    It watches its parent's process id, so it ends with the job even if the job is killed.
+    It watches its parent's process id, so it ends with the job even if the job is killed. Other
+    processes of the machine, such as browsers with pages from anywhere, reach it, too: it wants a
+    token, which only this process knows.
+
+    Args:
+        port: 0: any free one.
+        token: None: one is made.
+
+    Attributes:
+        token: what it wants to be shown.
+        page_token: to go with the address that is printed: empty unless it was made here and is
+            of no use once the job is over.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, token: str | None = None) -> None:
         self._port = port
+        self.page_token = "" if token else secrets.token_urlsafe()
+        self.token = token or self.page_token
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
@@ -76,6 +90,8 @@ class Sidecar:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
+                # Not an argument: those every user of the machine can read.
+                env={**os.environ, "BAGUA_AUTOTUNE_TOKEN": self.token},
             )
         except OSError as error:
             raise SidecarError(f"the service could not be started: {error}") from error
@@ -105,12 +121,12 @@ _sidecar: Sidecar | None = None
 _lock = threading.Lock()
 
 
-def shared_sidecar(port: int) -> Sidecar:
-    """The one of this process."""
+def shared_sidecar(port: int, token: str | None = None) -> Sidecar:
+    """The one of this process; see Sidecar."""
     global _sidecar
     with _lock:
         if _sidecar is None:
-            _sidecar = Sidecar(port)
+            _sidecar = Sidecar(port, token)
         return _sidecar
 
 

@@ -215,7 +215,7 @@ def test_hostile_names_are_labels_and_nothing_else(scene: Scene) -> None:
 
 
 def test_labels_do_not_grow_with_trials(scene: Scene) -> None:
-    scene.add("job", limits={"max_samples": 1000})
+    scene.add("job", limits={"max_samples": 500})
     job = scene.store.job("job")
 
     def series() -> Counter[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -52,6 +53,20 @@ def test_candidates_are_valid_distinct_and_led_by_the_baseline(
         assert layouts
         assert len(found) <= math.prod(domain.choices for domain in SPEC.knobs.values())
         assert len(set(layouts)) == len(layouts), "two candidates cut the same buckets"
+
+
+def test_candidates_of_many_buckets_take_little_memory() -> None:
+    """They were told apart by their buckets themselves: 64 KB for each of these."""
+    values = {f"knob{number}": Categorical(values=tuple(range(16))) for number in range(2)}
+    space: Space = {"bucket_bytes": LogInteger(low=65536, high=MIB), **values}
+    baseline = Configuration(bucket_bytes=MIB, knob0=0, knob1=0)
+    many = tensors([MIB] * 4000)
+    tracemalloc.start()
+    found = enumerate_candidates(space, baseline, many)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == 256
+    assert peak_bytes < 8 * MIB
 
 
 def test_sizes_that_differ_are_all_there() -> None:

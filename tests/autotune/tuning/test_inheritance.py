@@ -10,6 +10,7 @@ from bagua_autotune.costs import Kind
 from bagua_autotune.model.job import Event
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
+from bagua_autotune.store.tables import JobRow
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.tuner import Tuner
@@ -140,6 +141,25 @@ def test_a_default_that_was_kept_after_a_whole_search_is_begun_with(tuner: Tuner
     assert second is not None
     assert second.trials == 1
     assert begins_with(tuner) == make_spec().default_configuration, "also from one that inherited"
+
+
+def test_explicit_buckets_of_another_model_are_not_begun_with(tuner: Tuner) -> None:
+    """A fingerprint is the client's word."""
+    usual = registration()
+    explicit = make_spec(
+        knobs={**usual["knobs"], "buckets": {"type": "partition"}},
+        default_configuration={**usual["default_configuration"], "buckets": []},
+    )
+    tuner.register("first", explicit)
+    drive(tuner, "first", Ranks())
+    for counts, is_inherited in (([100, 150], True), ([100, 149], False)):
+        with tuner.store.database.writing() as session:
+            row = session.get_one(JobRow, "first")
+            assert row.result
+            configuration = {**row.result["configuration"], "buckets": counts}
+            row.result = {**row.result, "configuration": configuration}
+        found = inherit(explicit, tuner.store, Knowledge(tuner.store))
+        assert (found is not None) == is_inherited
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from bagua_client.agent import sidecar as module
 from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
@@ -35,6 +36,26 @@ def test_a_service_that_cannot_listen_is_reported_with_its_exit_code() -> None:
         taken.listen()
         with pytest.raises(SidecarError, match="exit code 1"):
             Sidecar(taken.getsockname()[1]).url()
+
+
+def test_only_who_knows_its_token_may_ask_it() -> None:
+    sidecar = Sidecar()
+    try:
+        jobs = f"{sidecar.url()}/api/v2/jobs"
+        assert requests.get(jobs, timeout=60).status_code == 401
+        shown = {"Authorization": f"Bearer {sidecar.token}"}
+        assert requests.get(jobs, headers=shown, timeout=60).status_code == 200
+        assert sidecar._process is not None
+        command = Path(f"/proc/{sidecar._process.pid}/cmdline").read_text()
+        assert sidecar.token not in command, "which every user of the machine can read"
+    finally:
+        sidecar.stop()
+    assert sidecar.page_token == sidecar.token != Sidecar().token
+
+
+def test_the_user_s_own_token_is_used_and_not_shown() -> None:
+    sidecar = Sidecar(token="of the user")
+    assert (sidecar.token, sidecar.page_token) == ("of the user", "")
 
 
 def test_it_is_started_once_and_again_when_it_has_died() -> None:

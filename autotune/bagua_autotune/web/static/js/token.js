@@ -1,8 +1,12 @@
-// The token, where the service wants one: typed by the user, kept for this tab only.
+// The token, where the service wants one: typed by the user, or part of the address that a training
+// printed; kept for this tab only.
 
 import { byId, element } from "./dom.js";
 
 const KEY = "bagua-autotune-token";
+
+takeFromAddress();
+addEventListener("hashchange", () => takeFromAddress() && location.reload());
 
 export function authorization() {
   const token = sessionStorage.getItem(KEY);
@@ -26,8 +30,8 @@ export function askForToken(onGiven) {
     element("label", { for: "token" }, "Token"),
     input,
     element("p", { class: "muted", id: "token-help" },
-      "The value of BAGUA_AUTOTUNE_TOKEN where the service runs. It is kept in this tab only, " +
-      "until the tab is closed."),
+      "The value of BAGUA_AUTOTUNE_TOKEN where the service runs; a training that runs its own " +
+      "service prints an address with it. It is kept in this tab only, until the tab is closed."),
     element("button", { type: "submit", class: "primary" }, "Show the jobs"),
   );
   form.addEventListener("submit", (event) => {
@@ -49,6 +53,15 @@ export function offerToForget() {
     forget();
     location.reload();
   };
+}
+
+// Behind the "#" no server sees it; there it stays in no history either.
+function takeFromAddress() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return false;
+  sessionStorage.setItem(KEY, token);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
 }
 
 function forget() {

@@ -1,0 +1,110 @@
+"""Who may ask: whoever has the token, where one is set, and never a page of another site.
+
+A browser sends what any page tells it to, also to a service that only this machine can reach. Three
+things tell such a request: what the browser says of the page; a name that somebody made point to
+this machine (DNS rebinding), for which the page is one of ours; and a body that is not declared as
+JSON, as a browser sends no other without asking first.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from flask import Flask, abort, request
+from pydantic import SecretStr
+
+from bagua_autotune.settings import Settings, host_name
+
+GUARDED = "/api/"
+OWN_PAGE = ("same-origin", "none")  # none: typed, or a bookmark
+LONGEST_SHOWN = 100
+
+
+def install(app: Flask, settings: Settings) -> None:
+    """Check every request of the app before anything else looks at it."""
+    # On a network a token guards the data, and the service may have any name there.
+    names = _names(settings) if settings.is_loopback or not settings.token else None
+
+    @app.before_request
+    def _check() -> None:
+        if names is not None:
+            _check_host(names, settings.is_loopback)
+        _refuse_other_sites()
+        if not request.path.startswith(GUARDED):
+            return
+        if settings.token:
+            _check_token(settings.token)
+        is_taken = request.url_rule and request.method in ("POST", "PUT")
+        if is_taken and request.mimetype != "application/json":
+            abort(415, "The body must be JSON, sent with Content-Type: application/json.")
+
+
+def _names(settings: Settings) -> Collection[str]:
+    machine = [socket.gethostname()]
+    if not settings.is_loopback:
+        machine.append(socket.getfqdn())  # may ask the network
+    return {host_name(name) for name in (settings.host, *machine, *settings.allowed_hosts)}
+
+
+def _check_host(names: Collection[str], is_loopback: bool) -> None:
+    host = request.headers.get("Host")
+    if host is None:
+        return  # no browser leaves it out
+    name = host_name(host)
+    # Nobody's page has an address for a name, or a name that ends at this machine.
+    if name in names or _is_address(name) or f".{name}".endswith(".localhost"):
+        return
+    if name and not is_loopback and "." not in name:
+        return  # of a container or of a Kubernetes service; no page of the web has one without dots
+    shown = name[:LONGEST_SHOWN]
+    abort(
+        403,
+        f"This service does not answer to the name {shown!r}. If that is its own, say so "
+        f"where it is started: --allowed-host {shown}, or BAGUA_AUTOTUNE_ALLOWED_HOSTS.",
+    )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_other_sites() -> None:
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is None:
+        # Plain HTTP from another machine: browsers say less. Behind a proxy the scheme may differ.
+        origin = request.headers.get("Origin")
+        is_own = origin is None or urlsplit(origin).netloc == request.headers.get("Host")
+    else:
+        is_own = site in OWN_PAGE or _is_followed_link()
+    if not is_own:
+        abort(403, "A page of another site must not use this service.")
+
+
+def _is_followed_link() -> bool:
+    """Somebody goes here from elsewhere, a wiki for instance; that page sees nothing of it."""
+    headers = request.headers
+    is_whole_page = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == (
+        "navigate",
+        "document",
+    )
+    return is_whole_page and request.method in ("GET", "HEAD")
+
+
+def _check_token(token: SecretStr) -> None:
+    expected = b"Bearer " + token.get_secret_value().encode()
+    # WSGI hands headers over as latin-1.
+    given = request.headers.get("Authorization", "").encode("latin-1", "replace")
+    if not hmac.compare_digest(given, expected):
+        abort(
+            401,
+            "This service wants the header Authorization: Bearer TOKEN, with the "
+            "token that BAGUA_AUTOTUNE_TOKEN holds where it runs.",
+        )
