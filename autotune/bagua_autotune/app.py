@@ -15,7 +15,8 @@ from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import DaemonThreads
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
-from bagua_autotune.tuning.tuner import Tuner, TunerListener
+from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.tuner import Tuner
 
 LARGEST_BODY_BYTES = 64 * 1024**2
 

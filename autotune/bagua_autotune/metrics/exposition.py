@@ -18,7 +18,7 @@ from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.tuner import TunerListener
+from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)
 

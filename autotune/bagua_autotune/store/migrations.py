@@ -146,6 +146,11 @@ def _from_3(connection: Connection) -> None:
     connection.execute(text(fill))
 
 
+def _from_4(connection: Connection) -> None:
+    """What each step cost."""
+    connection.execute(text("ALTER TABLE observations ADD COLUMN cost FLOAT"))
+
+
 # SQLite reads a row up to the last column that it needs, and new columns come last: behind the
 # megabytes of tensors, unless those are moved. It adds no column without a default.
 TENSORS_LAST = {
@@ -168,4 +173,4 @@ SLOWEST_VALUES = {
     'FROM json_array_elements_text("values") AS value',
 }
 # From a version to the next.
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3}
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3, 4: _from_4}

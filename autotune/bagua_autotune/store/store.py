@@ -26,7 +26,7 @@ from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
 from bagua_autotune.store.isolation import read_each
-from bagua_autotune.store.reports import Reports
+from bagua_autotune.store.reports import TRIALS, Reports
 from bagua_autotune.store.rows import (
     check_job,
     job_row,
@@ -42,8 +42,6 @@ MOST_UNREADABLE = 9
 # Put together once, for what is read again and again.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
 JOB = select(*records.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
-TRIALS = select(*records.TRIAL_COLUMNS).where(TrialRow.job_id == bindparam("job_id"))
-TRIALS = TRIALS.order_by(TrialRow.index)
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,11 @@ class Store(Reports):
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
 
     def touch(self, job_id: str, at: float) -> None:
-        """Note that the job's ranks were heard of."""
+        """Note that the job's ranks were heard of: nothing new of it, so its revision stays."""
         with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = at
+            heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
+            if session.scalar(heard.returning(JobRow.id)) is None:
+                raise UnknownJob(job_id)
 
     def end_job(self, job_id: str, at: float) -> None:
         """Training ended; a job that was still tuning stays without another result."""
@@ -275,7 +275,7 @@ class Store(Reports):
         """In the order of their indices."""
         with self.database.reading() as session:
             rows = session.connection().execute(TRIALS, {"job_id": job_id}).all()
-            found = [records.trial_record(row) for row in rows]
+            found = [records.trial_record(row[1:]) for row in rows]
             if not found:
                 check_job(session, job_id)
             return found
@@ -288,7 +288,7 @@ class Store(Reports):
             row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
             if row is None:
                 raise UnknownTrial(index)
-            return records.trial_record(row)
+            return records.trial_record(row[1:])
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """The ranks run this trial now. Nothing happens unless it is proposed."""

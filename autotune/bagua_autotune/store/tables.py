@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -103,6 +103,8 @@ class ObservationRow(Base):
     step: Mapped[int]
     # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
     slowest: Mapped[float | None]
+    # As the job's objective has it, for what decides; NULL where a release before told none.
+    cost: Mapped[float | None]
     values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they told them.
     compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))

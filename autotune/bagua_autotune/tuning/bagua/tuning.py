@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.job import Job, Limits
+from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import families, ranks
 from bagua_autotune.tuning.background import Background, DaemonThreads
@@ -29,8 +29,7 @@ DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks that stay apart for so many iterations will hardly come together.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
-# How often a job's last contact is written, and how long after it spans still count for a job.
-CONTACT_SECONDS = 30.0
+# So long after a job's last contact spans still count for it.
 SPAN_SECONDS = 86_400.0
 # How many jobs' tensors are kept at hand.
 JOBS_AT_HAND = 256
