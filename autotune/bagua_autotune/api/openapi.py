@@ -66,6 +66,13 @@ OPERATIONS = (
         "get", "/jobs/{job_id}", "Everything about a job", messages.JobDetail, statuses=(200, 404)
     ),
     Operation(
+        "get",
+        "/jobs/{job_id}/state",
+        "What its ranks shall run now",
+        messages.JobState,
+        statuses=(200, 404),
+    ),
+    Operation(
         "get", "/jobs/{job_id}/trials", "Its trials", messages.TrialList, statuses=(200, 404)
     ),
     Operation(

@@ -29,7 +29,7 @@ def blueprint(overviews: Overviews) -> Blueprint:
 
 
 def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
-    """What a job's rank 0 sends; every answer is the job's state."""
+    """What a job's rank 0 sends or asks; every answer is the job's state."""
 
     @api.errorhandler(OtherProtocol)
     def _other_protocol(_error: OtherProtocol) -> Response:
@@ -44,7 +44,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
             abort(409, f"{error}; choose another id.")
-        return answer(views.job_state(tuner.status(job_id)), 201 if is_new else 200)
+        return answer(views.job_state(tuner.ask(job_id)), 201 if is_new else 200)
+
+    @api.get("/jobs/<job_id>/state")
+    def get_state(job_id: str) -> Response:
+        return answer(views.job_state(tuner.ask(job_id)))
 
     @api.post("/jobs/<job_id>/observations")
     def post_observations(job_id: str) -> Response:
@@ -65,7 +69,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             tuner.take_profile(job_id, found.trial, found.profile)
         except WrongStep as error:
             abort(422, f"{error}.")
-        return answer(views.job_state(tuner.status(job_id)))
+        return answer(views.job_state(tuner.ask(job_id)))
 
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
@@ -75,7 +79,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             tuner.take_event(job_id, event)
         except TrialNotNamed as error:
             abort(422, f"trial: {error}.")
-        return answer(views.job_state(tuner.status(job_id)))
+        return answer(views.job_state(tuner.ask(job_id)))
 
 
 def _show(api: Blueprint, tuner: Tuner) -> None:

@@ -51,5 +51,6 @@ class Metrics(TunerListener):
         self.service.proposal_seconds.observe(seconds)
 
     def on_failed(self, error: Exception) -> None:
+        self.service.failed_decisions.inc()
         if isinstance(error, SQLAlchemyError):
             self.service.count_store_error(error)

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError
-from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ProfileRow, SchemaRow
+from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ClaimRow, ProfileRow, SchemaRow
 from bagua_autotune.store.url import shown
 
 logger = logging.getLogger(__name__)
@@ -147,8 +147,9 @@ def _from_3(connection: Connection) -> None:
 
 
 def _from_4(connection: Connection) -> None:
-    """What each step cost."""
+    """What each step cost, and who decides."""
     connection.execute(text("ALTER TABLE observations ADD COLUMN cost FLOAT"))
+    Base.metadata.tables[ClaimRow.__tablename__].create(connection)
 
 
 # SQLite reads a row up to the last column that it needs, and new columns come last: behind the

@@ -48,8 +48,8 @@ JOB = select(*records.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
 class Step:
     """One move of a job: its open trial closes (or there is none), something follows.
 
-    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and exactly one
-    of ``next_trial`` and ``result`` follows.
+    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
+    ``next_trial`` and ``result`` follows, or none where that is decided later.
     """
 
     at: float
@@ -96,6 +96,7 @@ class Store(Reports):
         at: float,
         protocol: Protocol = "v2",
         data: Any = None,
+        first: Trial | None = None,
         inherited: Inherited | None = None,
         model_key: str = "",
         network_key: str = "",
@@ -103,6 +104,7 @@ class Store(Reports):
         """Register a job. False, with nothing changed, if it exists already with this content.
 
         Args:
+            first: the trial that it begins with.
             inherited: what it knows from earlier jobs.
             model_key: by which later jobs of the same model find it; empty: by none.
             network_key: the same for jobs on the same network.
@@ -130,6 +132,8 @@ class Store(Reports):
             with self.database.writing() as session:
                 if session.get(JobRow, job_id) is None:
                     session.add(row)
+                    if first:
+                        session.add(_new_trial(job_id, first))
                     return True
         except IntegrityError:
             pass  # another replica registered it at the same moment

@@ -134,6 +134,16 @@ class EventRow(Base):
     at: Mapped[float]
 
 
+class ClaimRow(Base):
+    """Who decides what follows in a job at this moment, and until when (see claims)."""
+
+    __tablename__ = "claims"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(32))
+    until: Mapped[float]
+
+
 class FamilyRow(Base):
     """What Bagua's protocol keeps of the models that look alike (see tuning.bagua.family)."""
 

@@ -1,8 +1,7 @@
-"""The tuner: takes in what the ranks tell of a job and moves the job on.
+"""The tuner: takes in what the ranks tell of a job and says what they shall run.
 
-Both HTTP protocols stand on it. It decides, which takes long, without a transaction open and with a
-lock that only the same job waits for; then it takes the step in one transaction, unless another
-replica was faster.
+Both HTTP protocols stand on it. What takes long, deciding what follows, is done beside the requests
+(see decisions).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model import job as model
 from bagua_autotune.model.job import (
+    BEING_TUNED,
     CONTACT_SECONDS,
     SILENT_SECONDS,
     Event,
@@ -26,13 +26,15 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Store, UnknownJob, contacts, digests
+from bagua_autotune.store.contacts import Contact
 from bagua_autotune.tuning.background import AtOnce, Background
-from bagua_autotune.tuning.decision import GIVING_UP, HARM
+from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
 from bagua_autotune.tuning.decisions import Decisions
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -91,7 +93,7 @@ class Tuner:
         self._clock = clock
         self._knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self._knowledge, clock)
-        self._decisions = Decisions(store, self._next, listeners, background)
+        self._decisions = Decisions(store, self._next, listeners, clock, background)
         # A state is made once for each revision of its job: who polls reads one row.
         self._statuses = lru_cache(maxsize=STATUSES_KEPT)(self._read_status)
 
@@ -115,6 +117,7 @@ class Tuner:
             at=now,
             protocol=protocol,
             data=data,
+            first=_first_trial(spec),
             inherited=self._inherit(job_id, spec) if protocol == "v2" else None,
             model_key=model_key(spec),
             network_key=network_key(spec),
@@ -131,7 +134,7 @@ class Tuner:
         else:
             self.store.resume_job(job_id, now)
         self._met(self.store.job(job_id))
-        self._decisions.advance(job_id)
+        self.ask(job_id)
         return is_new
 
     def end_silent(self) -> None:
@@ -174,25 +177,22 @@ class Tuner:
         if found.new:
             for listener in self._listeners:
                 listener.on_observed(job, found.new)
-        deciding = self.is_deciding(job_id)
-        is_open = trials[index].is_open and not job.is_over
-        if (
-            is_open
-            and not deciding
-            and self._next.estimate(job, trials, trials[index], found.costs)
-        ):
-            self._decisions.start(job_id)
-            return self.status(job_id)
-        return _status(job, trials, deciding)
+        deciding, current = self.is_deciding(job_id), trials[index]
+        if deciding or job.is_over or not current.is_open:
+            return _status(job, trials, deciding)
+        if self._next.estimate(job, trials, current, found.costs) is None:
+            return _status(job, trials)
+        self._decisions.start(job_id)
+        return self.status(job_id)
 
     def _polled(self, job_id: str) -> JobStatus:
-        deciding = self.is_deciding(job_id)
-        contact = contacts.of_job(self.store, job_id)
-        if self._clock() - contact.last_contact_at >= CONTACT_SECONDS:
+        contact, status = self._look(job_id)
+        now = self._clock()
+        if now - contact.last_contact_at >= CONTACT_SECONDS:
             self._heard_of(job_id)
-            self.store.touch(job_id, self._clock())
-            contact = contacts.of_job(self.store, job_id)
-        return replace(self._statuses(job_id, contact.version), deciding=deciding)
+            self.store.touch(job_id, now)
+            status = self.status(job_id)
+        return self._with_what_was_left(status)
 
     def take_profile(self, job_id: str, index: int, profile: Profile) -> None:
         """Take in a profiled step of a trial; one more than enough is not kept.
@@ -230,10 +230,11 @@ class Tuner:
         """
         if values is None:
             values = [observation for _, observation in self.store.observations(job_id, index)]
-        if not values:
+        current = self.open_trial(job_id)
+        if not values or current is None or current.index != index:
             return False
-        found = self._estimate(self.store.job(job_id), values)
-        return self._decisions.advance(job_id, index, estimated=found)
+        self._decisions.start(job_id, index, self._estimate(self.store.job(job_id), values))
+        return True
 
     def reestimate(self, job_id: str, index: int, values: Sequence[Observation]) -> None:
         """Estimate a measured trial anew, after observations that came late."""
@@ -263,8 +264,6 @@ class Tuner:
             self._give_up(job, event)
         elif event.kind == "drift":
             self._take_drift(job, event)
-        else:
-            self._decisions.advance(job_id)
 
     def _give_up(self, job: Job, event: Event) -> None:
         """The ranks gave up what they ran, and are at the baseline."""
@@ -273,7 +272,7 @@ class Tuner:
         logger.error("job %s: %s: %s", job.id, what, reason)
         if event.trial is not None:
             failure = f"{what}: {reason}" if what == HARM else reason
-            self._decisions.advance(job.id, event.trial, failure=failure)
+            self._decisions.fail(job.id, event.trial, failure)
         elif job.result and job.result.kept == "winner":
             self.store.replace_result(job.id, revoke(job.result, job, f"{what}: {reason}", code))
 
@@ -281,10 +280,7 @@ class Tuner:
         """Tune the job again, from what is known, unless that happens too often."""
         reason = clean(event.message) or "the step times changed"
         if job.phase != "finished":
-            self._decisions.advance(
-                job.id
-            )  # the round was opened, but its first trial was not proposed
-            return
+            return  # the round was opened; whoever asks has its first trial proposed
         observed = digests.steps(self.store, job.id).values()
         since = None
         if event.step is not None and observed:
@@ -296,7 +292,7 @@ class Tuner:
             logger.info("job %s: %s; tuning again, round %d", job.id, reason, job.round + 1)
             for listener in self._listeners:
                 listener.on_round(job)
-            self._decisions.advance(job.id)
+            self._decisions.start(job.id)
 
     def _heard_of(self, job_id: str) -> Job:
         """The job, whose ranks speak; OtherProtocol if they should not in this way."""
@@ -321,11 +317,28 @@ class Tuner:
         trials = self.store.trials(job_id)
         return trials[-1] if trials and trials[-1].is_open else None
 
+    def ask(self, job_id: str) -> JobStatus:
+        """What the ranks shall run now."""
+        return self._with_what_was_left(self.status(job_id))
+
+    def _with_what_was_left(self, status: JobStatus) -> JobStatus:
+        """The state, once what a service that is gone left undecided is begun."""
+        if status.trial is None and status.state in BEING_TUNED and not status.deciding:
+            self._decisions.start(status.id)
+            return self.status(status.id)
+        return status
+
     def status(self, job_id: str) -> JobStatus:
+        """Where the job stands; changes nothing, and mostly reads one row."""
+        return self._look(job_id)[1]
+
+    def _look(self, job_id: str) -> tuple[Contact, JobStatus]:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
-        version = contacts.of_job(self.store, job_id).version
-        return replace(self._statuses(job_id, version), deciding=deciding)
+        contact, claimed_until = contacts.with_claim(self.store, job_id)
+        is_claimed = claimed_until is not None and claimed_until > self._clock()
+        status = self._statuses(job_id, contact.version)
+        return contact, replace(status, deciding=deciding or is_claimed)
 
     def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobStatus:
         with self.store.database.reading():
@@ -340,7 +353,7 @@ class Tuner:
         return self._knowledge.layouts(job)
 
     def is_deciding(self, job_id: str) -> bool:
-        """Whether what follows in the job is being decided at this moment."""
+        """Whether this process decides what follows in the job, or will do so soon."""
         return self._decisions.is_busy(job_id)
 
     def trials(self, job_id: str) -> list[TrialStatus]:
@@ -350,6 +363,13 @@ class Tuner:
     def _estimate(self, job: Job, observations: Sequence[Observation]) -> Estimate:
         objective = OBJECTIVES[job.protocol]
         return estimate([objective.cost(observation.values) for observation in observations])
+
+
+def _first_trial(spec: JobSpec) -> Trial | None:
+    """The baseline, whatever follows; none where nothing will."""
+    if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
+        return None
+    return Trial(0, "search", Configuration(spec.default_configuration))
 
 
 def _status(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobStatus:

@@ -64,12 +64,12 @@ def test_a_job_with_nothing_to_gain_keeps_the_baseline(tuner: Tuner, seed: int) 
     assert status.result.kept == "baseline"
 
 
-def test_a_job_of_one_candidate_finishes_at_once(tuner: Tuner) -> None:
+def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None:
     knobs = {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}}
     spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
     tuner.register("job", spec)
-    status = tuner.status("job")
-    assert (status.state, status.trial) == ("finished", None)
+    status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
+    assert (status.state, status.trial, len(tuner.trials("job"))) == ("finished", None, 1)
     assert status.result is not None
     assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
 
