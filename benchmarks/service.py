@@ -56,7 +56,8 @@ class Answer:
 class Client:
     """One kept-alive connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
+        self.port, self.pid = port, pid
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         self._step = FIRST_LATE_STEP
         self.etag = ""
@@ -88,11 +89,11 @@ class Client:
 
 
 @contextmanager
-def serving(database: Path) -> Iterator[Client]:
+def serving(url: str) -> Iterator[Client]:
     """``bagua-autotune serve`` on a free port until the block ends."""
     command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--database", f"sqlite:///{database}", "--log-level", "error"],
+        [*command, "--database", url, "--log-level", "error"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -101,7 +102,7 @@ def serving(database: Path) -> Iterator[Client]:
         told = process.stdout.readline()
         if not told:
             raise RuntimeError("the service did not start")
-        client = Client(int(told.rsplit(":", 1)[1]))
+        client = Client(int(told.rsplit(":", 1)[1]), process.pid)
         time.sleep(2)  # it still loads the search
         yield client
     finally:
@@ -111,8 +112,8 @@ def serving(database: Path) -> Iterator[Client]:
 
 def measure(folder: Path, filling: Filling, repeats: int) -> tuple[list[Answer], int]:
     """Fill a store, serve it, and ask; the answers, and the scrapes until all is new."""
-    database = folder / f"{filling.active}.db"
-    store = Store(f"sqlite:///{database}")
+    database = f"sqlite:///{folder / f'{filling.active}.db'}"
+    store = Store(database)
     active = fill(store, filling)
     store.close()
     with serving(database) as client:

@@ -13,9 +13,10 @@ from bagua_autotune.metrics import Metrics
 from bagua_autotune.overview import Overviews, Summaries
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.background import DaemonThreads
+from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
-from bagua_autotune.tuning.tuner import Tuner, TunerListener
+from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.tuner import Tuner
 
 LARGEST_BODY_BYTES = 16 * 1024**2
 
@@ -29,7 +30,7 @@ def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListen
     listeners = [*listeners, metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
-    tuner = Tuner(store, settings.searcher, listeners, background=DaemonThreads())
+    tuner = Tuner(store, settings.searcher, listeners, background=Pool())
     problems.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     guard.install(app, settings)

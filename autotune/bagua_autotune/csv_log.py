@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.tuner import TunerListener
 
 logger = logging.getLogger(__name__)
 

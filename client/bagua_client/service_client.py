@@ -119,7 +119,7 @@ class ServiceClient:
         return self._send("PUT", self._job_url, description)
 
     def state(self) -> JobState:
-        return self._send("GET", self._job_url, None)
+        return self._send("GET", f"{self._job_url}/state", None)
 
     def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
         # What is not known is left out: an earlier service knows no computing times.

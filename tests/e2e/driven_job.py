@@ -61,12 +61,13 @@ class DrivenJob:
         ]
         body = {"trial": self.state["trial"]["index"], "steps": steps}
         self._take(self.session.post(f"{self.path}/observations", json=body))
-        while self.state["deciding"]:
-            time.sleep(0.01)
-            self._take(self.session.get(self.path, timeout=TIMEOUT_SECONDS))
 
     def _take(self, response: requests.Response) -> None:
+        """The state that is answered, once nothing is being decided."""
         self.state = self._answer(response)
+        while self.state["deciding"]:
+            time.sleep(0.01)
+            self.state = self.get("state")
 
     @staticmethod
     def _answer(response: requests.Response) -> Any:

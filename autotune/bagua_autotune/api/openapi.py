@@ -72,6 +72,13 @@ OPERATIONS = (
     ),
     Operation(
         "get",
+        "/jobs/{job_id}/state",
+        "What its ranks shall run now",
+        messages.JobState,
+        statuses=(200, 404, 422),
+    ),
+    Operation(
+        "get",
         "/jobs/{job_id}/trials",
         "Its trials",
         messages.TrialList,

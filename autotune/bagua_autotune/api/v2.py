@@ -7,11 +7,11 @@ from flask import Blueprint, Response, abort, request
 from bagua_autotune.api import glance, pages, reports, views
 from bagua_autotune.api.answers import answer
 from bagua_autotune.api.openapi import document
-from bagua_autotune.api.problems import parse, query_number
+from bagua_autotune.api.problems import parse, problem, query_number
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.store import JobConflict
-from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 
 
 def _check_job_id() -> None:
@@ -31,11 +31,11 @@ def blueprint(overviews: Overviews) -> Blueprint:
 
 
 def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
-    """What a job's rank 0 sends; every answer is the job's state."""
+    """What a job's rank 0 sends or asks; every answer is the job's state."""
 
-    def _refuse_other_protocols(job_id: str) -> None:
-        if tuner.store.job(job_id).protocol != "v2":
-            abort(409, "The job is one of /api/v1, whose workers alone report to it.")
+    @api.errorhandler(OtherProtocol)
+    def _other_protocol(_error: OtherProtocol) -> Response:
+        return problem(409, "The job is one of /api/v1, whose workers alone report to it.")
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -45,41 +45,42 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
             abort(409, f"{error}; choose another id.")
-        return answer(views.job_state(tuner, job_id), 201 if is_new else 200)
+        return answer(views.job_state(tuner.ask(job_id)), 201 if is_new else 200)
+
+    @api.get("/jobs/<job_id>/state")
+    def get_state(job_id: str) -> Response:
+        return answer(views.job_state(tuner.ask(job_id)))
 
     @api.post("/jobs/<job_id>/observations")
     def post_observations(job_id: str) -> Response:
-        _refuse_other_protocols(job_id)
         batch = parse(reports.Observations)
         observations = [
             Observation(step.step, step.seconds, step.compute_seconds) for step in batch.steps
         ]
         try:
-            tuner.observe(job_id, batch.trial, observations)
+            status = tuner.observe(job_id, batch.trial, observations)
         except WrongStep as error:
             abort(422, f"steps: {error}.")
-        return answer(views.job_state(tuner, job_id))
+        return answer(views.job_state(status))
 
     @api.post("/jobs/<job_id>/profiles")
     def post_profile(job_id: str) -> Response:
-        _refuse_other_protocols(job_id)
         found = parse(reports.TrialProfile)
         try:
             tuner.take_profile(job_id, found.trial, found.profile)
         except WrongStep as error:
             abort(422, f"{error}.")
-        return answer(views.job_state(tuner, job_id))
+        return answer(views.job_state(tuner.ask(job_id)))
 
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
-        _refuse_other_protocols(job_id)
         new = parse(reports.NewEvent)
         event = Event(new.kind, new.trial, new.step, new.message, new.seconds)
         try:
             tuner.take_event(job_id, event)
         except TrialNotNamed as error:
             abort(422, f"trial: {error}.")
-        return answer(views.job_state(tuner, job_id))
+        return answer(views.job_state(tuner.ask(job_id)))
 
 
 def _show(api: Blueprint, tuner: Tuner) -> None:

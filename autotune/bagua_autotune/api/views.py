@@ -5,11 +5,12 @@ from __future__ import annotations
 from bagua_autotune.api import messages, reports
 from bagua_autotune.model.job import Observation
 from bagua_autotune.overview import Overviews
+from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
 
 
-def job_state(tuner: Tuner, job_id: str) -> messages.JobState:
-    return messages.JobState.model_validate(tuner.status(job_id))
+def job_state(status: JobStatus) -> messages.JobState:
+    return messages.JobState.model_validate(status)
 
 
 def job_list(overviews: Overviews, name: str | None = None, limit: int = 100) -> messages.JobList:
@@ -47,7 +48,7 @@ def job_detail(tuner: Tuner, job_id: str) -> messages.JobDetail:
     job = tuner.store.job(job_id)
     return messages.JobDetail.model_validate(
         {
-            **job_state(tuner, job_id).model_dump(),
+            **job_state(tuner.status(job_id)).model_dump(),
             "world_size": job.world_size,
             "ranks_per_node": job.ranks_per_node,
             "tensors": tuner.store.tensors(job_id),

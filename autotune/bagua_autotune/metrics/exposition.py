@@ -18,7 +18,7 @@ from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.tuner import TunerListener
+from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)
 
@@ -51,5 +51,6 @@ class Metrics(TunerListener):
         self.service.proposal_seconds.observe(seconds)
 
     def on_failed(self, error: Exception) -> None:
+        self.service.failed_decisions.inc()
         if isinstance(error, SQLAlchemyError):
             self.service.count_store_error(error)

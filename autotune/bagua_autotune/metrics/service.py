@@ -38,6 +38,11 @@ class ServiceMetrics:
             buckets=PROPOSAL_BUCKETS,
             registry=registry,
         )
+        self.failed_decisions = Counter(
+            "bagua_autotune_failed_decisions",
+            "Decisions that failed, and are tried again at the job's next report.",
+            registry=registry,
+        )
         self._requests = Counter(
             "bagua_autotune_requests",
             "Requests answered.",

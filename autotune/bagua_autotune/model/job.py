@@ -36,6 +36,9 @@ EventKind = Literal["switched", "disagreement", "diverged", "ended", "note", "dr
 # A job that is being tuned is heard of every few seconds; so long after its last word its training
 # is taken for gone.
 SILENT_SECONDS = 3600.0
+# While its ranks say nothing new their contact is written so often: the page warns of a minute's
+# silence.
+CONTACT_SECONDS = 30.0
 
 
 # Every candidate is looked at in every decision.

@@ -128,7 +128,8 @@ class Overviews:
 
     def _summary_of(self, contact: Contact) -> Summary:
         deciding = self.tuner.is_deciding(contact.id)
-        return replace(self._summaries.of(contact).summary, deciding=deciding)
+        found = self._summaries.of(contact).summary
+        return replace(found, deciding=deciding, last_contact_at=contact.last_contact_at)
 
     def _listed(self, contact: Contact, until: float) -> Summary:
         known = self._summaries.known(contact)
@@ -149,7 +150,9 @@ class Overviews:
         contact = contacts.of_job(self._store, job_id)
         deciding = self.tuner.is_deciding(job_id)
         found = self._overviews.get(job_id, contact.version, lambda: self._make(job_id))
-        return replace(found, summary=replace(found.summary, deciding=deciding))
+        last = contact.last_contact_at
+        summary = replace(found.summary, deciding=deciding, last_contact_at=last)
+        return replace(found, summary=summary)
 
     def curve(self, job_id: str) -> Curve:
         """What the search believes; made anew once a trial was closed.

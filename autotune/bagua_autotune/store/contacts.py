@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import job_row
 from bagua_autotune.store.store import NEWEST_FIRST, Store
-from bagua_autotune.store.tables import JobRow
+from bagua_autotune.store.tables import ClaimRow, JobRow
 
 
 class Contact(NamedTuple):
@@ -30,6 +30,11 @@ class Contact(NamedTuple):
 
 
 COLUMNS = tuple(getattr(JobRow, field) for field in Contact._fields)
+WITH_CLAIM = (
+    select(*COLUMNS, ClaimRow.until)
+    .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
+    .where(JobRow.id == bindparam("job_id"))
+)
 
 
 def of_job(store: Store, job_id: str) -> Contact:
@@ -39,6 +44,20 @@ def of_job(store: Store, job_id: str) -> Contact:
     if row is None:
         raise UnknownJob(job_id)
     return Contact._make(row)
+
+
+def with_claim(store: Store, job_id: str) -> tuple[Contact, float | None]:
+    """A job, and until when a replica has the right to decide on it (see claims); one row.
+
+    Raises:
+        UnknownJob: there is no such job.
+    """
+    with store.database.reading() as session:
+        row = session.connection().execute(WITH_CLAIM, {"job_id": job_id}).one_or_none()
+    if row is None:
+        raise UnknownJob(job_id)
+    *contact, until = row
+    return Contact._make(contact), until
 
 
 def newest(

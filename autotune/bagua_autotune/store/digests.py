@@ -40,6 +40,12 @@ LATEST_OBSERVATIONS = (
     .order_by(ObservationRow.step.desc())
     .limit(bindparam("count"))
 )
+COSTS = (
+    select(ObservationRow.cost)
+    .join(TrialRow)
+    .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+    .order_by(ObservationRow.step)
+)
 SWITCH_SECONDS = (
     select(EventRow.trial, func.sum(EventRow.seconds))
     .where(
@@ -86,6 +92,13 @@ def step_times(store: Store, job_id: str) -> list[StepTime]:
     with store.database.reading() as session:
         rows = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
         return [StepTime(trial, step, slow) for trial, step, slow in rows if slow is not None]
+
+
+def costs(store: Store, job_id: str, trial: int) -> list[float | None]:
+    """Of all steps of a trial, in step order; None where it is not stored."""
+    with store.database.reading() as session:
+        given = {"job_id": job_id, "trial": trial}
+        return list(session.connection().scalars(COSTS, given))
 
 
 def latest_observations(store: Store, job_id: str, trial: int, count: int) -> list[Observation]:

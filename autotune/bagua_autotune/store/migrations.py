@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError
-from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ProfileRow, SchemaRow
+from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ClaimRow, ProfileRow, SchemaRow
 from bagua_autotune.store.url import shown
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ def _from_3(connection: Connection) -> None:
 
 
 def _from_4(connection: Connection) -> None:
-    """Events that are sent again, steps that come late or are thinned out, upkeep."""
+    """Events that are sent again; steps that come late or are thinned out, and what each cost;
+    upkeep; who decides."""
     for statement in (
         "ALTER TABLE events ADD COLUMN key VARCHAR(64)",
         "CREATE UNIQUE INDEX events_by_key ON events (job_id, key)",
@@ -161,8 +162,10 @@ def _from_4(connection: Connection) -> None:
         "ALTER TABLE trials ADD COLUMN thinned_steps BIGINT DEFAULT '0' NOT NULL",
         "CREATE TABLE chores (name VARCHAR(32) NOT NULL, due_at FLOAT NOT NULL, "
         "done_until FLOAT NOT NULL, PRIMARY KEY (name))",
+        "ALTER TABLE observations ADD COLUMN cost FLOAT",
     ):
         connection.execute(text(statement))
+    Base.metadata.tables[ClaimRow.__tablename__].create(connection)
 
 
 # SQLite reads a row up to the last column that it needs, and new columns come last: behind the

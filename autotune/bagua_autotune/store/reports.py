@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import Event, Job, Observation, Trial
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.rows import check_job, locked_row, start, trial_row
-from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
+from bagua_autotune.store.errors import UnknownJob, UnknownTrial
+from bagua_autotune.store.rows import check_job, locked_row, trial_row
+from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
 
 MOST_PROFILES = 5
 # Ranks go on under a trial that was closed until the next is chosen, which nothing is learnt from.
@@ -20,6 +23,43 @@ MOST_LATE_STEPS = 100
 # Of one kind, and of one trial where it is of one.
 MOST_EVENTS = 100
 OBSERVED = (ObservationRow.values, ObservationRow.compute)
+# What every report runs is put together once. The job's row is locked by being written. A lost job
+# is known by its last contact, which stays until it is resumed.
+HEAR = (
+    update(JobRow)
+    .where(JobRow.id == bindparam("of_job"))
+    .values(
+        revision=JobRow.revision + 1,
+        last_contact_at=case(
+            (JobRow.ended_at > JobRow.last_contact_at, JobRow.last_contact_at),
+            else_=bindparam("at"),
+        ),
+    )
+    .returning(*records.JOB_COLUMNS)
+)
+# What a report needs of a trial and, after it, what its record is made of.
+TRIALS = select(TrialRow.id, TrialRow.late_steps, *records.TRIAL_COLUMNS).where(
+    TrialRow.job_id == bindparam("job_id")
+)
+TRIALS = TRIALS.order_by(TrialRow.index)
+COSTS = select(ObservationRow.step, ObservationRow.cost)
+COSTS = COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A job after a report.
+
+    Attributes:
+        trials: all of the job's.
+        new: the steps that were not known.
+        costs: of every step of the trial, in step order; None where it is not stored.
+    """
+
+    job: Job
+    trials: list[Trial]
+    new: list[Observation]
+    costs: list[float | None]
 
 
 class Reports:
@@ -33,32 +73,50 @@ class Reports:
         self.database = database
 
     def add_observations(
-        self, job_id: str, index: int, observations: Sequence[Observation], at: float
-    ) -> list[Observation]:
-        """Store the steps that are new to the trial; returns those.
+        self,
+        job_id: str,
+        index: int,
+        observations: Sequence[Observation],
+        at: float,
+        weigh: Callable[[Job, Trial], Sequence[float | None]] | None = None,
+    ) -> Reported:
+        """Store the steps that are new to the trial.
 
         Of steps that come when it is closed already, MOST_LATE_STEPS are.
 
         The trial is running from now on, unless the ranks told of their switch to it before.
+
+        Args:
+            weigh: the cost of each of the observations, stored with it; what it raises leaves all
+                as it was.
         """
         with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = at
-            trial = trial_row(session, job_id, index)
-            if not observations:
-                return []
-            steps = [observation.step for observation in observations]
-            query = select(ObservationRow.step).where(
-                ObservationRow.trial_id == trial.id,
-                ObservationRow.step.between(min(steps), max(steps)),
-            )
-            known = set(session.scalars(query))
-            new = [o for o in observations if o.step not in known]
-            if trial.state in ("measured", "failed"):
-                new = new[: MOST_LATE_STEPS - trial.late_steps]
-                trial.late_steps += len(new)
-            session.add_all(_observation_row(trial.id, observation) for observation in new)
-            start(trial, at)
-            return new
+            connection = session.connection()
+            job_row = connection.execute(HEAR, {"of_job": job_id, "at": at}).one_or_none()
+            if job_row is None:
+                raise UnknownJob(job_id)
+            job = records.job_record(job_row)
+            rows = connection.execute(TRIALS, {"job_id": job_id}).all()
+            trials = [records.trial_record(row[2:]) for row in rows]
+            if index >= len(trials):
+                raise UnknownTrial(index)
+            weighed = weigh(job, trials[index]) if weigh else [None] * len(observations)
+            trial_id = rows[index].id
+            known = connection.execute(COSTS, {"trial_id": trial_id}).all()
+            costs: dict[int, float | None] = dict(known)
+            pairs = zip(observations, weighed, strict=True)
+            told = [(each, cost) for each, cost in pairs if each.step not in costs]
+            if not trials[index].is_open:
+                told = told[: max(0, MOST_LATE_STEPS - rows[index].late_steps)]
+                _count_late(connection, trial_id, len(told))
+            new = [each for each, _ in told]
+            if new:
+                costs.update((each.step, cost) for each, cost in told)
+                rows_of = [_observation_row(trial_id, *each) for each in told]
+                connection.execute(insert(ObservationRow), rows_of)
+                if trials[index].state == "proposed":
+                    trials[index] = _start(connection, trial_id, trials[index], at)
+        return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
 
     def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
         """Pairs of trial index and observation, of one trial or of all, in step order."""
@@ -161,12 +219,25 @@ def _has_room(session: Session, job_id: str, event: Event) -> bool:
     return True
 
 
-def _observation_row(trial_id: int, found: Observation) -> ObservationRow:
+def _count_late(connection: Connection, trial_id: int, steps: int) -> None:
+    if steps:
+        late = TrialRow.late_steps + steps
+        connection.execute(update(TrialRow).where(TrialRow.id == trial_id).values(late_steps=late))
+
+
+def _start(connection: Connection, trial_id: int, trial: Trial, at: float) -> Trial:
+    statement = update(TrialRow).where(TrialRow.id == trial_id)
+    connection.execute(statement.values(state="running", started_at=at))
+    return replace(trial, state="running", started_at=at)
+
+
+def _observation_row(trial_id: int, found: Observation, cost: float | None) -> dict[str, Any]:
     told = [value for value in found.values if value is not None]
-    return ObservationRow(
-        trial_id=trial_id,
-        step=found.step,
-        values=list(found.values),
-        slowest=max(told, default=None),
-        compute=list(found.compute) if found.compute is not None else None,
-    )
+    return {
+        "trial_id": trial_id,
+        "step": found.step,
+        "values": list(found.values),
+        "slowest": max(told, default=None),
+        "cost": cost,
+        "compute": list(found.compute) if found.compute is not None else None,
+    }

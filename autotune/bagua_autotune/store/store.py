@@ -26,7 +26,7 @@ from bagua_autotune.store import records
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
 from bagua_autotune.store.isolation import read_each
-from bagua_autotune.store.reports import Reports
+from bagua_autotune.store.reports import TRIALS, Reports
 from bagua_autotune.store.rows import (
     check_job,
     job_row,
@@ -42,16 +42,14 @@ MOST_UNREADABLE = 9
 # Put together once, for what is read again and again.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
 JOB = select(*records.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
-TRIALS = select(*records.TRIAL_COLUMNS).where(TrialRow.job_id == bindparam("job_id"))
-TRIALS = TRIALS.order_by(TrialRow.index)
 
 
 @dataclass(frozen=True)
 class Step:
     """One move of a job: its open trial closes (or there is none), something follows.
 
-    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and exactly one
-    of ``next_trial`` and ``result`` follows.
+    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
+    ``next_trial`` and ``result`` follows, or none where that is decided later.
     """
 
     at: float
@@ -89,6 +87,7 @@ class Store(Reports):
         at: float,
         protocol: Protocol = "v2",
         data: Any = None,
+        first: Trial | None = None,
         inherited: Inherited | None = None,
         model_key: str = "",
         network_key: str = "",
@@ -96,6 +95,7 @@ class Store(Reports):
         """Register a job. False, with nothing changed, if it exists already with this content.
 
         Args:
+            first: the trial that it begins with.
             inherited: what it knows from earlier jobs.
             model_key: by which later jobs of the same model find it; empty: by none.
             network_key: the same for jobs on the same network.
@@ -123,6 +123,8 @@ class Store(Reports):
             with self.database.writing() as session:
                 if session.get(JobRow, job_id) is None:
                     session.add(row)
+                    if first:
+                        session.add(_new_trial(job_id, first))
                     return True
         except IntegrityError:
             pass  # another replica registered it at the same moment
@@ -184,9 +186,11 @@ class Store(Reports):
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
 
     def touch(self, job_id: str, at: float) -> None:
-        """Note that the job's ranks were heard of."""
+        """Note that the job's ranks were heard of: nothing new of it, so its revision stays."""
         with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = at
+            heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
+            if session.scalar(heard.returning(JobRow.id)) is None:
+                raise UnknownJob(job_id)
 
     def end_job(self, job_id: str, at: float) -> None:
         """Training ended; a job that was still tuning stays without another result."""
@@ -259,7 +263,7 @@ class Store(Reports):
         """In the order of their indices."""
         with self.database.reading() as session:
             rows = session.connection().execute(TRIALS, {"job_id": job_id}).all()
-            found = [records.trial_record(row) for row in rows]
+            found = [records.trial_record(row[1:]) for row in rows]
             if not found:
                 check_job(session, job_id)
             return found
@@ -272,7 +276,7 @@ class Store(Reports):
             row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
             if row is None:
                 raise UnknownTrial(index)
-            return records.trial_record(row)
+            return records.trial_record(row[1:])
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """The ranks run this trial now. Nothing happens unless it is proposed."""

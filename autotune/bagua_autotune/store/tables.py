@@ -106,6 +106,8 @@ class ObservationRow(Base):
     step: Mapped[int]
     # Of a v2 job the slowest rank's value: a thousand ranks' need not be read to draw a line.
     slowest: Mapped[float | None]
+    # As the job's objective has it, for what decides; NULL where a release before told none.
+    cost: Mapped[float | None]
     values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they told them.
     compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))
@@ -136,6 +138,16 @@ class EventRow(Base):
     at: Mapped[float]
     # By which an event is known that is sent again; NULL is like nothing (see records.event_key).
     key: Mapped[str | None] = mapped_column(String(64))
+
+
+class ClaimRow(Base):
+    """Who decides what follows in a job at this moment, and until when (see claims)."""
+
+    __tablename__ = "claims"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(32))
+    until: Mapped[float]
 
 
 class FamilyRow(Base):

@@ -24,10 +24,13 @@ class Background(Protocol):
     """
 
     def start(self, key: str, work: Callable[[], object]) -> None:
-        """Do the work soon, unless some of the same key is under way."""
+        """Do the work soon, never at the same time as other work of the key.
+
+        Of work that waits for its turn the latest is done.
+        """
 
     def is_busy(self, key: str) -> bool:
-        """Whether some of this key is under way."""
+        """Whether some of this key is under way, or waits."""
 
 
 class AtOnce:
@@ -40,32 +43,47 @@ class AtOnce:
         return False
 
 
-class DaemonThreads:
-    """Threads that end with the process: what one has not stored is decided again later."""
+class Pool:
+    """A few threads for all jobs. Who asked first comes first; who asks again waits behind the
+    others. They end with the process: what one has not stored is decided again later.
+    """
 
     def __init__(self) -> None:
+        self._waiting: dict[str, Callable[[], object]] = {}
         self._under_way: set[str] = set()
+        self._threads = 0
         self._guard = threading.Lock()
-        self._turns = threading.Semaphore(MOST_AT_ONCE)
 
     def start(self, key: str, work: Callable[[], object]) -> None:
         with self._guard:
-            if key in self._under_way:
+            self._waiting[key] = work  # one that waits keeps its place
+            if self._threads == MOST_AT_ONCE:
                 return
-            self._under_way.add(key)
-        thread = threading.Thread(target=self._run, args=(key, work), name="decision", daemon=True)
-        thread.start()
+            self._threads += 1
+        threading.Thread(target=self._run, name="decisions", daemon=True).start()
 
     def is_busy(self, key: str) -> bool:
         with self._guard:
-            return key in self._under_way
+            return key in self._under_way or key in self._waiting
 
-    def _run(self, key: str, work: Callable[[], object]) -> None:
-        try:
-            with self._turns:
+    def _run(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            key, work = turn
+            try:
                 work()
-        except Exception:
-            logger.exception("job %s: a decision failed; it is tried again at the next report", key)
-        finally:
+            except Exception:
+                logger.exception(
+                    "job %s: a decision failed; it is tried again at the next report", key
+                )
             with self._guard:
                 self._under_way.discard(key)
+
+    def _next_turn(self) -> tuple[str, Callable[[], object]] | None:
+        """The first that waits and is not under way; without one the thread ends."""
+        with self._guard:
+            key = next((key for key in self._waiting if key not in self._under_way), None)
+            if key is None:
+                self._threads -= 1
+                return None
+            self._under_way.add(key)
+            return key, self._waiting.pop(key)

@@ -92,7 +92,7 @@ def decide(
     is_new = job.round == 0 and not trials
     if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return Keep(job.baseline, reason=TOO_FEW_STEPS)
-    if not trials and len(problem().candidates) == 1:
+    if len(trials) <= 1 and len(problem().candidates) == 1:
         return Keep(job.baseline, reason=NOTHING_TO_TRY)
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):

@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import Event
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.tuner import TunerListener
+from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)
 

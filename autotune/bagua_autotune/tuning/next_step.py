@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from bagua_autotune.model.algorithms import algorithm_of
-from bagua_autotune.model.job import Job, Result, Trial
+from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, Searcher, make_searcher
 from bagua_autotune.store import Step, Store, digests
@@ -48,6 +48,12 @@ def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
     return winner.estimate if winner else None
 
 
+def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
+    """What a step of the trial cost."""
+    apart = algorithm_of(trial.configuration).when == "apart"
+    return OBJECTIVES[job.protocol].cost(observation.values, apart)
+
+
 class NextStep:
     """Decides for all jobs of a store.
 
@@ -67,16 +73,21 @@ class NextStep:
         self._clock = clock
         self._has_told_failure = False
 
-    def estimate(self, job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
-        """The open trial's estimate if its observations suffice to close it."""
+    def estimate(
+        self, job: Job, trials: Sequence[Trial], trial: Trial, stored: Sequence[float | None]
+    ) -> Estimate | None:
+        """The open trial's estimate if its observations suffice to close it.
+
+        Args:
+            stored: the cost of each of its steps, as the store has it.
+        """
         objective = OBJECTIVES[job.protocol]
         if not objective.closes_itself:
             return None
-        apart = algorithm_of(trial.configuration).when == "apart"
-        costs = [
-            objective.cost(observation.values, apart)
-            for _, observation in self._store.observations(job.id, trial.index)
-        ]
+        costs = [cost for cost in stored if cost is not None]
+        if len(costs) < len(stored):  # begun under a release that stored none
+            observed = self._store.observations(job.id, trial.index)
+            costs = [step_cost(job, trial, observation) for _, observation in observed]
         seconds = [objective.seconds(cost) or 0.0 for cost in costs]
         first: int | None = 0
         if trial.index == 0:

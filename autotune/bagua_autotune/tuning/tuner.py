@@ -1,23 +1,23 @@
-"""The tuner: takes in what the ranks tell of a job and moves the job on.
+"""The tuner: takes in what the ranks tell of a job and says what they shall run.
 
-Both HTTP protocols stand on it. It decides, which takes long, without a transaction open and with a
-lock that only the same job waits for; then it takes the step in one transaction, unless another
-replica was faster.
+Both HTTP protocols stand on it. What takes long, deciding what follows, is done beside the requests
+(see decisions).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model import job as model
 from bagua_autotune.model.job import (
+    BEING_TUNED,
+    CONTACT_SECONDS,
     SILENT_SECONDS,
     Event,
     Inherited,
@@ -26,16 +26,20 @@ from bagua_autotune.model.job import (
     Observation,
     Trial,
 )
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.store import Step, Store, UnknownJob, digests
+from bagua_autotune.store import Store, UnknownJob, contacts, digests
+from bagua_autotune.store.contacts import Contact
 from bagua_autotune.tuning.background import AtOnce, Background
-from bagua_autotune.tuning.decision import GIVING_UP, HARM
+from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
+from bagua_autotune.tuning.decisions import Decisions
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.next_step import NextStep
+from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
@@ -45,30 +49,9 @@ logger = logging.getLogger(__name__)
 
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
+STATUSES_KEPT = 4096
 SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
 HEARD_AGAIN = "heard of again, so it goes on"
-
-
-class TunerListener:
-    """Is told what the tuner does; override what is of interest."""
-
-    def on_heard(self, job_id: str) -> None:
-        """The job's ranks said something to this process."""
-
-    def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
-        """These steps were reported and stored; none of them for the second time."""
-
-    def on_measured(self, job: Job, trial: Trial) -> None:
-        """A trial was closed with an estimate."""
-
-    def on_decided(self, seconds: float) -> None:
-        """A decision on what follows took so long."""
-
-    def on_round(self, job: Job) -> None:
-        """A finished job is tuned again."""
-
-    def on_failed(self, error: Exception) -> None:
-        """A decision beside the requests failed; it is tried again at the next report."""
 
 
 class WrongStep(Exception):
@@ -77,6 +60,10 @@ class WrongStep(Exception):
 
 class TrialNotNamed(Exception):
     """The ranks disagreed on a trial, and do not say which."""
+
+
+class OtherProtocol(Exception):
+    """The job is one of a protocol whose ranks report in another way."""
 
 
 class Tuner:
@@ -103,11 +90,11 @@ class Tuner:
         self.store = store
         self._listeners = listeners
         self._clock = clock
-        self._background = background
         self._knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self._knowledge, clock)
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._locks_guard = threading.Lock()
+        self._decisions = Decisions(store, self._next, listeners, clock, background)
+        # A state is made once for each revision of its job: who polls reads one row.
+        self._statuses = lru_cache(maxsize=STATUSES_KEPT)(self._read_status)
 
     def register(
         self,
@@ -129,6 +116,7 @@ class Tuner:
             at=now,
             protocol=protocol,
             data=data,
+            first=_first_trial(spec),
             inherited=self._inherit(job_id, spec) if protocol == "v2" else None,
             model_key=model_key(spec),
             network_key=network_key(spec),
@@ -141,8 +129,8 @@ class Tuner:
             )
         else:
             self.store.resume_job(job_id, now)
-        self._heard_of(job_id)
-        self._advance(job_id)
+        self._met(self.store.job(job_id))
+        self.ask(job_id)
         return is_new
 
     def end_silent(self) -> None:
@@ -170,38 +158,37 @@ class Tuner:
             logger.exception("job %s: begins without what earlier jobs found", job_id)
             return None
 
-    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> int:
-        """Take in steps of a trial; returns how many were new.
+    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> JobStatus:
+        """Take in steps of a trial; what the ranks shall run now. Without steps: a poll.
 
         Raises:
             WrongStep: a step without exactly one value of each rank.
+            OtherProtocol: the job's ranks report otherwise.
         """
-        world_size = self._heard_of(job_id).world_size
-        for observation in observations:
-            for told in (observation.values, observation.compute):
-                if told is not None and len(told) != world_size:
-                    raise WrongStep(
-                        f"step {observation.step} has {len(told)} values, "
-                        f"the world size is {world_size}"
-                    )
-        new = self.store.add_observations(job_id, index, observations, self._clock())
-        job, trials = self.store.job(job_id), self.store.trials(job_id)
-        if new:
+        if not observations:
+            return self._polled(job_id)
+        weigh = partial(_weigh, observations)
+        found = self.store.add_observations(job_id, index, observations, self._clock(), weigh)
+        job, trials = self._met(found.job), found.trials
+        if found.new:
             for listener in self._listeners:
-                listener.on_observed(job, new)
-        current = trials[-1] if trials and trials[-1].is_open else None
-        if current and not job.is_over and self._next.estimate(job, trials, current):
-            self._background.start(job_id, lambda: self._decide(job_id))
-        return len(new)
+                listener.on_observed(job, found.new)
+        deciding, current = self.is_deciding(job_id), trials[index]
+        if deciding or job.is_over or not current.is_open:
+            return _status(job, trials, deciding)
+        if self._next.estimate(job, trials, current, found.costs) is None:
+            return _status(job, trials)
+        self._decisions.start(job_id)
+        return self.status(job_id)
 
-    def _decide(self, job_id: str) -> None:
-        """Move the job on, beside the requests."""
-        try:
-            self._advance(job_id)
-        except Exception as error:
-            for listener in self._listeners:
-                listener.on_failed(error)
-            raise
+    def _polled(self, job_id: str) -> JobStatus:
+        contact, status = self._look(job_id)
+        now = self._clock()
+        if now - contact.last_contact_at >= CONTACT_SECONDS:
+            self._heard_of(job_id)
+            self.store.touch(job_id, now)
+            status = self.status(job_id)
+        return self._with_what_was_left(status)
 
     def take_profile(self, job_id: str, index: int, profile: Profile) -> None:
         """Take in a profiled step of a trial; one more than enough is not kept.
@@ -239,10 +226,11 @@ class Tuner:
         """
         if values is None:
             values = [observation for _, observation in self.store.observations(job_id, index)]
-        if not values:
+        current = self.open_trial(job_id)
+        if not values or current is None or current.index != index:
             return False
-        found = self._estimate(self.store.job(job_id), values)
-        return self._advance(job_id, index, estimated=found)
+        self._decisions.start(job_id, index, self._estimate(self.store.job(job_id), values))
+        return True
 
     def reestimate(self, job_id: str, index: int, values: Sequence[Observation]) -> None:
         """Estimate a measured trial anew, after observations that came late."""
@@ -274,8 +262,6 @@ class Tuner:
             self._give_up(job, event)
         elif event.kind == "drift":
             self._take_drift(job, event)
-        else:
-            self._advance(job_id)
 
     def _give_up(self, job: Job, event: Event) -> None:
         """The ranks gave up what they ran, and are at the baseline."""
@@ -284,7 +270,7 @@ class Tuner:
         logger.error("job %s: %s: %s", job.id, what, reason)
         if event.trial is not None:
             failure = f"{what}: {reason}" if what == HARM else reason
-            self._advance(job.id, event.trial, failure=failure)
+            self._decisions.fail(job.id, event.trial, failure)
         elif job.result and job.result.kept == "winner":
             self.store.replace_result(job.id, revoke(job.result, job, f"{what}: {reason}", code))
 
@@ -292,8 +278,7 @@ class Tuner:
         """Tune the job again, from what is known, unless that happens too often."""
         reason = clean(event.message) or "the step times changed"
         if job.phase != "finished":
-            self._advance(job.id)  # the round was opened, but its first trial was not proposed
-            return
+            return  # the round was opened; whoever asks has its first trial proposed
         observed = digests.steps(self.store, job.id).values()
         since = None
         if event.step is not None and observed:
@@ -305,33 +290,57 @@ class Tuner:
             logger.info("job %s: %s; tuning again, round %d", job.id, reason, job.round + 1)
             for listener in self._listeners:
                 listener.on_round(job)
-            self._advance(job.id)
+            self._decisions.start(job.id)
 
     def _heard_of(self, job_id: str) -> Job:
-        """The job, whose ranks speak; one that was only taken for gone goes on."""
+        """The job, whose ranks speak; OtherProtocol if they should not in this way."""
         job = self.store.job(job_id)
+        _check_protocol(job)
+        return self._met(job)
+
+    def _met(self, job: Job) -> Job:
+        """A job whose ranks spoke; one that was only taken for gone goes on."""
         for listener in self._listeners:
-            listener.on_heard(job_id)
+            listener.on_heard(job.id)
         if not job.is_lost:
             return job
         now = self._clock()
-        self.store.resume_job(job_id, now)
-        self.store.add_event(job_id, Event("note", message=HEARD_AGAIN, at=now))
-        logger.info("job %s: %s", job_id, HEARD_AGAIN)
-        return self.store.job(job_id)
+        self.store.resume_job(job.id, now)
+        self.store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
+        logger.info("job %s: %s", job.id, HEARD_AGAIN)
+        return self.store.job(job.id)
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""
         trials = self.store.trials(job_id)
         return trials[-1] if trials and trials[-1].is_open else None
 
+    def ask(self, job_id: str) -> JobStatus:
+        """What the ranks shall run now."""
+        return self._with_what_was_left(self.status(job_id))
+
+    def _with_what_was_left(self, status: JobStatus) -> JobStatus:
+        """The state, once what a service that is gone left undecided is begun."""
+        if status.trial is None and status.state in BEING_TUNED and not status.deciding:
+            self._decisions.start(status.id)
+            return self.status(status.id)
+        return status
+
     def status(self, job_id: str) -> JobStatus:
-        # In this order: what is decided meanwhile then shows as an open trial that is about to end.
+        """Where the job stands; changes nothing, and mostly reads one row."""
+        return self._look(job_id)[1]
+
+    def _look(self, job_id: str) -> tuple[Contact, JobStatus]:
+        # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
-        everything = self.store.trials(job_id)
-        job = self.store.job(job_id)
-        objective = OBJECTIVES[job.protocol]
-        return job_status(job, of_round(everything, job.round), objective, deciding)
+        contact, claimed_until = contacts.with_claim(self.store, job_id)
+        is_claimed = claimed_until is not None and claimed_until > self._clock()
+        status = self._statuses(job_id, contact.version)
+        return contact, replace(status, deciding=deciding or is_claimed)
+
+    def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobStatus:
+        with self.store.database.reading():
+            return _status(self.store.job(job_id), self.store.trials(job_id))
 
     def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
         """What the round's search knows of all trials so far; see decision.told_searcher."""
@@ -342,57 +351,42 @@ class Tuner:
         return self._knowledge.layouts(job)
 
     def is_deciding(self, job_id: str) -> bool:
-        """Whether what follows in the job is being decided at this moment."""
-        return self._background.is_busy(job_id)
+        """Whether this process decides what follows in the job, or will do so soon."""
+        return self._decisions.is_busy(job_id)
 
     def trials(self, job_id: str) -> list[TrialStatus]:
         job = self.store.job(job_id)
         return trial_statuses(job, self.store.trials(job_id), OBJECTIVES[job.protocol])
 
-    def _advance(
-        self,
-        job_id: str,
-        closes: int | None = None,
-        estimated: Estimate | None = None,
-        failure: str | None = None,
-    ) -> bool:
-        """Move the job on as far as it goes; False if ``closes`` is not the open trial."""
-        with self._lock(job_id):
-            while True:
-                job, trials = self.store.job(job_id), self.store.trials(job_id)
-                if job.is_over:
-                    return False
-                current = trials[-1] if trials and trials[-1].is_open else None
-                if closes is not None and (current is None or current.index != closes):
-                    return False
-                if current:
-                    if closes is None:
-                        estimated = self._next.estimate(job, trials, current)
-                    if estimated is None and failure is None:
-                        return False
-                    state: model.TrialState = "failed" if failure else "measured"
-                    current = replace(current, state=state, estimate=estimated, failure=failure)
-                    trials = [*trials[:-1], current]
-                started = time.perf_counter()
-                step = self._next.after(job, trials, current)
-                for listener in self._listeners:
-                    listener.on_decided(time.perf_counter() - started)
-                if self.store.advance(job_id, step):
-                    self._announce(job, current, step)
-                    return True
-
     def _estimate(self, job: Job, observations: Sequence[Observation]) -> Estimate:
         objective = OBJECTIVES[job.protocol]
         return estimate([objective.cost(observation.values) for observation in observations])
 
-    def _lock(self, job_id: str) -> threading.Lock:
-        """Spares threads the same long decision; that one of them counts is the store's care."""
-        with self._locks_guard:
-            return self._locks.setdefault(job_id, threading.Lock())
 
-    def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
-        if closed and closed.state == "measured":
-            for listener in self._listeners:
-                listener.on_measured(job, closed)
-        if step.result:
-            logger.info("job %s (%s): %s", job.id, job.name, step.result.summary)
+def _first_trial(spec: JobSpec) -> Trial | None:
+    """The baseline, whatever follows; none where nothing will."""
+    if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
+        return None
+    return Trial(0, "search", Configuration(spec.default_configuration))
+
+
+def _status(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobStatus:
+    return job_status(job, of_round(trials, job.round), OBJECTIVES[job.protocol], deciding)
+
+
+def _check_protocol(job: Job) -> None:
+    if not OBJECTIVES[job.protocol].closes_itself:
+        raise OtherProtocol(job.id)
+
+
+def _weigh(observations: Sequence[Observation], job: Job, trial: Trial) -> list[float]:
+    """What each of the steps cost; OtherProtocol or WrongStep if they cannot be the job's."""
+    _check_protocol(job)
+    for observation in observations:
+        for told in (observation.values, observation.compute):
+            if told is not None and len(told) != job.world_size:
+                raise WrongStep(
+                    f"step {observation.step} has {len(told)} values, "
+                    f"the world size is {job.world_size}"
+                )
+    return [step_cost(job, trial, observation) for observation in observations]

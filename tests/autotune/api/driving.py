@@ -22,7 +22,7 @@ def settle(client: FlaskClient, state: dict[str, Any], job: str = JOB) -> dict[s
 
 def drive(client: FlaskClient, ranks: Ranks, steps: int = 5, job: str = JOB) -> dict[str, Any]:
     """Run what the service says until it says no more; the last state."""
-    state = client.get(job).get_json()
+    state = settle(client, client.get(job).get_json(), job)
     while state["trial"]:
         found = [
             {"step": step, "seconds": seconds}

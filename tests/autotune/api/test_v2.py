@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from tests.autotune.api.driving import JOB, drive
+from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.support import MIB, Ranks, registration
 
 BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
@@ -79,7 +79,7 @@ def test_a_job_that_drifts_is_tuned_in_another_round(registered: FlaskClient) ->
     ranks = Ranks(seed=1, noise=0.01)
     first = drive(registered, ranks)
     drift = {"kind": "drift", "step": 10**6, "seconds": 0.5, "message": "steps take 0.5 s"}
-    state = registered.post(f"{JOB}/events", json=drift).get_json()
+    state = settle(registered, registered.post(f"{JOB}/events", json=drift).get_json())
     assert (state["state"], state["round"], state["result"]) == ("tuning", 1, first["result"])
     assert state["trial"]["index"] == first["result"]["trials"]
     last = drive(registered, ranks)
@@ -183,7 +183,7 @@ def test_events_are_kept_and_acted_on(registered: FlaskClient) -> None:
     switched = {"kind": "switched", "trial": 0, "step": 7, "seconds": 0.02}
     assert registered.post(events, json=switched).get_json()["trial"]["state"] == "running"
     disagreed = {"kind": "disagreement", "trial": 0, "step": 9, "message": "rank 2 differs"}
-    state = registered.post(events, json=disagreed).get_json()
+    state = settle(registered, registered.post(events, json=disagreed).get_json())
     assert state["trial"]["index"] == 1
     assert registered.post(events, json={"kind": "ended"}).get_json()["state"] == "ended"
     stored = registered.get(events).get_json()["events"]

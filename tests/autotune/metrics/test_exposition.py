@@ -89,7 +89,8 @@ def test_a_round_after_a_drift(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
     drive(client, Ranks(noise=0.001), steps=10)
     before = scrape(client)
-    client.post(f"{JOB}/events", json={"kind": "drift", "step": 10**6, "seconds": 0.6})
+    drift = {"kind": "drift", "step": 10**6, "seconds": 0.6}
+    settle(client, client.post(f"{JOB}/events", json=drift).get_json())
     again = scrape(client)
     assert of(before, "job_result")
     for name in ("job_result", "speedup_ratio", "baseline_step_seconds", "current_step_seconds"):

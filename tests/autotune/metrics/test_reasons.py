@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.metrics import reasons
 from bagua_autotune.store import records
-from tests.autotune.api.driving import JOB, drive
+from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.overview.jobs import RESULT
 from tests.autotune.support import MIB, Ranks, registration
@@ -53,7 +53,7 @@ def test_ranks_that_disagree_all_the_time(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
     for trial in range(3):
         said = {"kind": "disagreement", "trial": trial, "message": "rank 3 disagreed with the rest"}
-        client.post(f"{JOB}/events", json=said)
+        settle(client, client.post(f"{JOB}/events", json=said).get_json())
     found = scrape(client)
     assert of(found, "job_result") == {("digits", "disagreement"): 1}
     assert of(found, "trial_failures_total")["digits", "disagreement"] == 3

@@ -206,6 +206,8 @@ def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overview
     assert again[1].figures is before[1].figures
     tuner.store.touch("job", 5000.0)
     assert overviews.summary("job").last_contact_at == 5000.0
+    assert overviews.overview("job").summary.last_contact_at == 5000.0
+    tuner.take_event("job", Event("note"))
     assert overviews.overview("job").summary.revision == before[1].revision + 1
 
 

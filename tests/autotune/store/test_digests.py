@@ -72,7 +72,6 @@ def test_events_are_summed_up(store: Store, job: str) -> None:
 
 
 WRITERS: dict[str, Callable[[Store, str], object]] = {
-    "touch": lambda store, job: store.touch(job, 9.0),
     "end": lambda store, job: store.end_job(job, 9.0),
     "resume": lambda store, job: store.resume_job(job, 9.0),
     "advance": lambda store, job: store.advance(job, MEASURED),
@@ -94,6 +93,9 @@ def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str
         before = contacts.of_job(store, job).revision
         write(store, job)
         assert contacts.of_job(store, job).revision == before + 1, name
+    before = contacts.of_job(store, job)
+    store.touch(job, 99.0)
+    assert contacts.of_job(store, job) == before._replace(last_contact_at=99.0)
     finished = Step(9.0, 1, failure="no", result=RESULT)
     assert store.advance(job, finished)
     before = store.job(job).revision

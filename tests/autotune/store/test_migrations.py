@@ -120,7 +120,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     assert [profile.step_seconds for _, profile in store.profiles("done")] == [0.31]
     assert digests.step_times(store, "done")[-2:] == [(3, 140, 0.31), (3, 141, 0.31)]
     told = Observation(142, (0.3,) * 4, (0.1, 0.2, 0.1, 0.1))
-    assert store.add_observations("done", 3, [told], 2e3) == [told]
+    assert store.add_observations("done", 3, [told], 2e3).new == [told]
     assert store.observations("done", 3) == [first, second, (3, told)]
     assert store.job("done").revision == 1
     switched = store.events("done")[-1]
@@ -150,7 +150,7 @@ def test_its_jobs_go_on(old_url: str) -> None:
     tensors = [tensor.model_dump(mode="json") for tensor in store.tensors("half")]
     assert not store.create_job("half", make_spec(name="half way", tensors=tensors), at=2e3)
     observed = [Observation(34, (0.2,) * 4)]
-    assert store.add_observations("half", 0, observed, 2e3) == observed
+    assert store.add_observations("half", 0, observed, 2e3).new == observed
     following = Trial(1, "search", Configuration(bucket_bytes=1 << 20, hierarchical="off"))
     assert store.advance("half", Step(2e3, 0, failure="no", next_trial=following))
     newest, tuned = (store.latest_job(fingerprint="f" * 64, finished=f) for f in (False, True))

@@ -19,9 +19,10 @@ from tests.autotune.support import make_spec
 def test_observations_are_stored_once(store: Store, job: str) -> None:
     store.advance(job, FIRST)
     first = [Observation(step, (0.1, None)) for step in (1, 2)]
-    assert store.add_observations(job, 0, first, 2.0) == first
+    assert store.add_observations(job, 0, first, 2.0).new == first
     third = Observation(3, (0.9, 0.9))
-    assert store.add_observations(job, 0, [third, Observation(2, (0.9, 0.9))], 3.0) == [third]
+    again = [third, Observation(2, (0.9, 0.9))]
+    assert store.add_observations(job, 0, again, 3.0).new == [third]
     stored = store.observations(job, 0)
     assert [(index, found.step, found.values[0]) for index, found in stored] == [
         (0, 1, 0.1),

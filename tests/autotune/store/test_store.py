@@ -68,7 +68,7 @@ def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str)
     before = contacts.of_job(store, job)
     store.create_job("later", make_spec(), at=100.0)
     assert [found.id for found in contacts.since(store, 50.0)] == ["later"]
-    store.touch(job, 60.0)
+    store.add_event(job, Event("note", at=60.0))
     store.end_job("later", 70.0)
     later, found = contacts.since(store, 50.0)
     assert (later.id, later.phase, later.ended_at) == ("later", "ended", 70.0)

@@ -59,9 +59,8 @@ def tuning(
 ) -> BaguaTuning:
     """Searching at random where the search does not matter: it takes no time."""
     clock = Clock()
-    tuner = Tuner(store, searcher, clock=clock)
-    background = background or AtOnce()
-    return BaguaTuning(tuner, QUICK, world_size, default_bucket_bytes, clock, background)
+    tuner = Tuner(store, searcher, clock=clock, background=background or AtOnce())
+    return BaguaTuning(tuner, QUICK, world_size, default_bucket_bytes, clock)
 
 
 class Worker:

@@ -14,17 +14,18 @@ from bagua_autotune.model.job import Job, Limits, Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
-from bagua_autotune.store import Store
-from bagua_autotune.tuning.background import DaemonThreads
+from bagua_autotune.store import Step, Store
+from bagua_autotune.tuning.background import MOST_AT_ONCE, Pool
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
+from bagua_autotune.tuning.next_step import NextStep
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.bagua_worker import Worker, cycle, enter
 
 UNENDING = """
 import threading
-from bagua_autotune.tuning.background import DaemonThreads
-DaemonThreads().start("job", threading.Event().wait)
+from bagua_autotune.tuning.background import Pool
+Pool().start("job", threading.Event().wait)
 """
 
 
@@ -33,7 +34,7 @@ def test_a_decision_does_not_keep_the_process_from_ending():
 
 
 def test_a_failed_decision_is_logged_and_another_can_be_made(caplog):
-    threads, done = DaemonThreads(), threading.Event()
+    threads, done = Pool(), threading.Event()
 
     def fail() -> None:
         raise RuntimeError("singular")
@@ -45,41 +46,82 @@ def test_a_failed_decision_is_logged_and_another_can_be_made(caplog):
 
 
 def test_of_one_job_one_decision_is_made_at_a_time():
-    threads, begun, go_on = DaemonThreads(), threading.Event(), threading.Event()
-    more: list[str] = []
+    pool, begun, go_on = Pool(), threading.Event(), threading.Event()
+    more, done = threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
         go_on.wait()
 
-    threads.start("job", first)
+    pool.start("job", first)
     assert begun.wait(60)
-    threads.start("job", lambda: more.append("job"))
-    other = threading.Event()
-    threads.start("other", other.set)
-    assert other.wait(60)
+    pool.start("job", more.set)
+    pool.start("other", done.set)
+    assert done.wait(60)
+    assert not more.is_set(), "another thread was free"
+    assert pool.is_busy("job")
     go_on.set()
-    assert more == []
+    assert more.wait(60)
+
+
+def test_who_asked_first_comes_first_and_nobody_waits_twice():
+    pool, go_on, done = Pool(), threading.Event(), threading.Event()
+    turns: list[str] = []
+
+    def turn(name: str) -> None:
+        turns.append(name)
+        if name == "greedy, first":
+            pool.start("greedy", lambda: turn("greedy, last"))
+        if name == "greedy, last":
+            done.set()
+
+    for place in range(MOST_AT_ONCE - 1):
+        pool.start(f"long {place}", go_on.wait)
+    begun = threading.Event()
+    pool.start("last thread", lambda: (begun.set(), go_on.wait()))
+    assert begun.wait(60)
+    pool.start("greedy", lambda: turn("greedy, never"))
+    pool.start("patient", lambda: turn("patient"))
+    pool.start("greedy", lambda: turn("greedy, first"))
+    assert len([t for t in threading.enumerate() if t.name == "decisions"]) >= MOST_AT_ONCE
+    go_on.set()
+    assert done.wait(60)
+    assert turns.count("patient") == 1
+    assert "greedy, never" not in turns
+    assert turns.index("greedy, last") > turns.index("greedy, first")
+
+
+def test_a_hundred_jobs_that_wait_take_no_thread_each():
+    pool, go_on, done = Pool(), threading.Event(), threading.Semaphore(0)
+    before = threading.active_count()
+    for number in range(100):
+        pool.start(f"job {number}", lambda: (go_on.wait(), done.release()))
+    assert threading.active_count() <= before + MOST_AT_ONCE
+    go_on.set()
+    assert all(done.acquire(timeout=60) for _ in range(100))
 
 
 def test_requests_are_answered_while_a_decision_is_made(tmp_path: Path, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
-    decide = Tuner.close_trial
+    decide = NextStep.after
 
-    def slow(*arguments) -> bool:
+    def slow(*arguments) -> Step:
         begun.set()
         go_on.wait()
         return decide(*arguments)
 
-    monkeypatch.setattr(Tuner, "close_trial", slow)
+    monkeypatch.setattr(NextStep, "after", slow)
     store = Store(f"sqlite:///{tmp_path}/autotune.db")
     limits = Limits(trial_seconds=0.001, warmup_seconds=0)
-    service = BaguaTuning(Tuner(store, "random"), limits, world_size=2)
+    tuner = Tuner(store, "random", background=Pool())
+    service = BaguaTuning(tuner, limits, world_size=2)
     workers = [Worker(service, "net", rank, lambda *_: 1.0) for rank in range(2)]
     enter(workers)
     for iteration in range(100, 1000, 100):
         cycle(workers, iteration)
     assert begun.wait(60)
+    (job,) = store.jobs()
+    assert tuner.is_deciding(job.id), "as the page shows it"
     go_on.set()
     iteration = 1000
     while len(store.trials(store.jobs()[0].id)) < 2:
@@ -107,21 +149,22 @@ def test_a_job_says_that_it_decides_and_others_are_answered_meanwhile(
 
     monkeypatch.setitem(searcher._factories, "pondering", Pondering)
     store = Store(f"sqlite:///{tmp_path}/autotune.db")
-    tuner = Tuner(store, "pondering", background=DaemonThreads())
+    tuner = Tuner(store, "pondering", background=Pool())
     tuner.register("job", make_spec())
     tuner.register("other", make_spec())
     assert not tuner.status("job").deciding
-    assert tuner.observe("job", 0, STEADY) == len(STEADY), "answered before it is decided"
+    assert tuner.observe("job", 0, STEADY).trial is not None, "answered before it is decided"
     assert begun.wait(60)
     status = tuner.status("job")
     assert status.deciding
     assert status.trial is not None
     assert status.trial.index == 0, "what the ranks run until it is decided"
     # Of another job, and more of the same one.
-    assert tuner.observe("other", 0, STEADY[:2]) == 2
-    assert not tuner.status("other").deciding
+    assert not tuner.observe("other", 0, STEADY[:2]).deciding
+    assert store.count_observations("other") == 2
     more = [Observation(step, (0.2,) * 4) for step in range(40, 44)]
-    assert tuner.observe("job", 0, more) == 4
+    assert tuner.observe("job", 0, more).deciding
+    assert store.count_observations("job") == len(STEADY) + len(more)
     go_on.set()
     while tuner.status("job").deciding:
         pass
@@ -170,21 +213,21 @@ class InterruptedStore(Store):
 
 
 @pytest.mark.parametrize("reads", range(2))
-def test_a_decision_between_the_reads_of_a_status_shows_no_half_made_step(reads: int):
+def test_a_decision_between_the_reads_of_a_status_shows_no_half_made_step(
+    tmp_path: Path, reads: int
+):
     """A job without a trial that is not over would make its ranks stop asking."""
-    store, background = InterruptedStore("sqlite://"), Deferred()
+    store, background = InterruptedStore(f"sqlite:///{tmp_path}/autotune.db"), Deferred()
     tuner = Tuner(store, "random", background=background)
     tuner.register("job", make_spec(limits={"max_samples": 3}))
-    ranks, seen = Ranks(noise=0.001), []
+    ranks = Ranks(noise=0.001)
     while trial := tuner.open_trial("job"):
         steps = ranks.run(trial.configuration, 4)
         found = [Observation(step, tuple(seconds)) for step, seconds in steps]
-        tuner.observe("job", trial.index, found)
         store.interrupt(reads, background.run)
-        status = tuner.status("job")
+        status = tuner.observe("job", trial.index, found)
+        assert not background.is_busy("job"), "decided while the answer was made"
         store.reads_before = -1
-        seen.append(status.state)
         assert (status.trial is None) == (status.state == "finished")
         assert status.trial is None or status.trial.configuration == status.configuration
-    assert seen[-1] == "finished", "the last decision was made while the status was read"
-    assert tuner.status("job").result is not None
+    assert tuner.status("job").state == "finished"

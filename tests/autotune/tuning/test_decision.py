@@ -69,8 +69,10 @@ def test_the_baseline_is_trial_0() -> None:
     assert follow([]) == Propose("search", BASELINE)
 
 
-def test_a_single_candidate_needs_no_trial() -> None:
-    assert follow([], candidates=[BASELINE]) == Keep(BASELINE, reason="nothing else to try")
+def test_a_single_candidate_needs_no_other_trial() -> None:
+    only = Keep(BASELINE, reason="nothing else to try")
+    assert follow([], candidates=[BASELINE]) == only
+    assert follow(history(("search", BASELINE, 0.2)), candidates=[BASELINE]) == only
 
 
 def test_the_search_ends_at_max_samples_failed_ones_too() -> None:

@@ -13,6 +13,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.rounds import (
     FIRST_PAUSE_STEPS,
     TRIAL_STEPS,
@@ -20,7 +21,7 @@ from bagua_autotune.tuning.rounds import (
     refusal,
     trial_steps,
 )
-from bagua_autotune.tuning.tuner import Tuner, TunerListener
+from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned

@@ -86,7 +86,7 @@ def test_while_the_service_decides_it_is_asked_again(start: Start, closes: bool)
         assert command_of(reporter)["configuration"] == SMALL
         tell(reporter, 0, 1, [0.1] * 3)
         assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
-        assert len(service.bodies("GET")) == 3
+        assert len(service.bodies("state")) == 3
 
 
 def test_a_profile_arrives_as_it_was_recorded(start: Start) -> None:

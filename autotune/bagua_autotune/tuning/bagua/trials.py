@@ -14,7 +14,6 @@ from collections.abc import Callable
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import ranks
-from bagua_autotune.tuning.background import Background
 from bagua_autotune.tuning.bagua.family import Family, Grant, Model, Window
 from bagua_autotune.tuning.bagua.windows import MOST_WINDOWS, are_enough, comparable
 from bagua_autotune.tuning.tuner import Tuner
@@ -26,7 +25,6 @@ class Trials:
     """Measures the trials of jobs and says when their ranks may switch.
 
     Args:
-        background: where decisions are made.
         world_size: how many ranks a job has; None: those seen.
         clock: seconds since the epoch.
     """
@@ -34,13 +32,11 @@ class Trials:
     def __init__(
         self,
         tuner: Tuner,
-        background: Background,
         world_size: int | None,
         clock: Callable[[], float],
     ) -> None:
         self._tuner = tuner
         self._store = tuner.store
-        self._background = background
         self._world_size = world_size
         self._clock = clock
 
@@ -102,7 +98,7 @@ class Trials:
             return True
         windows = self._windows(job, family, index)
         if are_enough(windows, elapsed_seconds >= job.limits.trial_seconds):
-            self._background.start(job.id, lambda: self._tuner.close_trial(job.id, index, windows))
+            self._tuner.close_trial(job.id, index, windows)
         return False
 
     def _reestimate(self, job: Job, family: Family, index: int) -> None:

@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from bagua_autotune.model.buckets import Tensor
-from bagua_autotune.model.job import Job, Limits
+from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import families, ranks
-from bagua_autotune.tuning.background import Background, DaemonThreads
 from bagua_autotune.tuning.bagua import hyperparameters
 from bagua_autotune.tuning.bagua.directory import Directory
 from bagua_autotune.tuning.bagua.family import Family, Grant, Window
@@ -29,8 +28,7 @@ DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks that stay apart for so many iterations will hardly come together.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
-# How often a job's last contact is written, and how long after it spans still count for a job.
-CONTACT_SECONDS = 30.0
+# So long after a job's last contact spans still count for it.
 SPAN_SECONDS = 86_400.0
 # How many jobs' tensors are kept at hand.
 JOBS_AT_HAND = 256
@@ -47,7 +45,6 @@ class BaguaTuning:
         world_size: how many ranks a job has; None: those seen.
         default_bucket_bytes: the baseline of every job.
         clock: seconds since the epoch.
-        background: where decisions are made; by default in threads.
     """
 
     def __init__(
@@ -57,14 +54,13 @@ class BaguaTuning:
         world_size: int | None = None,
         default_bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         clock: Callable[[], float] = time.time,
-        background: Background | None = None,
     ) -> None:
         self._tuner = tuner
         self._store = tuner.store
         self._world_size = world_size
         self._default_bucket_bytes = default_bucket_bytes
         self._clock = clock
-        self._trials = Trials(tuner, background or DaemonThreads(), world_size, clock)
+        self._trials = Trials(tuner, world_size, clock)
         self._directory = Directory(tuner, limits, world_size, clock)
         # A job's tensors never change, and every answer needs them.
         self._tensors = lru_cache(maxsize=JOBS_AT_HAND)(self._store.tensors)

@@ -1,0 +1,136 @@
+"""Several replicas on one database: each step is decided once, whoever is killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.store import Store, claims
+from bagua_autotune.store.claims import CLAIM_SECONDS
+from bagua_autotune.tuning.background import Pool
+from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.store.postgresql import find_binaries, running_cluster
+from tests.autotune.support import Ranks, make_spec
+from tests.autotune.tuning.bagua_worker import Clock
+
+STEADY = [Observation(step, (0.2,) * 4) for step in range(1, 40)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed")
+    with running_cluster(binaries) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'autotune.db'}"
+        return
+    engine = create_engine(request.getfixturevalue("server"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("CREATE DATABASE replicas"))
+        yield make_url(engine.url).set(database="replicas").render_as_string(hide_password=False)
+        connection.execute(text("DROP DATABASE replicas WITH (FORCE)"))
+    engine.dispose()
+
+
+class Counted(TunerListener):
+    def __init__(self) -> None:
+        self.decisions = 0
+        self.failures: list[Exception] = []
+
+    def on_decided(self, seconds: float) -> None:
+        self.decisions += 1
+
+    def on_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+def test_two_replicas_decide_each_step_once(url: str) -> None:
+    counted, ranks, turn = [Counted(), Counted()], Ranks(noise=0.01), threading.Lock()
+    tuners = [Tuner(Store(url), "random", [each], background=Pool()) for each in counted]
+    tuners[0].register("job", make_spec(limits={"max_samples": 12}))
+
+    def report(tuner: Tuner) -> None:
+        while (status := tuner.ask("job")).state != "finished":
+            if status.trial is None:
+                continue
+            with turn:
+                steps = ranks.run(status.configuration, 2)
+            found = [Observation(step, tuple(seconds)) for step, seconds in steps]
+            tuner.observe("job", status.trial.index, found)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(report, [*tuners, *tuners]))
+    trials = tuners[0].store.trials("job")
+    assert [trial.state for trial in trials] == ["measured"] * len(trials)
+    # The first trial is the baseline, which is no decision; the last one is the result.
+    assert sum(each.decisions for each in counted) == len(trials)
+    assert not [failure for each in counted for failure in each.failures]
+    for tuner in tuners:
+        tuner.store.close()
+
+
+def test_what_a_killed_replica_was_deciding_is_decided_by_another(url: str) -> None:
+    clock, counted = Clock(), Counted()
+    tuner = Tuner(Store(url), "random", [counted], clock)
+    tuner.register("job", make_spec())
+    assert claims.take(tuner.store, "job", "killed", clock())
+    status = tuner.observe("job", 0, STEADY)
+    assert (status.deciding, counted.decisions) == (True, 0)
+    assert status.trial is not None
+    assert status.trial.index == 0, "the ranks go on as they are"
+    clock.now += CLAIM_SECONDS
+    status = tuner.observe("job", 0, [Observation(40, (0.2,) * 4)])
+    assert (status.deciding, counted.decisions) == (False, 1)
+    assert status.trial is not None
+    assert status.trial.index == 1
+    tuner.store.close()
+
+
+def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(url: str) -> None:
+    clock, store = Clock(), Store(url)
+    store.create_job("job", make_spec(), at=1.0)
+    with claims.claimed(store, "job", clock) as first:
+        with claims.claimed(store, "job", clock) as second:
+            assert (first, second) == (True, False)
+        clock.now += CLAIM_SECONDS
+        assert claims.take(store, "job", "another", clock())
+    with claims.claimed(store, "job", clock) as fourth:
+        assert not fourth
+    with claims.claimed(store, "nobody", clock) as unknown:
+        assert not unknown
+    store.close()
+
+
+def test_a_trial_that_failed_is_closed_though_nobody_lives_to_decide(tmp_path: Path) -> None:
+    class Lost:
+        """A service that is killed before it decides."""
+
+        def start(self, key: str, work: object) -> None: ...
+
+        def is_busy(self, key: str) -> bool:
+            return False
+
+    store = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
+    tuner = Tuner(store, "random", background=Lost())
+    tuner.register("job", make_spec())
+    tuner.take_event("job", Event("disagreement", 0, 5, "x"))
+    assert [trial.state for trial in store.trials("job")] == ["failed"]
+    assert tuner.ask("job").trial is None
+    another = Tuner(store, "random")
+    status = another.ask("job")
+    assert status.trial is not None
+    assert status.trial.index == 1
+    store.close()

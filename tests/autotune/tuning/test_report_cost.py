@@ -1,0 +1,148 @@
+"""What a report and a poll cost: in transactions and statements, which no busy machine changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import log
+from pathlib import Path
+from statistics import harmonic_mean
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from sqlalchemy import event
+
+from bagua_autotune.app import create_app
+from bagua_autotune.model.job import CONTACT_SECONDS, Observation
+from bagua_autotune.overview import Overviews
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store, contacts, digests
+from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import make_spec, registration
+from tests.autotune.tuning.bagua_worker import Clock
+
+JOB = "/api/v2/jobs/job"
+
+
+@contextmanager
+def counting(store: Store) -> Iterator[list[str]]:
+    """The statements that the block runs, what begins and ends transactions among them."""
+    engine, found = store.database._engine, []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        found.append(statement)
+
+    def commit(_connection: Any) -> None:
+        found.append("COMMIT")
+
+    event.listen(engine, "before_cursor_execute", note)
+    event.listen(engine, "commit", commit)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+        event.remove(engine, "commit", commit)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path / 'autotune.db'}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def client(store: Store) -> FlaskClient:
+    return create_app(Settings(database="sqlite://"), store).test_client()
+
+
+def report(client: FlaskClient, first: int, count: int, ranks: int = 4) -> dict[str, Any]:
+    steps = [{"step": first + at, "seconds": [0.2] * ranks} for at in range(count)]
+    answer = client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    assert answer.status_code == 200
+    return answer.get_json()
+
+
+def kinds(statements: list[str]) -> list[str]:
+    return [statement.split()[0] for statement in statements]
+
+
+def test_a_report_is_one_writing_transaction(client: FlaskClient, store: Store) -> None:
+    client.put(JOB, json=registration())
+    report(client, 1, 1)
+    with counting(store) as found:
+        report(client, 2, 2)
+    assert kinds(found) == ["BEGIN", "UPDATE", "SELECT", "SELECT", "INSERT", "COMMIT"]
+    assert found[0] == "BEGIN IMMEDIATE"
+    with counting(store) as found:
+        report(client, 2, 2)
+    assert kinds(found) == ["BEGIN", "UPDATE", "SELECT", "SELECT", "COMMIT"], "told before"
+
+
+@pytest.mark.parametrize("ranks", [4, 1024])
+def test_a_report_reads_no_values_of_ranks(client: FlaskClient, store: Store, ranks: int) -> None:
+    client.put(JOB, json=registration(world_size=ranks, ranks_per_node=[ranks]))
+    report(client, 1, 3, ranks)
+    with counting(store) as found:
+        report(client, 4, 1, ranks)
+    assert not [s for s in found if s.startswith("SELECT") and "values" in s]
+    assert len(found) == 6
+
+
+def test_a_poll_reads_one_row_and_changes_nothing(client: FlaskClient, store: Store) -> None:
+    client.put(JOB, json=registration())
+    told = report(client, 1, 2)
+    before = contacts.of_job(store, "job")
+    assert report(client, 0, 0) == told
+    with counting(store) as found:
+        assert report(client, 0, 0) == told
+    assert kinds(found) == ["BEGIN", "SELECT", "COMMIT"]
+    assert "trials" not in found[1]
+    assert contacts.of_job(store, "job") == before
+    report(client, 3, 1)
+    assert contacts.of_job(store, "job").revision == before.revision + 1
+
+
+def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> None:
+    clock = Clock()
+    tuner = Tuner(store, clock=clock)
+    overviews = Overviews(tuner)
+    tuner.register("job", make_spec())
+    before, shown = contacts.of_job(store, "job"), overviews.overview("job")
+    tuner.observe("job", 0, [])
+    assert contacts.of_job(store, "job") == before
+    clock.now += CONTACT_SECONDS
+    tuner.observe("job", 0, [])
+    after = contacts.of_job(store, "job")
+    assert after.last_contact_at > before.last_contact_at + CONTACT_SECONDS
+    assert after.version == before.version
+    later = overviews.overview("job")
+    assert later.trials is shown.trials
+    assert later.summary.last_contact_at == after.last_contact_at
+    assert overviews.summary("job").last_contact_at == after.last_contact_at
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "async"])
+def test_the_cost_of_a_step_is_kept_as_it_comes(store: Store, algorithm: str) -> None:
+    knobs = {
+        **registration()["knobs"],
+        "algorithm": {"type": "categorical", "values": ["gradient_allreduce", "async"]},
+    }
+    default = {**registration()["default_configuration"], "algorithm": algorithm}
+    tuner = Tuner(store, "random")
+    tuner.register("job", make_spec(knobs=knobs, default_configuration=default))
+    values = (0.1, 0.2, 0.3, 0.4)
+    tuner.observe("job", 0, [Observation(1, values)])
+    seconds = harmonic_mean(values) if algorithm == "async" else max(values)
+    assert digests.costs(store, "job", 0) == [pytest.approx(log(seconds))]
+
+
+def test_steps_of_an_older_release_count_by_what_it_stored(store: Store) -> None:
+    tuner = Tuner(store, "random")
+    tuner.register("job", make_spec(limits={"warmup_seconds": 0}))
+    store.add_observations("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
+    assert digests.costs(store, "job", 0) == [None] * 6
+    tuner.observe("job", 0, [Observation(6, (0.2,) * 4)])
+    first = tuner.trials("job")[0]
+    assert (first.state, first.steps, first.seconds) == ("measured", 7, pytest.approx(0.2))
