@@ -278,7 +278,8 @@ class Tuner:
         """Tune the job again, from what is known, unless that happens too often."""
         reason = clean(event.message) or "the step times changed"
         if job.phase != "finished":
-            return  # the round was opened; whoever asks has its first trial proposed
+            self.ask(job.id)  # the round was opened, but its first trial was not proposed
+            return
         observed = digests.steps(self.store, job.id).values()
         since = None
         if event.step is not None and observed:
