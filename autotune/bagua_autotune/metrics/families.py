@@ -8,10 +8,60 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics import knobs, reasons
-from bagua_autotune.metrics.contact_families import JOB
-from bagua_autotune.model.job import BEING_TUNED, TrialState
+from bagua_autotune.metrics.reasons import FAILURES, of_result
+from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
+from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.overview import JobSum
+from bagua_autotune.store.contacts import Contact
+
+PHASES: tuple[str, ...] = get_args(JobPhase)
+JOB = "job_name"  # "job" is what Prometheus calls the scraped target
+
+
+def state_families(name: str | None) -> list[Metric]:
+    """Always the same ones in the same order, in need of values; of no job no samples."""
+    states = GaugeMetricFamily(
+        "bagua_autotune_job_state", "1 for the state that the job is in.", labels=[JOB, "state"]
+    )
+    last = GaugeMetricFamily(
+        "bagua_autotune_job_last_contact_timestamp_seconds",
+        "When the job was last heard of, in seconds since the epoch.",
+        labels=[JOB],
+    )
+    started = GaugeMetricFamily(
+        "bagua_autotune_job_started_timestamp_seconds",
+        "When the job was registered, in seconds since the epoch.",
+        labels=[JOB],
+    )
+    if name is not None:
+        for phase in PHASES:
+            states.add_metric([name, phase], 0)
+        last.add_metric([name], 0)
+        started.add_metric([name], 0)
+    return [states, last, started]
+
+
+def state_values(contact: Contact) -> list[float]:
+    """Of all samples of the job, in their order."""
+    states = [float(contact.phase == phase) for phase in PHASES]
+    return [*states, contact.last_contact_at, contact.created_at]
+
+
+def _words(knob: str, value: Value) -> str:
+    """A value alone, since its knob is a label of its own: ``4 MiB``, ``leaders``."""
+    if isinstance(value, tuple):
+        return f"{len(value)} buckets" if value else "by size"
+    if isinstance(value, int) and knob.endswith("_bytes"):
+        return describe_bytes(value)
+    return str(value)
+
+
+def _numbers(configuration: Mapping[str, Value] | None) -> dict[tuple[str, ...], float | None]:
+    """The values that are numbers, by knob."""
+    values = (configuration or {}).items()
+    return {(knob,): float(value) for knob, value in values if isinstance(value, int)}
+
 
 # By the values of the labels that a family has besides the job's name.
 Samples = Mapping[tuple[str, ...], float | None]
@@ -36,7 +86,7 @@ class Family:
         return family
 
 
-def families(job: JobSum | None) -> list[Metric]:
+def job_families(job: JobSum | None) -> list[Metric]:
     """Always the same ones in the same order."""
     return [family.of(job) for family in FAMILIES]
 
@@ -51,7 +101,7 @@ def _trials(job: JobSum) -> Samples:
 
 
 def _failures(job: JobSum) -> Samples:
-    return {(reason,): job.totals.failures.get(reason, 0) for reason in reasons.FAILURES}
+    return {(reason,): job.totals.failures.get(reason, 0) for reason in FAILURES}
 
 
 def _current_trial(job: JobSum) -> float | None:
@@ -59,14 +109,12 @@ def _current_trial(job: JobSum) -> float | None:
 
 
 def _configuration(job: JobSum) -> Samples:
-    return {
-        (knob, knobs.words(knob, value)): 1 for knob, value in job.summary.configuration.items()
-    }
+    return {(knob, _words(knob, value)): 1 for knob, value in job.summary.configuration.items()}
 
 
 def _result(job: JobSum) -> Samples:
     result = job.summary.result if job.summary.state not in BEING_TUNED else None
-    return {(reasons.of_result(result),): 1} if result else {}
+    return {(of_result(result),): 1} if result else {}
 
 
 FAMILIES = (
@@ -125,13 +173,13 @@ FAMILIES = (
         "bagua_autotune_knob_value",
         "What the job runs now, of the knobs that are numbers.",
         ("knob",),
-        lambda job: knobs.numbers(job.summary.configuration),
+        lambda job: _numbers(job.summary.configuration),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",
         "What the best trial of the latest round ran, of the knobs that are numbers.",
         ("knob",),
-        lambda job: knobs.numbers(job.totals.incumbent),
+        lambda job: _numbers(job.totals.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",

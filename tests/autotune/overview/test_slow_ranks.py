@@ -4,11 +4,11 @@ import pytest
 
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.overview.ranks import (
+from bagua_autotune.overview.steps import (
     MOST_RANKS,
     exposed_seconds,
+    rank_spread,
     rank_times,
-    spread,
     step_seconds,
 )
 
@@ -38,7 +38,7 @@ def test_communication_that_the_slowest_rank_s_computing_does_not_hide_is_expose
 
 
 def test_who_computes_longest_most_often_is_the_slow_one() -> None:
-    found = spread(STEPS)
+    found = rank_spread(STEPS)
     assert found is not None
     assert (found.slowest_rank, found.slowest_share) == (1, pytest.approx(2 / 3))
     assert found.ratio == pytest.approx((0.20 - 0.11) / 0.30)
@@ -61,15 +61,15 @@ def test_a_rank_is_called_slow_if_it_costs_much_and_most_of_the_time(
         Observation(n, (0.3,) * 4, tuple(seconds if rank == slow else 0.1 for rank in range(4)))
         for n, slow in enumerate(slowest)
     ]
-    found = spread(steps)
+    found = rank_spread(steps)
     assert found is not None
     assert found.slow_rank == slow_rank
 
 
 def test_nothing_is_said_of_ranks_that_do_not_tell_or_are_alone() -> None:
-    assert spread([Observation(1, (0.3, 0.3))]) is None
-    assert spread([Observation(1, (0.3,), (0.2,))]) is None
-    assert spread([Observation(1, (0.3, 0.3), (0.2, None))]) is None
+    assert rank_spread([Observation(1, (0.3, 0.3))]) is None
+    assert rank_spread([Observation(1, (0.3,), (0.2,))]) is None
+    assert rank_spread([Observation(1, (0.3, 0.3), (0.2, None))]) is None
     (alone,) = rank_times([Observation(1, (0.3,))])
     assert (alone.rank, alone.seconds, alone.compute_seconds) == (0, 0.3, None)
     assert rank_times([]) == []
