@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from bagua_autotune.simulation.workload import Architecture, Workload
-from bagua_autotune.simulation.workloads.convolutional import resnet50, vgg16
-from bagua_autotune.simulation.workloads.transformers import (
+from bagua_simulator.workload import Architecture, Workload
+from bagua_simulator.workloads.convolutional import resnet50, vgg16
+from bagua_simulator.workloads.transformers import (
     bert_base,
     bert_large,
     gpt2_medium,

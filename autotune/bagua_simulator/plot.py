@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
-from bagua_autotune.simulation.sweep import Point, Sweep
+from bagua_simulator.sweep import Point, Sweep
 
 FORMATS = (".png", ".svg")
 

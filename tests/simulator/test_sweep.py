@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.sweep import find_best, sweep
-from tests.autotune.simulation.jobs import MIB, make_cluster, make_workload
+from bagua_simulator import Simulator
+from bagua_simulator.sweep import find_best, sweep
+from tests.simulator.jobs import MIB, make_cluster, make_workload
 
 
 @pytest.fixture(scope="module")

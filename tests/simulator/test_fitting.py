@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.fitting import fit_cluster, fit_record
-from bagua_autotune.simulation.recorded import Record
-from bagua_autotune.simulation.summary import summarise
-from bagua_autotune.simulation.traffic import Traffic, traffic_of
-from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.fitting import fit_cluster, fit_record
+from bagua_simulator.recorded import Record
+from bagua_simulator.summary import summarise
+from bagua_simulator.traffic import Traffic, traffic_of
+from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 30, milliseconds=3.0)
 SLOW = replace(

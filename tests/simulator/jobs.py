@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Value
-from bagua_autotune.simulation import Cluster, Workload
+from bagua_simulator import Cluster, Workload
 
 MIB = 1024**2
 

@@ -22,11 +22,11 @@ from bagua_autotune.model.knobs import (
     Value,
 )
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import Phase, converted_seconds, parts, reduction
-from bagua_autotune.simulation.layout import Bucket, Layouts
-from bagua_autotune.simulation.step import Message, Step, Trace
-from bagua_autotune.simulation.workload import Workload
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.collectives import Phase, converted_seconds, parts, reduction
+from bagua_simulator.layout import Bucket, Layouts
+from bagua_simulator.step import Message, Step, Trace
+from bagua_simulator.workload import Workload
 
 KIB, MIB = 1024, 1024**2
 DEFAULT = Configuration(

@@ -19,10 +19,10 @@ from pydantic import (
 
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
-from bagua_autotune.simulation.traffic import Traffic, summed_up
-from bagua_autotune.simulation.workload import Workload
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
+from bagua_simulator.traffic import Traffic, summed_up
+from bagua_simulator.workload import Workload
 
 
 class RecordError(Exception):
@@ -64,7 +64,7 @@ class Record(_Computed):
 
     Attributes:
         contention, launch_seconds: what communicating costs computing; see
-            :class:`~bagua_autotune.simulation.simulator.Simulator`.
+            :class:`~bagua_simulator.simulator.Simulator`.
         traffic: of profiled steps, those that ran alike together; none if the job ran at another
             precision only.
     """

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import check_configuration
-from bagua_autotune.simulation import Simulator, Workload
-from bagua_autotune.simulation.collectives import reduction
-from bagua_autotune.simulation.simulator import LAUNCH_SECONDS
-from tests.autotune.simulation.jobs import (
+from bagua_simulator import Simulator, Workload
+from bagua_simulator.collectives import reduction
+from bagua_simulator.simulator import LAUNCH_SECONDS
+from tests.simulator.jobs import (
     CONFIGURATIONS,
     MIB,
     SIZES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_autotune.simulation.workload import Architecture, Layer
+from bagua_simulator.workload import Architecture, Layer
 
 BERT_VOCABULARY, BERT_POSITIONS, BERT_SEQUENCE, BERT_BATCH = 30522, 512, 384, 7
 # On a V100 of 32 GB with mixed precision at this batch (NVIDIA DeepLearningExamples, BERT-large

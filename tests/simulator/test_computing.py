@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.computing import fit_computing
-from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
+from bagua_simulator import Simulator
+from bagua_simulator.computing import fit_computing
+from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 WORKLOAD = make_workload([MIB // 8, MIB // 2] * 15, milliseconds=12.0)
 CLUSTER = make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=2e-4)

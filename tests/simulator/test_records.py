@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.collectives import reduction
-from bagua_autotune.simulation.fitting import fit_record
-from bagua_autotune.simulation.recorded import Record, RecordError, load_record
-from bagua_autotune.simulation.simulator import CONTENTION
-from bagua_autotune.simulation.summary import summarise
-from tests.autotune.simulation.jobs import MIB, Knobs, make_cluster, make_workload
+from bagua_simulator import Simulator
+from bagua_simulator.collectives import reduction
+from bagua_simulator.fitting import fit_record
+from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.simulator import CONTENTION
+from bagua_simulator.summary import summarise
+from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
 
 SIMULATOR = Simulator(
     make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)

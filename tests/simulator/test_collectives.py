@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.simulation import Cluster
-from bagua_autotune.simulation.collectives import reduction
-from tests.autotune.simulation.jobs import MIB, make_cluster
+from bagua_simulator import Cluster
+from bagua_simulator.collectives import reduction
+from tests.simulator.jobs import MIB, make_cluster
 
 KINDS = st.sampled_from(["off", "leaders", "shards"])
 CLUSTERS = st.builds(

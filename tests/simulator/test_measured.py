@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.collectives import reduction
-from tests.autotune.simulation.jobs import MIB, make_workload
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.collectives import reduction
+from tests.simulator.jobs import MIB, make_workload
 
 LOOPBACK_BYTES_PER_SECOND, LOOPBACK_SECONDS = 2e9, 1e-4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.simulation.fitting import fit_record
-from bagua_autotune.simulation.summary import summarise
-from bagua_autotune.simulation.traffic import MOST_BUCKETS, traffic_of
-from tests.autotune.simulation.jobs import MIB, Knobs, make_tensors
+from bagua_simulator.fitting import fit_record
+from bagua_simulator.summary import summarise
+from bagua_simulator.traffic import MOST_BUCKETS, traffic_of
+from tests.simulator.jobs import MIB, Knobs, make_tensors
 
 FLAT: Knobs = {"hierarchical": "off", "channels": 1}
 

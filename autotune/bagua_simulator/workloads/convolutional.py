@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_autotune.simulation.workload import Architecture, Layer
+from bagua_simulator.workload import Architecture, Layer
 
 VGG16_BATCH = 32
 # On a P100 at this batch 144 (https://www.tensorflow.org/performance/benchmarks, 2017), times the

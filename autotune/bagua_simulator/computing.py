@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.simulation.collectives import parts
-from bagua_autotune.simulation.robust import bounded, softened
-from bagua_autotune.simulation.simulator import CONTENTION, LAUNCH_SECONDS
+from bagua_simulator.collectives import parts
+from bagua_simulator.robust import bounded, softened
+from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
 
 ProfiledStep = tuple[Mapping[str, Value], Profile]
 """A step's configuration, and what rank 0 noted in it."""

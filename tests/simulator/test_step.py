@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.simulation.collectives import Phase
-from bagua_autotune.simulation.step import Message, Step, Trace
-from tests.autotune.simulation.jobs import make_cluster
+from bagua_simulator.collectives import Phase
+from bagua_simulator.step import Message, Step, Trace
+from tests.simulator.jobs import make_cluster
 
 BANDWIDTH = 1e9
 CLUSTER = make_cluster(bandwidth=BANDWIDTH)

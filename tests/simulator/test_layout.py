@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bagua_autotune.costs.layouts import cut as cut_by_cost_model
 from bagua_autotune.costs.layouts import cut_key
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.simulation.layout import Layouts
-from tests.autotune.simulation.jobs import CONFIGURATIONS, MIB, SIZES, Knobs, make_tensors
+from bagua_simulator.layout import Layouts
+from tests.simulator.jobs import CONFIGURATIONS, MIB, SIZES, Knobs, make_tensors
 
 GROUPS = st.sampled_from([("torch.float32",), ("torch.float32", "torch.bfloat16")])
 

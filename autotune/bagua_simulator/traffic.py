@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from bagua_autotune.model.profile import BucketTiming
-from bagua_autotune.simulation.collectives import Way
-from bagua_autotune.simulation.computing import ProfiledStep
-from bagua_autotune.simulation.robust import scatter
+from bagua_simulator.collectives import Way
+from bagua_simulator.computing import ProfiledStep
+from bagua_simulator.robust import scatter
 
 # Of a step, from its first one on: thousands more tell little that is new, and take long to fit.
 MOST_BUCKETS = 100

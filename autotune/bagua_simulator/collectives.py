@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from bagua_autotune.simulation.cluster import Cluster, Link
+from bagua_simulator.cluster import Cluster, Link
 
 Way = Literal["off", "leaders", "shards"]
 """Of reducing: flat, one rank of each node between the nodes, or each with its share."""

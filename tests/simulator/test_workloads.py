@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.simulation import problems
-from bagua_autotune.simulation.workloads import CATALOG, load
+from bagua_simulator import problems
+from bagua_simulator.workloads import CATALOG, load
 
 # Of the published models: parameters, tensors (a tied weight counts once).
 PUBLISHED = {

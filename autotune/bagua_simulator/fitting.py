@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import Phase, parts, reduction
-from bagua_autotune.simulation.recorded import Record
-from bagua_autotune.simulation.robust import bounded, softened
-from bagua_autotune.simulation.simulator import Simulator
-from bagua_autotune.simulation.step import Message, Step
-from bagua_autotune.simulation.traffic import Traffic
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.collectives import Phase, parts, reduction
+from bagua_simulator.recorded import Record
+from bagua_simulator.robust import bounded, softened
+from bagua_simulator.simulator import Simulator
+from bagua_simulator.step import Message, Step
+from bagua_simulator.traffic import Traffic
 
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bagua_autotune.simulation.cluster import Cluster, Link
-from bagua_autotune.simulation.collectives import Phase
+from bagua_simulator.cluster import Cluster, Link
+from bagua_simulator.collectives import Phase
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.simulator import Simulator
-from bagua_autotune.simulation.units import parse_bandwidth
-from bagua_autotune.simulation.workloads import load
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.simulator import Simulator
+from bagua_simulator.units import parse_bandwidth
+from bagua_simulator.workloads import load
 
 # A fixed set: what was measured on these problems stays comparable when the catalog grows.
 MODELS = ("vgg16", "resnet50", "bert-large", "gpt2-medium")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
-from bagua_autotune.simulation.simulator import Simulator
-from bagua_autotune.simulation.units import describe_bandwidth, describe_duration
+from bagua_simulator.simulator import Simulator
+from bagua_simulator.units import describe_bandwidth, describe_duration
 
 # So many of the configurations without a first or last bucket of its own are tried with one.
 REFINED = 10
