@@ -22,10 +22,10 @@ from cells.arms import WAYS, is_swept
 from cells.goals import BEST_SIZE_EXCESS, MEDIAN_ERROR
 from harness import print_table, write_json
 
-from bagua_autotune.simulation import Cluster
-from bagua_autotune.simulation.fitting import fit_record
-from bagua_autotune.simulation.recorded import RecordError, load_record
-from bagua_autotune.simulation.units import describe_bandwidth
+from bagua_simulator import Cluster
+from bagua_simulator.fitting import fit_record
+from bagua_simulator.recorded import RecordError, load_record
+from bagua_simulator.units import describe_bandwidth
 
 
 @dataclass(frozen=True)

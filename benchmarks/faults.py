@@ -33,7 +33,7 @@ from fault_injection.trouble import TroubledService
 from harness import print_table, write_json
 from tuning import truth
 
-from bagua_autotune.simulation import problems
+from bagua_simulator import problems
 from tests.e2e.conftest import LIMITS
 from tests.e2e.training import DEFAULT, train
 from tests.ranks import RankPool

@@ -17,10 +17,10 @@ from sqlalchemy import Connection, text
 from bagua_autotune.model.job import Event, JobSpec, Observation, Result, Trial
 from bagua_autotune.model.knobs import Categorical, Configuration, Value
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.workloads import load
 from bagua_autotune.store import Step, Store
 from bagua_autotune.tuning.objective import StepTime
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.workloads import load
 
 STEPS = 10  # observed under each trial
 PROFILES = 3  # of each of the first trials

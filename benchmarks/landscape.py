@@ -13,9 +13,9 @@ import numpy as np
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Value
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.simulation import Simulator, problems
-from bagua_autotune.simulation.collectives import Phase
-from bagua_autotune.simulation.layout import Bucket
+from bagua_simulator import Simulator, problems
+from bagua_simulator.collectives import Phase
+from bagua_simulator.layout import Bucket
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BASELINE_BYTES = 25 * MIB

@@ -32,7 +32,7 @@ from rich.progress import Progress
 from runs import Run, Setting, run
 from tables import as_json, show, show_wrong_models
 
-from bagua_autotune.simulation import problems
+from bagua_simulator import problems
 
 NOISES = (0.01, 0.05, 0.1)
 QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}

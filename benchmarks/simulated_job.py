@@ -10,11 +10,11 @@ import numpy as np
 
 from bagua_autotune.model.job import Event, JobSpec, Observation
 from bagua_autotune.model.knobs import Configuration, Value
-from bagua_autotune.simulation import Simulator
 from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
 from bagua_client.agent.watch import Watch
+from bagua_simulator import Simulator
 
 # As the client does it: a first report soon after a switch, then one every few steps, and a switch
 # that takes its messages.

@@ -23,10 +23,10 @@ from simulated_job import KNOBS, SimulatedJob
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.simulation import Simulator, problems
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_simulator import Simulator, problems
 
 MOST_STEPS = 3000
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise

@@ -20,12 +20,12 @@ import click
 from playwright.sync_api import Browser, FloatRect, sync_playwright
 
 from bagua_autotune.model.job import Event
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.units import parse_bandwidth
-from bagua_autotune.simulation.workloads import load
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_simulator import Simulator
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.units import parse_bandwidth
+from bagua_simulator.workloads import load
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.server import ServeProcess
 from tests.browser import launched

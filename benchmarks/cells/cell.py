@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed import Network
 
-from bagua_autotune.simulation.workloads import CATALOG, architecture
+from bagua_simulator.workloads import CATALOG, architecture
 
 MODELS = ("resnet50", "vgg16", "bert-base", "gpt2-small", "digits")
 DEFAULT_MODELS = ("resnet50", "vgg16", "bert-base")

@@ -14,9 +14,9 @@ from statistics import median
 import skopt
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.simulator import CHANNELS
 from bagua_client.agent.agent import DROPPED_STEPS
+from bagua_simulator import Simulator
+from bagua_simulator.simulator import CHANNELS
 from noise.unseen import MIB
 from noise.weather import Weather
 

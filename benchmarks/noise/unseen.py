@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bagua_autotune.model.knobs import Value
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.cluster import Cluster
-from bagua_autotune.simulation.collectives import Phase
-from bagua_autotune.simulation.layout import Bucket
-from bagua_autotune.simulation.units import parse_bandwidth
-from bagua_autotune.simulation.workload import Architecture, Layer, Workload
-from bagua_autotune.simulation.workloads import architecture
+from bagua_simulator import Simulator
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.collectives import Phase
+from bagua_simulator.layout import Bucket
+from bagua_simulator.units import parse_bandwidth
+from bagua_simulator.workload import Architecture, Layer, Workload
+from bagua_simulator.workloads import architecture
 
 KIB, MIB = 1024, 1024**2
 # A bandwidth that rises and falls with the size, and is where it was at four times the size.

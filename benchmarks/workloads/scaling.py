@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bagua_autotune.simulation.workload import FLOAT_BYTES, Architecture, Layer
+from bagua_simulator.workload import FLOAT_BYTES, Architecture, Layer
 
 Shape = tuple[int, ...]
 IMAGE_CHANNELS = 3

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bagua_autotune.simulation.workload import Architecture
-from bagua_autotune.simulation.workloads import CATALOG, architecture
+from bagua_simulator.workload import Architecture
+from bagua_simulator.workloads import CATALOG, architecture
 
 from .scaling import scaled
 

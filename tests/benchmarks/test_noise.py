@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from bagua_autotune.simulation.problems import problems as known_problems
+from bagua_simulator.problems import problems as known_problems
 from benchmarks.noise.rivals import RIVALS, Budget
 from benchmarks.noise.tunings import OURS, Setting, figures, tune
 from benchmarks.noise.unseen import MODELS, OddSimulator, problems

@@ -14,8 +14,8 @@ from bagua_autotune.cli.reader import (
     source_options,
 )
 from bagua_autotune.model.text import clean
-from bagua_autotune.simulation.summary import summarise
 from bagua_autotune.store import UnknownJob
+from bagua_simulator.summary import summarise
 
 
 @click.command()

@@ -8,7 +8,7 @@ from bagua_autotune.api.messages import JobSummary, Result, ShownTrial
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview import stock_ddp
+from bagua_autotune.overview.words import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
@@ -34,7 +34,7 @@ def show(job: str, database: str | None, url: str | None) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    say(f"stock DDP: {stock_ddp.line(chosen)}")
+    say(f"stock DDP: {stock_ddp_line(chosen)}")
 
 
 def _name_round(job: JobSummary) -> str:

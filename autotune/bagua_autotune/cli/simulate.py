@@ -12,18 +12,18 @@ import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
-from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.fitting import fit_record
-from bagua_autotune.simulation.plot import PlotError, plot
-from bagua_autotune.simulation.recorded import Record, RecordError, load_record
-from bagua_autotune.simulation.sweep import Point, Sweep, sweep
-from bagua_autotune.simulation.units import (
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.fitting import fit_record
+from bagua_simulator.plot import PlotError, plot
+from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.sweep import Point, Sweep, sweep
+from bagua_simulator.units import (
     describe_bandwidth,
     describe_duration,
     parse_bandwidth,
     parse_duration,
 )
-from bagua_autotune.simulation.workloads import CATALOG, load
+from bagua_simulator.workloads import CATALOG, load
 
 Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
 

@@ -7,18 +7,99 @@ nothing is registered globally.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
-from prometheus_client import disable_created_metrics
+from flask import Flask, Response, g, request
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
+from bagua_autotune import __version__
+from bagua_autotune.metrics import reasons
 from bagua_autotune.metrics.jobs import Jobs
-from bagua_autotune.metrics.service import ServiceMetrics
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
+
+PROPOSAL_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class ServiceMetrics:
+    """The registry of one app."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        build = Info("bagua_autotune_build", "What serves this.", registry=registry)
+        build.info({"version": __version__})
+        self.proposal_seconds = Histogram(
+            "bagua_autotune_proposal_seconds",
+            "Time to decide what follows a trial.",
+            buckets=PROPOSAL_BUCKETS,
+            registry=registry,
+        )
+        self.failed_decisions = Counter(
+            "bagua_autotune_failed_decisions",
+            "Decisions that failed, and are tried again at the job's next report.",
+            registry=registry,
+        )
+        self._requests = Counter(
+            "bagua_autotune_requests",
+            "Requests answered.",
+            ["route", "method", "code"],
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "bagua_autotune_request_seconds",
+            "Time to answer a request.",
+            ["route"],
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self._store_errors = Counter(
+            "bagua_autotune_store_errors",
+            "Times that the database could not be used, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in reasons.STORE_ERRORS:
+            self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def count_store_error(self, error: SQLAlchemyError) -> None:
+        self._store_errors.labels(reasons.of_store_error(error)).inc()
+
+    def watch(self, app: Flask) -> None:
+        """Count the app's requests."""
+
+        @app.before_request
+        def _start() -> None:
+            g.started = time.perf_counter()
+
+        @app.after_request
+        def _count(response: Response) -> Response:
+            # The rule, not the path: paths hold job ids and whatever clients make up.
+            route = request.url_rule.rule if request.url_rule else "unmatched"
+            method = request.method if request.url_rule else "any"
+            self._requests.labels(route, method, str(response.status_code)).inc()
+            self._request_seconds.labels(route).observe(time.perf_counter() - g.started)
+            return response
+
 
 logger = logging.getLogger(__name__)
 

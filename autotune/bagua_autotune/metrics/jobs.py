@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bagua_autotune.metrics import contact_families, job_families, steps, text
+from bagua_autotune.metrics import families, steps, text
 from bagua_autotune.model.job import BEING_TUNED, SILENT_SECONDS
 from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store, contacts, read_each
@@ -112,8 +112,8 @@ class Jobs:
         if known and known.contact == contact:
             return known
         template = known.template if known and known.contact.name == contact.name else None
-        template = template or text.Template(contact_families.families(contact.name))
-        return _State(contact, template, template.fill(contact_families.values(contact)))
+        template = template or text.Template(families.state_families(contact.name))
+        return _State(contact, template, template.fill(families.state_values(contact)))
 
     def _refresh(self, shown: Sequence[Contact]) -> None:
         """Make the texts of what changed: those never made first, then the oldest."""
@@ -133,7 +133,7 @@ class Jobs:
             self._made[contact.id] = _Made(contact.version, pieces, self._stopwatch())
 
     def _read(self, contact: Contact) -> Sequence[bytes]:
-        return text.pieces(job_families.families(self._summaries.of(contact)))
+        return text.pieces(families.job_families(self._summaries.of(contact)))
 
 
 def preferred(one: Contact, other: Contact, now: float) -> Contact:
@@ -156,5 +156,5 @@ def is_shown(contact: Contact, now: float) -> bool:
 
 
 # The same of every job, and there without any.
-STATE_HEADERS = text.headers(contact_families.families(None))
-HEADERS = text.headers(job_families.families(None))
+STATE_HEADERS = text.headers(families.state_families(None))
+HEADERS = text.headers(families.job_families(None))

@@ -12,7 +12,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
 from bagua_autotune.metrics import text
-from bagua_autotune.metrics.contact_families import JOB
+from bagua_autotune.metrics.families import JOB
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.tuning.objective import OBJECTIVES
 

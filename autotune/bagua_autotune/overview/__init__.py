@@ -6,8 +6,7 @@ from bagua_autotune.overview.curve import Curve
 from bagua_autotune.overview.figures import Figures
 from bagua_autotune.overview.layouts import JobLayouts
 from bagua_autotune.overview.overviews import Overview, Overviews
-from bagua_autotune.overview.summaries import JobSum, Summaries
-from bagua_autotune.overview.summary import Summary
+from bagua_autotune.overview.summary import JobSum, Summaries, Summary
 
 __all__ = [
     "Curve",

@@ -8,12 +8,34 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.overview import ranks
-from bagua_autotune.overview.best import best_estimate, is_settled, shown_round, speedup
 from bagua_autotune.overview.reading import Reading
-from bagua_autotune.overview.spent import spent
-from bagua_autotune.tuning.bill import Bill
-from bagua_autotune.tuning.standing import standing
+from bagua_autotune.overview.steps import exposed_seconds, rank_spread, step_seconds
+from bagua_autotune.tuning.bill import Bill, bill
+from bagua_autotune.tuning.rounds import of_round, search_seconds
+from bagua_autotune.tuning.standing import best_estimate, is_settled, shown_round, speedup, standing
+
+
+@dataclass(frozen=True)
+class Spent:
+    """``seconds``: from the first trial to the end of the last; ``bill``: its steps, and what they
+    lost against the baseline."""
+
+    seconds: float
+    bill: Bill
+
+
+def spent(reading: Reading, number: int) -> Spent:
+    """Of one round, as far as it has come."""
+    job, trials = reading.job, of_round(reading.trials, number)
+    baseline = standing(trials, job.baseline)
+    cost = bill(
+        trials,
+        reading.steps,
+        reading.switch_seconds,
+        baseline.center if baseline else None,
+        reading.objective,
+    )
+    return Spent(search_seconds(job, trials), cost)
 
 
 @dataclass(frozen=True)
@@ -75,14 +97,14 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
     bounds = _bounds(faster) if faster else (None, None)
-    spread = ranks.spread(latest)
+    spread = rank_spread(latest)
     search = spent(reading, shown_round(job))
     cost = search.bill
     is_known = has_seconds and baseline is not None
     return Figures(
         baseline_seconds=objective.seconds(baseline.center) if baseline else None,
         incumbent_seconds=objective.seconds(best.center) if best else None,
-        current_seconds=reading.drifted_seconds or ranks.step_seconds(latest),
+        current_seconds=reading.drifted_seconds or step_seconds(latest),
         speedup=faster.center if faster else None,
         speedup_low=bounds[0],
         speedup_high=bounds[1],
@@ -91,7 +113,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         cost_seconds=cost.cost_seconds if is_known else None,
         cost_steps=cost.cost_steps if is_known else None,
         payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
-        exposed_seconds=ranks.exposed_seconds(latest, profiles),
+        exposed_seconds=exposed_seconds(latest, profiles),
         rank_spread_ratio=spread.ratio if spread else None,
         slowest_rank=spread.slowest_rank if spread else None,
         slowest_share=spread.slowest_share if spread else None,

@@ -11,27 +11,27 @@ from typing import NamedTuple
 from bagua_autotune.model.job import Event, Job
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.best import best_trial
 from bagua_autotune.overview.cache import Cache
 from bagua_autotune.overview.curve import Curve, closed, make_curve
-from bagua_autotune.overview.explanation import baseline_trial, explain
 from bagua_autotune.overview.layouts import JobLayouts, Role, make_layouts
-from bagua_autotune.overview.ranks import RankTime, exposed_seconds, rank_times
 from bagua_autotune.overview.reading import LATEST_STEPS, Reading, read
 from bagua_autotune.overview.steps import (
     Best,
+    RankTime,
     Series,
     Switch,
     best_so_far,
+    exposed_seconds,
+    rank_times,
     switches,
     thin_out,
 )
-from bagua_autotune.overview.stock_ddp import snippet
-from bagua_autotune.overview.summaries import Summaries
-from bagua_autotune.overview.summary import LATEST_PROFILES, Summary, make_summary
+from bagua_autotune.overview.summary import LATEST_PROFILES, Summaries, Summary, make_summary
+from bagua_autotune.overview.words import baseline_trial, explain, stock_ddp_snippet
 from bagua_autotune.store import contacts, digests, read_each
 from bagua_autotune.store.contacts import Contact
 from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.tuning.status import TrialStatus, trial_statuses
 from bagua_autotune.tuning.tuner import Tuner
 
@@ -216,7 +216,7 @@ class Overviews:
             best=best_so_far(reading),
             ranks=rank_times(reading.latest) if has_seconds else [],
             why=explain(reading, summary.figures, self._exposed(reading)),
-            stock_ddp=snippet(best.configuration if best else job.baseline),
+            stock_ddp=stock_ddp_snippet(best.configuration if best else job.baseline),
             events=self._store.events(job_id, NEWEST_EVENTS),
         )
 

@@ -6,11 +6,11 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.overview.best import is_settled, shown_round
 from bagua_autotune.store import Store, digests
 from bagua_autotune.store.digests import Steps
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import is_settled, shown_round
 
 LATEST_STEPS = 20
 

@@ -1,14 +1,21 @@
-"""What a list of jobs shows of each."""
+"""What is known of each job, summed up once per revision, for all who look at many jobs."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import Protocol
-from bagua_autotune.overview.figures import Figures, make_figures
-from bagua_autotune.overview.headline import make_headline
-from bagua_autotune.overview.reading import Reading
+from bagua_autotune.model.job import Job, Protocol, TrialState
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.overview.cache import Cache
+from bagua_autotune.overview.figures import Figures, make_figures, spent
+from bagua_autotune.overview.reading import Reading, read
+from bagua_autotune.overview.words import make_headline
 from bagua_autotune.store import Store, digests
+from bagua_autotune.store.contacts import Contact
+from bagua_autotune.tuning.decision import failure_code
+from bagua_autotune.tuning.standing import is_settled
 from bagua_autotune.tuning.status import JobStatus, job_status
 
 # Enough for a median.
@@ -48,3 +55,84 @@ def make_summary(store: Store, reading: Reading) -> Summary:
         headline=make_headline(reading, status.progress, figures),
         figures=figures,
     )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of all rounds, and whether the latest steps are of what runs now.
+
+    Attributes:
+        trials: how many are in each state.
+        failures: how many failed, by the code of the reason.
+        incumbent: the best one of the latest round; once tuned, what was kept.
+        drifts: lasting changes of the step times that the ranks told of.
+        search_steps, search_seconds: of all rounds, as the figures tell them of one.
+        is_current: not so between a trial's begin and its first steps: the latest steps are then
+            of the trial before.
+    """
+
+    trials: Mapping[TrialState, int]
+    failures: Mapping[str, int]
+    incumbent: Configuration | None
+    drifts: int
+    search_steps: int
+    search_seconds: float
+    is_current: bool
+
+
+def make_totals(reading: Reading, summary: Summary) -> Totals:
+    """Add up what was read."""
+    job, trials = reading.job, reading.trials
+    last = trials[-1] if trials else None
+    searches = [spent(reading, number) for number in range(job.round + 1)]
+    return Totals(
+        trials=Counter(trial.state for trial in trials),
+        failures=Counter(failure_code(trial.failure) for trial in trials if trial.failure),
+        incumbent=_incumbent(job, summary),
+        drifts=reading.drifts,
+        search_steps=sum(search.bill.steps for search in searches),
+        search_seconds=sum(search.seconds for search in searches),
+        is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
+    )
+
+
+def _incumbent(job: Job, summary: Summary) -> Configuration | None:
+    if job.result and is_settled(job):
+        return job.result.configuration
+    return summary.progress.incumbent
+
+
+# A few kilobytes each.
+MOST_JOBS = 5000
+
+
+@dataclass(frozen=True)
+class JobSum:
+    """A job's latest round, and all of them together."""
+
+    summary: Summary
+    totals: Totals
+
+
+class Summaries:
+    """Of the jobs of a store. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: Cache[JobSum] = Cache(MOST_JOBS)
+
+    def of(self, contact: Contact) -> JobSum:
+        """As new as the contact, or newer. Raises UnknownJob if there is no such job."""
+        return self._kept.get(contact.id, contact.version, lambda: self._make(contact.id))
+
+    def known(self, contact: Contact) -> JobSum | None:
+        """As the job was when it was last summed up, if it was."""
+        found = self._kept.known(contact.id)
+        is_of_it = found is not None and found.summary.created_at == contact.created_at
+        return found if is_of_it else None
+
+    def _make(self, job_id: str) -> JobSum:
+        with self._store.database.reading():
+            reading = read(self._store, job_id)
+            summary = make_summary(self._store, reading)
+            return JobSum(summary, make_totals(reading, summary))

@@ -1,7 +1,8 @@
-"""How fast each configuration is, from all its trials of a round: what is shown of a job.
+"""What is best of a job, and how fast each configuration is: what is shown of it.
 
 The luckiest of many measurements is too good to be true, so the trials of one configuration are
-pooled. The decisions themselves look at trials one by one (see decision, confirmation).
+pooled. The decisions themselves look at trials one by one (see decision, confirmation). Only trials
+of one round are compared: what other rounds measured was another machine, so to say.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import BEING_TUNED, Job, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.statistics import Estimate, pooled
+from bagua_autotune.model.statistics import Estimate, Interval, pooled
+from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import of_round
 
 
 @dataclass(frozen=True)
@@ -74,3 +78,66 @@ def course(job: Job, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Standing 
 
 def _cost(found: Standing) -> float:
     return found.estimate.center
+
+
+def is_settled(job: Job) -> bool:
+    """Whether its result is the last word: it is not if the job is tuned again."""
+    return job.result is not None and job.phase not in BEING_TUNED
+
+
+def shown_round(job: Job) -> int:
+    """The round that is spoken of: the result's own where that is the last word, else the latest.
+
+    They differ where the training ended while the job was tuned again.
+    """
+    return job.round - 1 if is_settled(job) and job.phase == "ended" else job.round
+
+
+def best_configuration(job: Job, trials: Sequence[Trial]) -> Configuration | None:
+    """What was kept, or else the best so far; None before something is measured.
+
+    Args:
+        trials: of all rounds.
+    """
+    if job.result and is_settled(job):
+        return job.result.configuration
+    found = best(job, of_round(trials, job.round))
+    return found.configuration if found else None
+
+
+def best_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
+    """What all its trials of the round that is shown say of its cost."""
+    wanted = best_configuration(job, trials)
+    return standing(of_round(trials, shown_round(job)), wanted) if wanted is not None else None
+
+
+def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
+    """The first measured one of the best configuration, in the round that is shown."""
+    wanted = best_configuration(job, trials)
+    current = of_round(trials, shown_round(job))
+    return next((t for t in current if t.estimate and t.configuration == wanted), None)
+
+
+def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval | None:
+    """Of the result once there is one, else of the best so far.
+
+    The latter's bounds are the widest that its own interval and the baseline's allow, both from all
+    their trials; infinite where one of them was measured by a single value. It is not confirmed:
+    that of many configurations which seems the best is partly the luckiest.
+
+    Args:
+        trials: of all rounds.
+    """
+    if job.result and is_settled(job):
+        return Interval(job.result.speedup, job.result.low, job.result.high)
+    current = of_round(trials, job.round)
+    leader, baseline = best(job, current), standing(current, job.baseline)
+    if leader is None or baseline is None:
+        return None
+    found = leader.estimate
+    if leader.configuration == job.baseline:
+        return Interval(1.0, 1.0, 1.0)
+    gains = (baseline.center - found.center, baseline.low - found.high, baseline.high - found.low)
+    return Interval(
+        *(objective.speedup(gain, baseline.center) if isfinite(gain) else gain for gain in gains)
+    )

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main
-from bagua_autotune.simulation import Simulator
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.simulation.jobs import MIB, make_cluster, make_workload
+from bagua_simulator import Simulator
 from tests.autotune.support import make_spec
+from tests.simulator.jobs import MIB, make_cluster, make_workload
 
 NETWORK = ["--nodes", "16", "--ranks-per-node", "8", "--bandwidth", "25Gbit", "--latency", "100us"]
 MEASURED = Simulator(

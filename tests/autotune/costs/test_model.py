@@ -11,8 +11,8 @@ from bagua_autotune.costs import Cost, CostModel, Kind, Layouts, fit_model
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.problems import problems
+from bagua_simulator import Simulator
+from bagua_simulator.problems import problems
 from tests.autotune.costs.profiled import MIB, profile
 
 FLAT = Kind()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, timeline
 from bagua_autotune.costs.timeline import ends, latencies
-from bagua_autotune.simulation import collectives
 from bagua_client.reducer import carrier
+from bagua_simulator import collectives
 
 SIZES = st.integers(0, 1000) | st.integers(0, 20).map(lambda parts: parts * 2**18)
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), SIZES), min_size=1, max_size=12)

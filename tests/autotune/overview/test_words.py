@@ -8,10 +8,8 @@ import pytest
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview import stock_ddp
-from bagua_autotune.overview.explanation import explain
 from bagua_autotune.overview.figures import make_figures
-from bagua_autotune.overview.headline import make_headline
+from bagua_autotune.overview.words import explain, make_headline, stock_ddp_snippet
 from bagua_autotune.tuning.status import job_status
 from tests.autotune.overview.jobs import (
     DEFAULT,
@@ -193,10 +191,10 @@ def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
 
 
 def test_the_snippet_is_python_and_says_what_is_missing() -> None:
-    plain = stock_ddp.snippet(Configuration(bucket_bytes=4 << 20, hierarchical="off"))
+    plain = stock_ddp_snippet(Configuration(bucket_bytes=4 << 20, hierarchical="off"))
     assert plain.endswith("model = DistributedDataParallel(model, bucket_cap_mb=4)")
     assert "#" not in plain
-    more = stock_ddp.snippet(Configuration(FASTER, channels=2))
+    more = stock_ddp_snippet(Configuration(FASTER, channels=2))
     assert "# Stock DDP cannot do the rest: hierarchical, 2 channels." in more
     for text in (plain, more):
         compile(text, "snippet", "exec")

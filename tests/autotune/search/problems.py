@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.problems import problems
+from bagua_simulator import Simulator
+from bagua_simulator.problems import problems
 
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
 

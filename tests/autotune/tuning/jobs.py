@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.simulation import Cluster, Simulator
-from bagua_autotune.simulation.workloads import load
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.workloads import load
 from benchmarks.simulated_job import SimulatedJob
 
 GBIT = 1e9 / 8

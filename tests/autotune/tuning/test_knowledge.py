@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.simulation import Simulator
 from bagua_autotune.store import Store, retention
 from bagua_autotune.tuning import knowledge
 from bagua_autotune.tuning.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
 from bagua_autotune.tuning.tuner import Tuner, WrongStep
-from tests.autotune.simulation.jobs import make_cluster, make_workload
+from bagua_simulator import Simulator
 from tests.autotune.support import MIB, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
+from tests.simulator.jobs import make_cluster, make_workload
 
 LISTS = ("bucket_bytes", "hierarchical", "buckets")
 

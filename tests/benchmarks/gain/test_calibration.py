@@ -9,9 +9,9 @@ from pathlib import Path
 import calibration
 import pytest
 
-from bagua_autotune.simulation import Simulator
-from bagua_autotune.simulation.summary import summarise
-from tests.autotune.simulation.jobs import MIB, make_cluster, make_workload
+from bagua_simulator import Simulator
+from bagua_simulator.summary import summarise
+from tests.simulator.jobs import MIB, make_cluster, make_workload
 
 SIZES = (MIB // 2, 4 * MIB, 16 * MIB, 64 * MIB)
 WAYS = ("off", "leaders", "shards")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.simulation.workloads import CATALOG, architecture
+from bagua_simulator.workloads import CATALOG, architecture
 from benchmarks.workloads.scaling import scaled
 
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_autotune.simulation.workload import Architecture, Layer
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_simulator.workload import Architecture, Layer
 from benchmarks.workloads import sleeping
 from benchmarks.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
 from tests.ranks import RankPool

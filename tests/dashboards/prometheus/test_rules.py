@@ -13,7 +13,7 @@ import yaml
 
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.overview import Summaries
-from bagua_autotune.overview.ranks import SLOW_RATIO, SLOW_SHARE
+from bagua_autotune.overview.steps import SLOW_RATIO, SLOW_SHARE
 from bagua_autotune.store import Store
 
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"

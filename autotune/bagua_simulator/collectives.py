@@ -1,0 +1,136 @@
+"""What one bucket's reduction asks of the links, phase by phase.
+
+Numbers of hops and the choice between ring and tree follow NCCL's own tuning model
+(``src/graph/tuning.cc``): a ring's latency grows with the ranks and a tree's with their logarithm,
+while a tree has 92 % of the ring's bandwidth. Volumes are those of Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH" (2005). A small message does not fill
+a link: what it reaches rises with its size, slower than latency alone would make it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from bagua_simulator.cluster import Cluster, Link
+
+Way = Literal["off", "leaders", "shards"]
+"""Of reducing: flat, one rank of each node between the nodes, or each with its share."""
+TREE_BANDWIDTH = 0.92
+# How steeply the reached bandwidth rises with the size of the message.
+RISE = 0.6
+# A conversion reads and writes GPU memory (900 GB/s on a V100), at both ends of the way.
+CONVERTED_BYTES_PER_SECOND = 300e9
+# The client divides a bucket into no smaller parts.
+SMALLEST_PART_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One operation: a wait, then bytes over each node's link at no more than ``most``.
+
+    Attributes:
+        link: the resource that it shares with the other phases under way.
+        seconds: from its start until the bytes flow.
+        bytes: over the link in each direction.
+        most: bytes per second that it reaches alone.
+        flows: connections that the link sees; one between each pair of neighbours for a
+            collective.
+    """
+
+    link: Link
+    seconds: float
+    bytes: float
+    most: float
+    flows: int = 1
+
+    @property
+    def alone_seconds(self) -> float:
+        """How long it takes when it has the link to itself."""
+        return self.seconds + self.bytes / self.most
+
+
+def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[Phase, ...]:
+    """The phases that sum ``size_bytes`` over all ranks; none if there is one rank.
+
+    Args:
+        hierarchical: ``off``, ``leaders`` or ``shards``; all mean the same to a cluster of one
+            node or of one rank on each.
+
+    Raises:
+        ValueError: another value.
+    """
+    if hierarchical not in get_args(Way):
+        raise ValueError(f"hierarchical is {hierarchical!r} and not off, leaders or shards")
+    if cluster.world_size == 1:
+        return ()
+    if hierarchical == "off" or not cluster.is_hierarchical:
+        return (_flat(cluster, size_bytes),)
+    ranks = cluster.ranks_per_node
+    hops = (ranks - 1) * cluster.inside_latency_seconds
+    if hierarchical == "leaders":
+        inside = _inside(cluster, hops, size_bytes)
+        return (inside, _across(cluster, size_bytes, flows=1), inside)
+    inside = _inside(cluster, hops, size_bytes * (ranks - 1) / ranks)
+    inside = replace(inside, most=inside.most * cluster.shards_share)
+    return (inside, _across(cluster, size_bytes, flows=ranks), inside)
+
+
+def parts(size_bytes: float, channels: int) -> int:
+    """In how many a bucket of so many bytes on the wire travels at once."""
+    return max(1, min(channels, int(size_bytes // SMALLEST_PART_BYTES)))
+
+
+def converted_seconds(size_bytes: float) -> float:
+    """Time to bring a bucket into another precision and back."""
+    return 2 * size_bytes / CONVERTED_BYTES_PER_SECOND
+
+
+def _flat(cluster: Cluster, size_bytes: float) -> Phase:
+    """One ring or tree over all ranks, which enters and leaves each node once."""
+    world = cluster.world_size
+    inside_hops = 2 * (world - cluster.nodes)
+    volume = 2 * (world - 1) / world * size_bytes
+    if cluster.nodes == 1:
+        return _inside(cluster, inside_hops * cluster.inside_latency_seconds, volume)
+    tree_inside = 2 * (cluster.ranks_per_node - 1) * cluster.inside_latency_seconds
+    most = min(_reached(cluster, size_bytes), cluster.inside_bandwidth_bytes_per_second)
+    return _ring_or_tree(
+        cluster, volume, most, inside_hops * cluster.inside_latency_seconds, tree_inside
+    )
+
+
+def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
+    """All-reduces between the nodes side by side, of one part of the bucket each."""
+    volume = 2 * (cluster.nodes - 1) / cluster.nodes * size_bytes
+    together = flows * _reached(cluster, size_bytes / flows)
+    most = min(cluster.capacity("network", flows), together)
+    return replace(_ring_or_tree(cluster, volume, most, 0.0, 0.0), flows=flows)
+
+
+def _ring_or_tree(
+    cluster: Cluster, volume: float, most: float, ring_inside: float, tree_inside: float
+) -> Phase:
+    """Whichever takes less alone; the seconds inside the node are those of all its hops."""
+    hop = cluster.latency_seconds
+    ring_seconds = cluster.start_seconds + ring_inside + 2 * (cluster.nodes - 1) * hop
+    ring = Phase("network", ring_seconds, volume, most)
+    depth = math.ceil(math.log2(cluster.nodes))
+    tree_seconds = cluster.start_seconds + tree_inside + 2 * depth * hop
+    tree = Phase("network", tree_seconds, volume, most * TREE_BANDWIDTH)
+    return min(ring, tree, key=lambda phase: phase.alone_seconds)
+
+
+def _inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
+    most = cluster.inside_bandwidth_bytes_per_second * cluster.flow_share
+    return Phase("inside", cluster.start_seconds + hops_seconds, volume, most)
+
+
+def _reached(cluster: Cluster, message_bytes: float) -> float:
+    """Bytes per second of one flow alone between two nodes."""
+    limit = min(
+        cluster.bandwidth_bytes_per_second * cluster.flow_share, cluster.flow_bytes_per_second
+    )
+    half_bytes = cluster.half_seconds * cluster.bandwidth_bytes_per_second
+    return limit / (1 + math.pow(half_bytes / max(message_bytes, 1.0), RISE))

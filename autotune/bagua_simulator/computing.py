@@ -1,0 +1,116 @@
+"""What a job computes, from its profiled steps, with what communicating adds taken out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.profile import Profile
+from bagua_simulator.collectives import parts
+from bagua_simulator.robust import bounded, softened
+from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
+
+ProfiledStep = tuple[Mapping[str, Value], Profile]
+"""A step's configuration, and what rank 0 noted in it."""
+Floats = NDArray[np.float64]
+# By what the length of one trial's computing differs from the next one's, as a share of it.
+SPREAD = 0.02
+# The backward pass is compared between trials at the ends of so many parts of it.
+PARTS = 8
+# Least squares gives up after so many evaluations of two figures and their derivatives.
+MOST_EVALUATIONS = 40
+
+
+class Computing(NamedTuple):
+    """``ready_seconds`` of each tensor since the first one, ascending, with an idle network."""
+
+    forward_seconds: float
+    ready_seconds: Floats
+    contention: float
+    launch_seconds: float
+
+
+def fit_computing(steps: Sequence[ProfiledStep]) -> Computing:
+    """Medians over the steps.
+
+    Computing is slower while buckets travel, and launching them takes time. How much of either is
+    what makes the trials agree best on when each tensor is ready without them: where a GPU computes
+    while the CPU launches, neither costs anything. Least squares of each trial's median, in which a
+    trial that is far off counts little, with the usual figures as a prior, each as uncertain as it
+    is large.
+    """
+    from scipy.optimize import least_squares  # here: takes long to import
+
+    trials: dict[tuple[tuple[str, Value], ...], list[_Course]] = {}
+    for configuration, profile in steps:
+        key = tuple(sorted(configuration.items()))
+        trials.setdefault(key, []).append(_Course(configuration, profile))
+    courses = list(trials.values())
+
+    def medians(figures: Floats) -> Floats:
+        """When tensors are ready with an idle network, by trial."""
+        return np.array(
+            [
+                np.median([step.idle_ready(*figures.tolist()) for step in trial], axis=0)
+                for trial in courses
+            ]
+        )
+
+    def differences(figures: Floats) -> Floats:
+        compared = medians(figures)[:, places]
+        apart = (compared - np.median(compared, axis=0)) / spread_seconds / math.sqrt(len(places))
+        return np.concatenate([*map(bounded, apart), softened(figures / usual - 1)])
+
+    usual = np.array([CONTENTION, LAUNCH_SECONDS])
+    usually = medians(usual)
+    places = np.linspace(0, usually.shape[1] - 1, PARTS + 1).astype(int)[1:]
+    spread_seconds = SPREAD * max(float(np.median(usually.max(axis=1))), 1e-9)
+    found = least_squares(
+        differences, usual, bounds=([0.0, 0.0], [np.inf, np.inf]), x_scale=usual,
+        max_nfev=MOST_EVALUATIONS,
+    ).x.tolist()  # fmt: skip
+    every = [step for trial in courses for step in trial]
+    ready = np.median([step.idle_ready(*found) for step in every], axis=0)
+    forward = np.median([step.began_seconds for step in every])
+    return Computing(float(forward), np.maximum.accumulate(np.maximum(ready, 0.0)), *found)
+
+
+class _Course:
+    """Of a profiled step: what was under way from moment to moment of its backward pass."""
+
+    def __init__(self, configuration: Mapping[str, Value], profile: Profile) -> None:
+        # Of a chain's operations the one between the nodes takes nearly all the time.
+        channels = configuration.get("channels", 1)
+        most = channels if isinstance(channels, int) else 1
+        stages = 1 if configuration.get("hierarchical", "off") == "off" else 3
+        ready = np.array(profile.ready_seconds)
+        counts = np.array([parts(bucket.bytes, most) for bucket in profile.buckets])
+        starts, begun_parts = _counted([b.started_seconds for b in profile.buckets], counts)
+        ends, ended_parts = _counted([b.ended_seconds for b in profile.buckets], counts)
+        moments = np.unique(np.concatenate([ready, starts, ends]))
+        self.began_seconds = float(ready.min())
+        moments = moments[moments >= self.began_seconds]
+        begun = begun_parts[np.searchsorted(starts, moments[:-1], "right")]
+        under_way = begun - ended_parts[np.searchsorted(ends, moments[:-1], "right")]
+        self._lengths = np.diff(moments)
+        self._flows = np.sqrt(np.clip(under_way, 0, most))
+        # Every tensor's is one of the moments.
+        self._places = np.searchsorted(moments, ready)
+        self._launches = begun_parts[np.searchsorted(starts, ready, "right")] * stages
+
+    def idle_ready(self, contention: float, launch_seconds: float) -> Floats:
+        """When each tensor would have been ready, since the first one, with an idle network."""
+        computed = np.cumsum(self._lengths / (1 + contention * self._flows))
+        found: Floats = np.concatenate([[0.0], computed])[self._places]
+        return found - self._launches * launch_seconds
+
+
+def _counted(seconds: Sequence[float], counts: Floats) -> tuple[Floats, Floats]:
+    """The moments in their order, and how many parts there were before each of them."""
+    order = np.argsort(seconds)
+    return np.asarray(seconds)[order], np.concatenate([[0], np.cumsum(counts[order])])

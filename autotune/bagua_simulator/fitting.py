@@ -1,0 +1,197 @@
+"""The network of a measured job, as figures of the simulator.
+
+Every way of reducing is simulated on the same links, so what one way shows tells of the others
+too. Steps are simulated from the moments at which their buckets were handed over; what is compared
+is how long each bucket took from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.collectives import Phase, parts, reduction
+from bagua_simulator.recorded import Record
+from bagua_simulator.robust import bounded, softened
+from bagua_simulator.simulator import Simulator
+from bagua_simulator.step import Message, Step
+from bagua_simulator.traffic import Traffic
+
+Floats = NDArray[np.float64]
+
+
+class Usual(NamedTuple):
+    """A usual figure, and how many times more or less is unusual, in logarithms."""
+
+    value: float
+    spread: float
+
+
+# They decide what the traffic leaves open: latency where all sizes are alike, the links inside a
+# node, as a multiple of its link to the others, where nothing was reduced there.
+USUAL_LINK = {
+    "bandwidth_bytes_per_second": Usual(1.25e9, 3.0),
+    "latency_seconds": Usual(50e-6, 5.0),
+}
+USUAL_LATE = {"late_seconds": Usual(0.5e-3, 2.0)}
+# How many connections fill a link; less than one: one of them does.
+USUAL_FLOWS = {"flows": Usual(0.9, 1.5)}
+USUAL_NODE = {
+    "start_seconds": Usual(15e-6, 5.0),
+    "inside_ratio": Usual(10.0, 2.0),
+    "shards_share": Usual(0.9, 0.7),
+}
+# The search begins anew from the best few of all combinations of these, as one in which everything
+# is far off leads nowhere. What takes long may be latency, a late rank, the start of an operation.
+BEGINNINGS: dict[str, Sequence[float]] = {
+    "bandwidth_bytes_per_second": (10.0 ** np.arange(6, 12, 0.5)).tolist(),
+    "latency_seconds": (1e-5, 1e-3),
+    "late_seconds": (5e-4, 5e-2),
+    "start_seconds": (1e-5, 1e-3),
+    "flows": (0.5, 4.0),
+}
+MOST_BEGINNINGS = 3
+# The model foretells a bucket's duration, and a whole step's communication, that well.
+DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
+# What is shorter is compared as if it took so long: clocks tell no less.
+SHORTEST_SECONDS = 1e-7
+# Least squares ends where a step improves the fit, or changes the figures, by no more than this
+# share, and after so many evaluations of the figures and their derivatives.
+TOLERANCE, MOST_EVALUATIONS = 1e-4, 40
+# Logarithms of figures stay within so much of 0, so that all is finite.
+FARTHEST = 50.0
+
+
+def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
+    """The cluster on which buckets take the times of these steps.
+
+    Fitted are bandwidth and latency of the links between the nodes, the start of an operation, the
+    bandwidth inside the nodes and the share of it that sharded reductions reach; in a single node
+    its own links. Where one way to reduce was measured with several numbers of channels, the most
+    that one connection sends is fitted as well; else it is taken to fill the link. By how much the
+    slowest rank is later than the one that was profiled is fitted too, and left out of the cluster;
+    where every step has one bucket only, this cannot be told from latency and counts as such. The
+    rest is as usual. Least squares of the logarithms, in which a trial that is far off counts
+    little.
+
+    Raises:
+        ValueError: there is no traffic, or only one rank.
+    """
+    from scipy.optimize import least_squares  # here: takes long to import
+
+    measured = [each for each in traffic if each.is_measured]
+    if not measured or nodes * ranks_per_node < 2:
+        raise ValueError("no reduction was measured from which the network could be told")
+    usual = _usual(nodes, ranks_per_node, measured)
+    logarithms = np.log([figure.value for figure in usual.values()])
+    spreads = np.array([figure.spread for figure in usual.values()])
+
+    def figures(tried: Floats) -> dict[str, float]:
+        values = np.exp(np.clip(tried, -FARTHEST, FARTHEST)).tolist()
+        return dict(zip(usual, values, strict=True))
+
+    def differences(tried: Floats) -> Floats:
+        found = figures(tried)
+        cluster = _cluster(nodes, ranks_per_node, found)
+        late_seconds = found.get("late_seconds", 0.0)
+        apart = [_differences(cluster, each, late_seconds) for each in measured]
+        return np.concatenate([*apart, (tried - logarithms) / spreads])
+
+    values = [BEGINNINGS.get(name, (figure.value,)) for name, figure in usual.items()]
+    beginnings: list[Floats] = [np.log(each) for each in product(*values)]
+    beginnings.sort(key=lambda each: float((differences(each) ** 2).sum()))
+    most = [0.0 if name == "shards_share" else np.inf for name in usual]
+    ends = [
+        least_squares(
+            differences, each, bounds=(-np.inf, most), ftol=TOLERANCE, xtol=TOLERANCE,
+            max_nfev=MOST_EVALUATIONS,
+        )
+        for each in beginnings[:MOST_BEGINNINGS]
+    ]  # fmt: skip
+    best = min(ends, key=lambda end: float(end.cost))
+    return _cluster(nodes, ranks_per_node, figures(best.x))
+
+
+def fit_record(record: Record) -> Simulator:
+    """The recorded job, on the cluster that it ran on.
+
+    Raises:
+        ValueError: nothing was measured from which the network could be told.
+    """
+    return record.simulator(fit_cluster(*record.shape, record.traffic))
+
+
+def _usual(nodes: int, ranks_per_node: int, measured: Sequence[Traffic]) -> dict[str, Usual]:
+    """The figures that are fitted, the link's first."""
+    found = dict(USUAL_LINK)
+    if any(len(each.buckets) > 1 for each in measured):
+        found |= USUAL_LATE
+    kinds = {(each.hierarchical, each.channels) for each in measured}
+    if nodes > 1 and len(kinds) > len({hierarchical for hierarchical, _ in kinds}):
+        found |= USUAL_FLOWS
+    return found | (USUAL_NODE if nodes > 1 and ranks_per_node > 1 else {})
+
+
+def _cluster(nodes: int, ranks_per_node: int, figures: Mapping[str, float]) -> Cluster:
+    bandwidth, latency = figures["bandwidth_bytes_per_second"], figures["latency_seconds"]
+    cluster = Cluster(nodes, ranks_per_node, bandwidth, latency)
+    if "flows" in figures:
+        cluster = replace(cluster, flow_bytes_per_second=bandwidth / figures["flows"])
+    if nodes == 1:
+        return replace(
+            cluster,
+            inside_bandwidth_bytes_per_second=bandwidth,
+            inside_latency_seconds=latency,
+        )
+    if ranks_per_node == 1:
+        return cluster
+    return replace(
+        cluster,
+        start_seconds=figures["start_seconds"],
+        inside_bandwidth_bytes_per_second=bandwidth * figures["inside_ratio"],
+        shards_share=figures["shards_share"],
+    )
+
+
+def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Floats:
+    """Of each bucket's duration and of the whole step's, which weighs more than all buckets.
+
+    No bucket begins before the slowest rank has its first one. Those whose end is not known take
+    part, but are not compared.
+    """
+    buckets = traffic.buckets
+    starts = np.array([bucket.started_seconds for bucket in buckets])
+    measured = np.array([bucket.ended_seconds for bucket in buckets])
+    begun = np.maximum(starts, starts[0] + late_seconds).tolist()
+    messages = [
+        Message(start, 0.0, _parts(cluster, traffic, bucket.bytes))
+        for start, bucket in zip(begun, buckets, strict=True)
+    ]
+    step = Step(messages, begun[-1], traffic.channels, cluster, contention=0.0)
+    ended = np.array(step.run().ended_seconds)
+    known = measured > starts
+    each = _logarithms((ended - starts)[known], (measured - starts)[known])
+    whole = _logarithms(ended[known].max() - starts[0], measured[known].max() - starts[0])
+    # Steps that differ among themselves tell no more than they agree on.
+    certainty = 1 / max(1.0, traffic.spread / WHOLE_SPREAD)
+    durations = softened(each / DURATION_SPREAD) / math.sqrt(len(each))
+    whole /= WHOLE_SPREAD
+    return np.append(bounded(certainty * durations), bounded(certainty * np.array([whole])))
+
+
+def _parts(cluster: Cluster, traffic: Traffic, size_bytes: int) -> tuple[tuple[Phase, ...], ...]:
+    count = parts(size_bytes, traffic.channels)
+    return (reduction(cluster, traffic.hierarchical, size_bytes / count),) * count
+
+
+def _logarithms(predicted: Floats, measured: Floats) -> Floats:
+    shortest = SHORTEST_SECONDS
+    found: Floats = np.log(np.maximum(predicted, shortest) / np.maximum(measured, shortest))
+    return found

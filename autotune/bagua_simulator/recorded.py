@@ -1,0 +1,153 @@
+"""The file that ``bagua-autotune export JOB --profile`` writes: a job as it was measured."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.profile import BucketTiming, Seconds
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator
+from bagua_simulator.traffic import Traffic, summed_up
+from bagua_simulator.workload import Workload
+
+
+class RecordError(Exception):
+    """A file that cannot be used; the text says which and why."""
+
+
+class _Computed(BaseModel):
+    """What all versions hold.
+
+    Attributes:
+        tensors: in gradient-ready order.
+        forward_seconds: until the first gradient is ready.
+        ready_seconds: of each tensor, since the first one, as if nothing were communicated.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    format: Literal["bagua-autotune profile"] = "bagua-autotune profile"
+    job: str = Field(min_length=1, max_length=200)
+    ranks_per_node: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(min_length=1)
+    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=100_000)
+    forward_seconds: Seconds
+    ready_seconds: tuple[Seconds, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Computed:
+        if len(self.ready_seconds) != len(self.tensors):
+            raise ValueError(
+                f"ready_seconds has {len(self.ready_seconds)} entries for "
+                f"{len(self.tensors)} tensors"
+            )
+        if any(later < earlier for earlier, later in pairwise(self.ready_seconds)):
+            raise ValueError("ready_seconds must ascend")
+        return self
+
+
+class Record(_Computed):
+    """What a job computes and what its network did.
+
+    Attributes:
+        contention, launch_seconds: what communicating costs computing; see
+            :class:`~bagua_simulator.simulator.Simulator`.
+        traffic: of profiled steps, those that ran alike together; none if the job ran at another
+            precision only.
+    """
+
+    version: Literal[2] = 2
+    contention: float = Field(default=CONTENTION, ge=0, le=1e3)
+    launch_seconds: Seconds = LAUNCH_SECONDS
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=1_000_000)
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.job, self.tensors, self.forward_seconds, self.ready_seconds)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Nodes, and ranks on each: those of the largest."""
+        return len(self.ranks_per_node), max(self.ranks_per_node)
+
+    def simulator(self, cluster: Cluster) -> Simulator:
+        """The job on a cluster."""
+        return Simulator(self.workload, cluster, self.contention, self.launch_seconds)
+
+
+class _Collective(BaseModel):
+    """One flat reduction over all ranks while no other was under way."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    bytes: int = Field(ge=0, le=2**53)
+    seconds: float = Field(gt=0, le=1e9)
+
+
+class _Version1(_Computed):
+    """A file of old: flat reductions on one channel only, each by itself."""
+
+    version: Literal[1]
+    collectives: tuple[_Collective, ...] = Field(default=(), max_length=1_000_000)
+
+    def upgraded(self) -> Record:
+        """With the reductions of one size as steps of one bucket."""
+        alike: dict[int, list[tuple[BucketTiming]]] = {}
+        for each in self.collectives:
+            bucket = BucketTiming(bytes=each.bytes, started_seconds=0.0, ended_seconds=each.seconds)
+            alike.setdefault(each.bytes, []).append((bucket,))
+        return Record(
+            job=self.job,
+            ranks_per_node=self.ranks_per_node,
+            tensors=self.tensors,
+            forward_seconds=self.forward_seconds,
+            ready_seconds=self.ready_seconds,
+            traffic=tuple(summed_up(steps) for steps in alike.values()),
+        )
+
+
+def _version(document: Any) -> str:
+    """What a document is to be checked as: today's unless it says that it is of old."""
+    return "old" if isinstance(document, dict) and document.get("version") == 1 else "today's"
+
+
+_FILES: TypeAdapter[Record | _Version1] = TypeAdapter(
+    Annotated[
+        Annotated[Record, Tag("today's")] | Annotated[_Version1, Tag("old")],
+        Discriminator(_version),
+    ]
+)
+
+
+def load_record(path: Path) -> Record:
+    """Read and check a file.
+
+    Raises:
+        RecordError: it cannot be read, or does not hold such a record.
+    """
+    try:
+        found = _FILES.validate_json(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        # Behind the version that it was checked as.
+        place = ".".join(str(part) for part in first["loc"][1:])
+        what = f"{place}: {first['msg']}" if place else first["msg"]
+        raise RecordError(
+            f"{path} is not a file of 'bagua-autotune export JOB --profile': {what}"
+        ) from error
+    return found.upgraded() if isinstance(found, _Version1) else found

@@ -1,0 +1,237 @@
+"""A training job on a cluster, simulated: the step time of every configuration.
+
+Written apart from the cost model of the search, which it is the ground truth for. Knows what that
+one leaves out: computing and communicating slow one another, bandwidth depends on the size,
+launching costs, channels share a link, ranks are late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bagua_autotune.model.knobs import (
+    Categorical,
+    Configuration,
+    Domain,
+    LogInteger,
+    Partition,
+    Value,
+)
+from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_simulator.cluster import Cluster
+from bagua_simulator.collectives import Phase, converted_seconds, parts, reduction
+from bagua_simulator.layout import Bucket, Layouts
+from bagua_simulator.step import Message, Step, Trace
+from bagua_simulator.workload import Workload
+
+KIB, MIB = 1024, 1024**2
+DEFAULT = Configuration(
+    bucket_bytes=25 * MIB,
+    hierarchical="off",
+    channels=1,
+    first_bucket_bytes=0,
+    last_bucket_bytes=0,
+    buckets=(),
+)
+CHANNELS = (1, 2, 4, 8, 16)
+# Bytes on the wire for each byte of a float32 gradient.
+PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
+# Ranks of one step differ by so much although the slowest decides: their clocks read at other
+# moments.
+SPREAD = 0.01
+# How much one running collective slows computing down, as a share, and what launching an operation
+# costs the thread that computes.
+CONTENTION, LAUNCH_SECONDS = 0.1, 20e-6
+# A late rank holds up a step by so much of its length.
+LATE_SHARES = (0.2, 1.0)
+
+
+class Simulator:
+    """The steps of one workload on one cluster.
+
+    Args:
+        contention: how much one running collective slows computing down, as a share.
+        launch_seconds: what launching one operation costs the computing thread.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        contention: float = CONTENTION,
+        launch_seconds: float = LAUNCH_SECONDS,
+    ) -> None:
+        self.workload = workload
+        self.cluster = cluster
+        self.contention = contention
+        self.launch_seconds = launch_seconds
+        self._layouts = Layouts(workload.tensors)
+        self._known: dict[tuple[tuple[str, Value], ...], float] = {}
+
+    @property
+    def space(self) -> dict[str, Domain]:
+        """The knobs that a job registers with the service, by name."""
+        levels = ("off", "leaders", "shards") if self.cluster.is_hierarchical else ("off",)
+        return {
+            "bucket_bytes": LogInteger(low=64 * KIB, high=1024 * MIB),
+            "hierarchical": Categorical(values=levels),
+            "channels": Categorical(values=CHANNELS),
+            "first_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
+            "last_bucket_bytes": Categorical(values=(0, MIB, 4 * MIB)),
+            "buckets": Partition(),
+        }
+
+    @property
+    def default(self) -> Configuration:
+        """The baseline: buckets of 25 MiB, flat, one channel."""
+        return DEFAULT
+
+    def step_seconds(self, configuration: Mapping[str, Value]) -> float:
+        """The length of an undisturbed step, the same on all ranks.
+
+        Args:
+            configuration: knobs that it lacks are as if unused; besides those of ``space`` there
+                is ``wire_precision``: ``as_is``, ``bf16`` or ``fp16``.
+
+        Raises:
+            ValueError: a value that no knob has.
+        """
+        key = tuple(sorted(configuration.items()))
+        if key not in self._known:
+            trace = self._run(configuration, self._layouts.cut(configuration), None)
+            self._known[key] = self.workload.forward_seconds + trace.end_seconds
+        return self._known[key]
+
+    def profile(
+        self,
+        configuration: Mapping[str, Value],
+        step: int = 0,
+        generator: np.random.Generator | None = None,
+        noise: float = 0.0,
+    ) -> Profile:
+        """What rank 0 reports of a step.
+
+        Args:
+            noise: standard deviation of the logarithm of every tensor's computing time and of
+                every phase's; needs a ``generator`` unless it is 0.
+        """
+        disturbance = _Disturbance(generator, noise) if generator and noise else None
+        forward_seconds = self.workload.forward_seconds
+        if disturbance:
+            forward_seconds *= float(disturbance.factors(1)[0])
+        ready = self._ready(disturbance)
+        buckets = self._layouts.cut(configuration)
+        trace = self._run(configuration, buckets, disturbance, ready)
+        wall = _moments(trace, ready)
+        return Profile(
+            step=step,
+            step_seconds=forward_seconds + trace.end_seconds,
+            ready_seconds=tuple((forward_seconds + wall).tolist()),
+            buckets=tuple(
+                BucketTiming(
+                    bytes=bucket.bytes,
+                    started_seconds=forward_seconds + started,
+                    ended_seconds=forward_seconds + ended,
+                )
+                for bucket, started, ended in zip(
+                    buckets, trace.started_seconds, trace.ended_seconds, strict=True
+                )
+            ),
+        )
+
+    def observe(
+        self,
+        configuration: Mapping[str, Value],
+        generator: np.random.Generator,
+        noise: float = 0.05,
+        straggler_probability: float = 0.03,
+    ) -> tuple[float, ...]:
+        """Seconds of one step by rank, as the ranks report them.
+
+        Args:
+            noise: standard deviation of the logarithm of the step's length.
+            straggler_probability: with which one rank is late, and all wait for it.
+        """
+        seconds = self.step_seconds(configuration) * generator.lognormal(0.0, noise)
+        if generator.random() < straggler_probability:
+            seconds *= 1 + generator.uniform(*LATE_SHARES)
+        shares = 1 - SPREAD * generator.random(self.cluster.world_size)
+        shares[generator.integers(self.cluster.world_size)] = 1.0
+        return tuple((seconds * shares).tolist())
+
+    def _ready(self, disturbance: _Disturbance | None) -> NDArray[np.float64]:
+        ready = np.array(self.workload.ready_seconds)
+        if disturbance is None:
+            return ready
+        return np.cumsum(np.diff(ready, prepend=0.0) * disturbance.factors(len(ready)))
+
+    def _run(
+        self,
+        configuration: Mapping[str, Value],
+        buckets: list[Bucket],
+        disturbance: _Disturbance | None,
+        ready: NDArray[np.float64] | None = None,
+    ) -> Trace:
+        channels = configuration.get("channels", 1)
+        if not isinstance(channels, int) or channels < 1:
+            raise ValueError(f"channels is {channels!r} and not a positive number")
+        times = self.workload.ready_seconds if ready is None else ready.tolist()
+        messages = []
+        for bucket in buckets:
+            phases = self._parts(bucket, configuration, channels)
+            if disturbance:
+                phases = [disturbance.of(part) for part in phases]
+            launch_seconds = self.launch_seconds * sum(map(len, phases))
+            messages.append(Message(times[bucket.last], launch_seconds, tuple(phases)))
+        return Step(messages, times[-1], channels, self.cluster, self.contention).run()
+
+    def _parts(
+        self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
+    ) -> list[tuple[Phase, ...]]:
+        """The phases of each part in which a bucket travels."""
+        precision = str(configuration.get("wire_precision", "as_is"))
+        if precision not in PRECISIONS:
+            raise ValueError(f"wire_precision is {precision!r} and not as_is, bf16 or fp16")
+        hierarchical = str(configuration.get("hierarchical", "off"))
+        is_cast = precision != "as_is" and bucket.dtype == "torch.float32"
+        wire_bytes = bucket.bytes * PRECISIONS[precision] if is_cast else bucket.bytes
+        count = parts(wire_bytes, channels)
+        phases = reduction(self.cluster, hierarchical, wire_bytes / count)
+        if is_cast and phases:
+            first = phases[0]
+            converting = converted_seconds(bucket.bytes)
+            phases = (replace(first, seconds=first.seconds + converting), *phases[1:])
+        return [phases] * count
+
+
+class _Disturbance:
+    """Random factors around 1, for the times of one profiled step."""
+
+    def __init__(self, generator: np.random.Generator, noise: float) -> None:
+        self._generator = generator
+        self._noise = noise
+
+    def factors(self, count: int) -> NDArray[np.float64]:
+        return self._generator.lognormal(0.0, self._noise, count)
+
+    def of(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        factors = self.factors(len(phases))
+        return tuple(
+            replace(phase, seconds=phase.seconds * factor, bytes=phase.bytes * factor)
+            for phase, factor in zip(phases, factors.tolist(), strict=True)
+        )
+
+
+def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:
+    """When so much was computed; before the launch, where one followed on it."""
+    passed, computed = np.array(trace.computed).T
+    after = np.searchsorted(computed, ready, side="left")
+    before = np.maximum(after - 1, 0)
+    length = computed[after] - computed[before]
+    share = np.divide(ready - computed[before], length, out=np.ones_like(ready), where=length > 0)
+    moments: NDArray[np.float64] = passed[before] + share * (passed[after] - passed[before])
+    return moments

@@ -1,0 +1,108 @@
+"""Step times over the bucket size, and the best configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
+from bagua_simulator.simulator import Simulator
+from bagua_simulator.units import describe_bandwidth, describe_duration
+
+# So many of the configurations without a first or last bucket of its own are tried with one.
+REFINED = 10
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration and its step time."""
+
+    configuration: Configuration
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was found of one simulated job.
+
+    Attributes:
+        lines: for each way of reducing its points over the bucket size, on one channel.
+        best: over all knobs; see :func:`find_best`.
+    """
+
+    simulator: Simulator
+    lines: dict[str, list[Point]]
+    default: Point
+    best: Point
+
+    @property
+    def speedup(self) -> float:
+        """Of the best over the default."""
+        return self.default.step_seconds / self.best.step_seconds
+
+    @property
+    def title(self) -> str:
+        """For example ``vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us``."""
+        cluster = self.simulator.cluster
+        title = (
+            f"{self.simulator.workload.name} on {cluster.nodes} x {cluster.ranks_per_node} ranks"
+        )
+        if cluster.nodes == 1:
+            return title
+        bandwidth = describe_bandwidth(cluster.bandwidth_bytes_per_second)
+        return f"{title}, {bandwidth}, {describe_duration(cluster.latency_seconds)}"
+
+
+def sweep(simulator: Simulator) -> Sweep:
+    """Simulate half-powers of two of the bucket size, and find the best configuration."""
+    lines = {
+        hierarchical: [
+            _point(simulator, bucket_bytes=size, hierarchical=hierarchical)
+            for size in _sizes(simulator)
+        ]
+        for hierarchical in map(str, _levels(simulator, "hierarchical"))
+    }
+    return Sweep(simulator, lines, _point(simulator), find_best(simulator))
+
+
+def find_best(simulator: Simulator) -> Point:
+    """The fastest configuration.
+
+    All combinations of size, way of reducing and channels are tried, the fastest of them with every
+    size of the first and last bucket too. Explicit bucket lists are not.
+    """
+    default = _point(simulator)
+    names = ("hierarchical", "channels")
+    levels = [_levels(simulator, name) for name in names]
+    coarse = [
+        _point(simulator, bucket_bytes=size, **dict(zip(names, values, strict=True)))
+        for size in _sizes(simulator)
+        for values in product(*levels)
+    ]
+    coarse = sorted([default, *coarse], key=lambda point: point.step_seconds)[:REFINED]
+    ends = [_levels(simulator, name) for name in ("first_bucket_bytes", "last_bucket_bytes")]
+    fine = [
+        _point(simulator, **{**point.configuration, "first_bucket_bytes": first,
+                             "last_bucket_bytes": last})
+        for point in coarse
+        for first, last in product(*ends)
+    ]  # fmt: skip
+    return min([*coarse, *fine], key=lambda point: point.step_seconds)
+
+
+def _point(simulator: Simulator, **knobs: int | str | tuple[int, ...]) -> Point:
+    configuration = Configuration(simulator.default, **knobs)
+    return Point(configuration, simulator.step_seconds(configuration))
+
+
+def _levels(simulator: Simulator, knob: str) -> tuple[int | str, ...]:
+    domain = simulator.space[knob]
+    return domain.values if isinstance(domain, Categorical) else ()
+
+
+def _sizes(simulator: Simulator) -> list[int]:
+    domain = simulator.space["bucket_bytes"]
+    assert isinstance(domain, LogInteger)
+    halves = range(2 * (domain.low.bit_length() - 1), 2 * (domain.high.bit_length() - 1) + 1)
+    sizes = {round(2 ** (half / 2) / 1024) * 1024 for half in halves}
+    return sorted(size for size in sizes if domain.contains(size))

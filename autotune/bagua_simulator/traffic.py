@@ -1,0 +1,83 @@
+"""What a job's network did: the buckets of its profiled steps, alike ones summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast, get_args
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from bagua_autotune.model.profile import BucketTiming
+from bagua_simulator.collectives import Way
+from bagua_simulator.computing import ProfiledStep
+from bagua_simulator.robust import scatter
+
+# Of a step, from its first one on: thousands more tell little that is new, and take long to fit.
+MOST_BUCKETS = 100
+
+
+class Traffic(BaseModel):
+    """The buckets of steps that ran alike, of gradients as they are.
+
+    Attributes:
+        hierarchical: how they were reduced.
+        channels: process groups that they used in turn.
+        steps: how many there were.
+        spread: standard deviation of the logarithm of their lengths, outliers apart.
+        buckets: in the order in which they started, no more than ``MOST_BUCKETS``; medians of
+            their times. One that does not end after it started was not measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    hierarchical: Way = "off"
+    channels: int = Field(default=1, ge=1, le=2**53)
+    steps: int = Field(default=1, ge=1, le=2**53)
+    spread: float = Field(default=0.0, ge=0, le=1e3)
+    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=100_000)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a bucket with gradients in it has a length."""
+        return any(b.bytes and b.ended_seconds > b.started_seconds for b in self.buckets)
+
+
+def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
+    """Of the steps whose way of reducing is known here, and whose buckets travelled as they are."""
+    alike: dict[tuple[str, int, tuple[int, ...]], list[Sequence[BucketTiming]]] = {}
+    for configuration, profile in steps:
+        way = configuration.get("hierarchical", "off")
+        channels = configuration.get("channels", 1)
+        as_is = configuration.get("wire_precision", "as_is") == "as_is"
+        if not as_is or way not in get_args(Way) or not isinstance(channels, int):
+            continue
+        buckets = sorted(profile.buckets, key=lambda bucket: bucket.started_seconds)[:MOST_BUCKETS]
+        if any(bucket.ended_seconds > bucket.started_seconds for bucket in buckets):
+            sizes = tuple(bucket.bytes for bucket in buckets)
+            alike.setdefault((str(way), channels, sizes), []).append(buckets)
+    return tuple(
+        summed_up(found, cast(Way, way), channels) for (way, channels, _), found in alike.items()
+    )
+
+
+def summed_up(
+    steps: Sequence[Sequence[BucketTiming]], hierarchical: Way = "off", channels: int = 1
+) -> Traffic:
+    """One entry for steps that ran alike."""
+    starts = np.array([[bucket.started_seconds for bucket in step] for step in steps])
+    ends = np.array([[bucket.ended_seconds for bucket in step] for step in steps])
+    lengths = ends.max(axis=1) - starts.min(axis=1)
+    times = zip(
+        steps[0], np.median(starts, axis=0).tolist(), np.median(ends, axis=0).tolist(), strict=True
+    )
+    return Traffic(
+        hierarchical=hierarchical,
+        channels=channels,
+        steps=len(steps),
+        spread=scatter(np.log(lengths)),
+        buckets=tuple(
+            BucketTiming(bytes=bucket.bytes, started_seconds=start, ended_seconds=end)
+            for bucket, start, end in times
+        ),
+    )

@@ -1,0 +1,87 @@
+"""What one reduction costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_simulator import Cluster
+from bagua_simulator.collectives import reduction
+from tests.simulator.jobs import MIB, make_cluster
+
+KINDS = st.sampled_from(["off", "leaders", "shards"])
+CLUSTERS = st.builds(
+    make_cluster,
+    nodes=st.integers(1, 32),
+    ranks_per_node=st.integers(1, 8),
+    bandwidth=st.floats(1e7, 1e11),
+    latency_seconds=st.floats(0, 1e-2),
+)
+BYTES = st.integers(1, 2**30)
+
+
+def seconds(cluster: Cluster, kind: str, size_bytes: float) -> float:
+    return sum(phase.alone_seconds for phase in reduction(cluster, kind, size_bytes))
+
+
+@given(CLUSTERS, KINDS, BYTES, BYTES)
+def test_more_bytes_take_longer(cluster: Cluster, kind: str, one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    assert seconds(cluster, kind, less) <= seconds(cluster, kind, more) * (1 + 1e-12)
+
+
+@given(CLUSTERS, KINDS, BYTES, st.floats(1, 100))
+def test_a_faster_network_takes_no_longer(
+    cluster: Cluster, kind: str, size: int, factor: float
+) -> None:
+    bandwidth = cluster.bandwidth_bytes_per_second * factor
+    faster = replace(cluster, bandwidth_bytes_per_second=bandwidth)
+    nearer = replace(cluster, latency_seconds=cluster.latency_seconds / factor)
+    for better in (faster, nearer):
+        assert seconds(better, kind, size) <= seconds(cluster, kind, size) * (1 + 1e-12)
+
+
+def test_one_large_message_has_the_textbook_time() -> None:
+    cluster = make_cluster(nodes=4, ranks_per_node=1, bandwidth=1e9, latency_seconds=0.0)
+    size = 2**30
+    assert seconds(cluster, "off", size) == pytest.approx(
+        2 * 3 / 4 * size / (1e9 * cluster.flow_share), rel=0.02
+    )
+
+
+def test_a_hierarchical_reduction_leaves_the_node_with_less() -> None:
+    cluster, size = make_cluster(nodes=4, ranks_per_node=8), 32 * MIB
+    (flat,) = reduction(cluster, "off", size)
+    assert flat.bytes == pytest.approx(2 * 31 / 32 * size)
+    for kind, inside_bytes in (("leaders", size), ("shards", 7 / 8 * size)):
+        first, across, last = reduction(cluster, kind, size)
+        assert across.bytes == pytest.approx(2 * 3 / 4 * size)
+        assert [first.link, across.link, last.link] == ["inside", "network", "inside"]
+        assert first.bytes == last.bytes == pytest.approx(inside_bytes)
+
+
+def test_shards_together_fill_what_one_flow_cannot() -> None:
+    cluster = replace(make_cluster(ranks_per_node=8), flow_bytes_per_second=2e8)
+    across = {kind: reduction(cluster, kind, 64 * MIB)[1].most for kind in ("leaders", "shards")}
+    assert across["leaders"] < 2e8
+    assert 4 * across["leaders"] < across["shards"] < cluster.bandwidth_bytes_per_second
+
+
+def test_a_small_message_reaches_less_bandwidth() -> None:
+    (small,) = reduction(make_cluster(), "off", 16 * 1024)
+    (large,) = reduction(make_cluster(), "off", 64 * MIB)
+    assert small.most < large.most / 2
+
+
+def test_one_rank_communicates_nothing_and_one_node_nothing_outside() -> None:
+    assert reduction(make_cluster(1, 1), "off", MIB) == ()
+    for kind in ("off", "leaders", "shards"):
+        assert [phase.link for phase in reduction(make_cluster(1, 8), kind, MIB)] == ["inside"]
+
+
+def test_an_unknown_way_of_reducing_is_refused() -> None:
+    with pytest.raises(ValueError, match="not off, leaders or shards"):
+        reduction(make_cluster(), "sideways", MIB)

@@ -1,0 +1,129 @@
+"""Records of measured jobs: from profiles to what is computed, and through a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bagua_simulator import Simulator
+from bagua_simulator.collectives import reduction
+from bagua_simulator.fitting import fit_record
+from bagua_simulator.recorded import Record, RecordError, load_record
+from bagua_simulator.simulator import CONTENTION
+from bagua_simulator.summary import summarise
+from tests.simulator.jobs import MIB, Knobs, make_cluster, make_workload
+
+SIMULATOR = Simulator(
+    make_workload([MIB // 8, MIB // 2] * 30, milliseconds=1.0), make_cluster(latency_seconds=1e-4)
+)
+TRIALS: list[Knobs] = [
+    {"bucket_bytes": 25 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": 4 * MIB, "hierarchical": "off", "channels": 1},
+    {"bucket_bytes": MIB, "hierarchical": "leaders", "channels": 2},
+]
+
+
+STEPS = [
+    (knobs, SIMULATOR.profile(knobs, 10 * trial + step))
+    for trial, knobs in enumerate(TRIALS)
+    for step in range(3)
+]
+
+
+def record() -> Record:
+    return summarise("small", (2,) * 4, SIMULATOR.workload.tensors, STEPS)
+
+
+def test_without_noise_the_workload_comes_back() -> None:
+    found, truth = record().workload, SIMULATOR.workload
+    assert found.compute_seconds == pytest.approx(truth.compute_seconds, rel=1e-3)
+    assert found.forward_seconds == pytest.approx(truth.forward_seconds + truth.ready_seconds[0])
+    assert np.diff(found.ready_seconds) == pytest.approx(np.diff(truth.ready_seconds), abs=3e-4)
+
+
+def test_what_is_no_job_is_refused() -> None:
+    with pytest.raises(ValueError, match="no step of this job has been profiled"):
+        summarise("small", (2,), SIMULATOR.workload.tensors, [])
+    with pytest.raises(ValueError, match="60 tensors; the job has 59"):
+        summarise("small", (2,), SIMULATOR.workload.tensors[1:], STEPS)
+
+
+def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    path, written = tmp_path / "job.json", record()
+    path.write_text(written.model_dump_json())
+    assert load_record(path) == written
+
+
+def test_a_file_of_version_1_is_still_read(tmp_path: Path) -> None:
+    """Made as the release before wrote it: flat reductions, alone on the network."""
+    truth = Simulator(
+        SIMULATOR.workload, make_cluster(nodes=2, bandwidth=1.25e8, latency_seconds=1e-3)
+    )
+    path, today = tmp_path / "job.json", record().model_dump(mode="json")
+    for name in ("traffic", "contention", "launch_seconds"):
+        del today[name]
+    collectives = [
+        {"bytes": size, "seconds": reduction(truth.cluster, "off", size)[0].alone_seconds}
+        for size in (64 * 1024, MIB, 8 * MIB)
+        for _ in range(3)
+    ]
+    text = {**today, "version": 1, "ranks_per_node": [2, 2], "collectives": collectives}
+    path.write_text(json.dumps(text))
+    found = load_record(path)
+    assert [each.buckets[0].bytes for each in found.traffic] == [64 * 1024, MIB, 8 * MIB]
+    assert [each.steps for each in found.traffic] == [3, 3, 3]
+    assert found.contention == CONTENTION
+    again = fit_record(found)
+    assert again.cluster.latency_seconds == pytest.approx(1e-3, rel=0.05)
+    for size in (64 * 1024, MIB, 25 * MIB):
+        knobs: Knobs = {"bucket_bytes": size}
+        assert again.step_seconds(knobs) == pytest.approx(truth.step_seconds(knobs), rel=0.01)
+
+
+def test_as_many_reductions_of_version_1_as_ever_are_read(tmp_path: Path) -> None:
+    path, today = tmp_path / "job.json", record().model_dump(mode="json")
+    for name in ("traffic", "contention", "launch_seconds"):
+        del today[name]
+    collectives = [{"bytes": MIB, "seconds": 0.01}] * 100_001
+    path.write_text(json.dumps({**today, "version": 1, "collectives": collectives}))
+    (only,) = load_record(path).traffic
+    assert only.steps == 100_001
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": "something"}, "format: Input should be 'bagua-autotune profile'"),
+        ({"version": 3}, "version: Input should be 2"),
+        ({"ready_seconds": [1.0]}, "ready_seconds has 1 entries for 60 tensors"),
+        ({"ready_seconds": [1.0] * 59 + [0.5]}, "ready_seconds must ascend"),
+        ({"ranks_per_node": []}, "ranks_per_node"),
+        ({"forward_seconds": -1.0}, "forward_seconds"),
+        ({"traffic": [{"buckets": []}]}, "traffic.0.buckets"),
+        ({"version": 1, "collectives": [{"bytes": 1}]}, "collectives.0.seconds: Field required"),
+        ({"more": 1}, "more: Extra inputs are not permitted"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_by_name_and_place(
+    tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**record().model_dump(mode="json"), **change}))
+    with pytest.raises(RecordError, match="is not a file of") as caught:
+        load_record(path)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(RecordError, match="Invalid JSON"):
+        load_record(tmp_path / "text")
+    with pytest.raises(RecordError, match="cannot be read"):
+        load_record(tmp_path / "missing")
+    (tmp_path / "deep").write_text("[" * 200_000)
+    with pytest.raises(RecordError, match="recursion limit"):
+        load_record(tmp_path / "deep")

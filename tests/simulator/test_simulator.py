@@ -1,0 +1,147 @@
+"""Steps of whole configurations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bagua_autotune.model.knobs import check_configuration
+from bagua_simulator import Simulator, Workload
+from bagua_simulator.collectives import reduction
+from bagua_simulator.simulator import LAUNCH_SECONDS
+from tests.simulator.jobs import (
+    CONFIGURATIONS,
+    MIB,
+    SIZES,
+    Knobs,
+    make_cluster,
+    make_workload,
+)
+
+SIMULATOR = Simulator(make_workload(), make_cluster())
+
+
+@settings(max_examples=50)
+@given(SIZES, CONFIGURATIONS, st.floats(1.1, 50))
+def test_more_bandwidth_is_never_slower(sizes: list[int], knobs: Knobs, factor: float) -> None:
+    cluster, knobs = make_cluster(), {**knobs, "channels": 1}
+    faster = replace(cluster, bandwidth_bytes_per_second=1e9 * factor)
+    workload = make_workload(sizes)
+    now, then = (Simulator(workload, each).step_seconds(knobs) for each in (cluster, faster))
+    assert then <= now * (1 + 1e-9)
+
+
+@settings(max_examples=50)
+@given(SIZES, CONFIGURATIONS)
+def test_a_step_lasts_at_least_its_computing_and_its_sending(
+    sizes: list[int], knobs: Knobs
+) -> None:
+    simulator = Simulator(make_workload(sizes), make_cluster())
+    workload = simulator.workload
+    wire = 1.0 if knobs["wire_precision"] == "as_is" else 0.5
+    sent = 4 * sum(sizes) * wire * 2 * (4 - 1) / 4  # no way of reducing crosses a link with less
+    seconds = simulator.step_seconds(knobs)
+    assert seconds >= workload.compute_seconds
+    assert seconds >= workload.forward_seconds + sent / 1e9
+
+
+def test_one_bucket_is_the_last_gradient_and_then_one_reduction() -> None:
+    workload = SIMULATOR.workload
+    size = sum(tensor.bytes for tensor in workload.tensors)
+    (phase,) = reduction(SIMULATOR.cluster, "off", size)
+    assert SIMULATOR.step_seconds({"bucket_bytes": 2**30}) == pytest.approx(
+        workload.compute_seconds + LAUNCH_SECONDS + phase.alone_seconds
+    )
+
+
+def best_size(simulator: Simulator) -> int:
+    sizes = [2**power for power in range(16, 31)]
+    return min(sizes, key=lambda size: simulator.step_seconds({"bucket_bytes": size}))
+
+
+def test_far_nodes_want_large_buckets_and_near_ones_small() -> None:
+    workload = make_workload(sizes=(MIB // 16,) * 200, milliseconds=0.4)
+    far = Simulator(workload, make_cluster(latency_seconds=0.1))
+    near = Simulator(workload, make_cluster(latency_seconds=1e-6))
+    assert best_size(far) >= 64 * MIB
+    assert best_size(near) <= 4 * MIB
+
+
+def test_a_bucket_list_that_a_size_would_make_takes_the_same_time() -> None:
+    by_size = SIMULATOR.step_seconds({"bucket_bytes": 40 * MIB})
+    assert SIMULATOR.step_seconds({"buckets": (10,) * 5}) == by_size
+
+
+def test_half_the_bytes_help_where_the_network_is_slow() -> None:
+    knobs = {"bucket_bytes": 8 * MIB}
+    whole, half = (
+        SIMULATOR.step_seconds({**knobs, "wire_precision": p}) for p in ("as_is", "bf16")
+    )
+    assert half < whole
+
+
+def test_the_default_is_in_the_space() -> None:
+    check_configuration(SIMULATOR.default, SIMULATOR.space)
+    flat = Simulator(make_workload(), make_cluster(nodes=1))
+    assert "leaders" not in str(flat.space["hierarchical"])
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"hierarchical": "on"}, {"channels": 0}, {"wire_precision": "int1"}]
+)
+def test_a_value_that_no_knob_has_is_refused_by_name(knobs: Knobs) -> None:
+    with pytest.raises(ValueError, match=next(iter(knobs))):
+        SIMULATOR.step_seconds(knobs)
+
+
+@settings(max_examples=50)
+@given(CONFIGURATIONS, st.sampled_from([0.0, 0.05]), st.integers(0, 2**32))
+def test_a_profile_is_possible(knobs: Knobs, noise: float, seed: int) -> None:
+    profile = SIMULATOR.profile(knobs, 7, np.random.default_rng(seed), noise)
+    assert profile.step == 7
+    assert all(earlier <= later for earlier, later in pairwise(profile.ready_seconds))
+    assert sum(bucket.bytes for bucket in profile.buckets) == 50 * 4 * MIB
+    assert profile.step_seconds >= max(bucket.ended_seconds for bucket in profile.buckets) - 1e-12
+    for bucket in profile.buckets:
+        assert profile.ready_seconds[0] <= bucket.started_seconds < bucket.ended_seconds
+
+
+@given(CONFIGURATIONS)
+@settings(max_examples=20)
+def test_a_quiet_profile_is_the_step_itself(knobs: Knobs) -> None:
+    profile = SIMULATOR.profile(knobs)
+    assert profile.step_seconds == pytest.approx(SIMULATOR.step_seconds(knobs))
+    buckets = SIMULATOR._layouts.cut(knobs)
+    for bucket, timing in zip(buckets, profile.buckets, strict=True):
+        assert timing.started_seconds >= profile.ready_seconds[bucket.last]
+
+
+def test_observed_steps_scatter_about_the_truth_and_some_are_late() -> None:
+    generator, knobs = np.random.default_rng(0), {"bucket_bytes": 8 * MIB}
+    truth = SIMULATOR.step_seconds(knobs)
+    steps = [SIMULATOR.observe(knobs, generator, 0.05, 0.03) for _ in range(2000)]
+    assert {len(step) for step in steps} == {SIMULATOR.cluster.world_size}
+    slowest = [max(step) / truth for step in steps]
+    assert median(slowest) == pytest.approx(1.0, abs=0.01)
+    late = sum(ratio > 1.25 for ratio in slowest) / len(slowest)
+    assert 0.01 < late < 0.04
+    quiet = SIMULATOR.observe(knobs, generator, noise=0.0, straggler_probability=0.0)
+    assert max(quiet) == truth
+
+
+def test_a_workload_that_makes_no_sense_is_refused() -> None:
+    good = make_workload()
+    with pytest.raises(ValueError, match="ready_seconds must ascend"):
+        replace(good, ready_seconds=good.ready_seconds[::-1])
+    with pytest.raises(ValueError, match="50 tensors and 1 ready_seconds"):
+        replace(good, ready_seconds=(1.0,))
+    with pytest.raises(ValueError, match="has no tensors"):
+        Workload("none", (), 0.0, ())
+    with pytest.raises(ValueError, match="bandwidth"):
+        make_cluster(bandwidth=0.0)
