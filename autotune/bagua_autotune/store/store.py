@@ -263,7 +263,7 @@ class Store(Reports):
         """In the order of their indices."""
         with self.database.reading() as session:
             rows = session.connection().execute(TRIALS, {"job_id": job_id}).all()
-            found = [records.trial_record(row[1:]) for row in rows]
+            found = [records.trial_record(row[2:]) for row in rows]
             if not found:
                 check_job(session, job_id)
             return found
@@ -276,7 +276,7 @@ class Store(Reports):
             row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
             if row is None:
                 raise UnknownTrial(index)
-            return records.trial_record(row[1:])
+            return records.trial_record(row[2:])
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """The ranks run this trial now. Nothing happens unless it is proposed."""

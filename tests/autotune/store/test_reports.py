@@ -117,9 +117,9 @@ def test_a_closed_trial_takes_few_more_steps(store: Store, job: str) -> None:
         job, Step(2.0, 0, Estimate(1.0, 0.1, 10), next_trial=Trial(1, "search", BASELINE))
     )
     late = [Observation(step, (0.1,)) for step in range(10, 10 + 2 * MOST_LATE_STEPS)]
-    assert len(store.add_observations(job, 0, late[:30], 3.0)) == 30
-    assert store.add_observations(job, 0, late, 3.0) == late[30:MOST_LATE_STEPS]
-    assert store.add_observations(job, 0, late, 3.0) == []
+    assert len(store.add_observations(job, 0, late[:30], 3.0).new) == 30
+    assert store.add_observations(job, 0, late, 3.0).new == late[30:MOST_LATE_STEPS]
+    assert store.add_observations(job, 0, late, 3.0).new == []
     assert store.count_observations(job) == 10 + MOST_LATE_STEPS
     of_next = [Observation(step, (0.1,)) for step in range(500, 500 + 2 * MOST_LATE_STEPS)]
-    assert store.add_observations(job, 1, of_next, 4.0) == of_next
+    assert store.add_observations(job, 1, of_next, 4.0).new == of_next
