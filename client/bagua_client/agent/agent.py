@@ -43,7 +43,7 @@ from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import StepTime, StepTimer, clock_for
 from bagua_client.agent.guard import Guard, Losses
 from bagua_client.agent.inbox import Event, RankTimes, Samples
-from bagua_client.agent.job import admitted, describe_job, is_warming_up
+from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.profiler import Profiler
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
@@ -206,7 +206,7 @@ class Agent:
         if self._must_wait():
             return None
         if self._reporter is None:
-            environment = admitted(self._environment, self._guard.has_any)
+            environment = without_unwatched(self._environment, self._guard.has_any)
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name)

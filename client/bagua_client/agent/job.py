@@ -33,7 +33,7 @@ def name_of(environment: Environment, model: str, position: int) -> str:
     return name[:190] if position == 1 else f"{name[:190]}#{position}"
 
 
-def admitted(environment: Environment, knows_losses: bool) -> Environment:
+def without_unwatched(environment: Environment, knows_losses: bool) -> Environment:
     """The settings, without the algorithms that they list where nobody tells the loss: speed alone
     is no reason for one."""
     precisions = environment.allowed & frozenset(WIRE_PRECISIONS)
