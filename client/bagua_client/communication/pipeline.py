@@ -116,6 +116,11 @@ class _Chain:
         self._ended.set_result(None)
         return False
 
+    def give_up(self, error: Exception) -> None:
+        """End where it is: one before it has failed there."""
+        self.error = error
+        self._ended.set_result(None)
+
 
 class ThreadPipeline:
     """For the CPU. Threads are made when the first chain that needs them comes."""
@@ -170,12 +175,19 @@ class ThreadPipeline:
         return self._queues[place - 1]
 
     def _relay(self, place: int, chains: queue.SimpleQueue[_Chain | None]) -> None:
+        error: Exception | None = None
         while True:
             chain = chains.get()
             if chain is None:
                 return
-            if chain.advance(place):
+            if error is not None:
+                # Other ranks may be at the operation that was left out: on the same group a later
+                # one would meet it, and gloo ends a process whose peer sends another size.
+                chain.give_up(error)
+            elif chain.advance(place):
                 self._queue(place + 1).put(chain)
+            else:
+                error = chain.error
             # While this thread waits for the next, it must not hold on to a bucket's memory.
             del chain
 

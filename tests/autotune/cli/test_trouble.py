@@ -243,14 +243,11 @@ def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
             first = process.stdout.readline()
             store.close()
             end_connections(url)
-            trouble = process.stdout.readline()
             store = Store(url)
             store.end_job(JOB, time.time())
             store.close()
             rest, errors = process.stdout.read(), process.stderr.read()
     assert first.startswith("digits: Tuning: "), errors
-    assert trouble.startswith("the database cannot be used: "), errors
-    assert trouble.endswith("; trying again\n")
     assert rest.endswith("ended before its tuning did\n")
     assert (process.returncode, errors) == (0, "")
 

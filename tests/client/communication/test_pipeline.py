@@ -81,7 +81,8 @@ def test_starting_never_waits_and_the_second_operation_waits_for_the_first() -> 
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_the_error_of_an_operation_reaches_who_waits_and_ends_its_chain(place: int) -> None:
+def test_the_error_of_an_operation_ends_its_chain_and_those_behind_it(place: int) -> None:
+    """On a group that another rank still waits in, no later operation may be started."""
     pipeline = ThreadPipeline()
     gate = threading.Event()
     gate.set()
@@ -89,12 +90,13 @@ def test_the_error_of_an_operation_reaches_who_waits_and_ends_its_chain(place: i
     failed = Work(gate, RuntimeError("connection closed by peer"))
     works = [failed if at == place else None for at in range(3)]
     broken = pipeline.start(torch.zeros(1), [Note(log, 0, at, works[at]) for at in range(3)])
-    whole = pipeline.start(torch.zeros(1), [Note(log, 1, at) for at in range(3)])
-    with pytest.raises(RuntimeError, match="connection closed by peer"):
-        broken.wait()
-    whole.wait()
+    behind = pipeline.start(torch.zeros(1), [Note(log, 1, at) for at in range(3)])
+    for arrival in (broken, behind):
+        with pytest.raises(RuntimeError, match="connection closed by peer"):
+            arrival.wait()
     pipeline.close()
-    assert [at for bucket, at in log if bucket == 0] == list(range(place + 1))
+    for found in (0, 1):
+        assert [at for bucket, at in log if bucket == found] == list(range(place + 1))
 
 
 def test_closing_ends_the_threads() -> None:
