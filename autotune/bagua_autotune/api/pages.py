@@ -12,7 +12,7 @@ from bagua_autotune.api import messages, views
 from bagua_autotune.api.problems import query_number
 from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store import pages
+from bagua_autotune.store.reports import ObservationKey
 from bagua_autotune.tuning.tuner import Tuner
 
 Item = TypeVar("Item")
@@ -50,9 +50,9 @@ def observation_list(tuner: Tuner, job_id: str) -> messages.ObservationList:
     """In the order of trials and steps."""
     index = query_number("trial", 0, 2**31 - 1)
     told = _after(r"([0-9]{1,10})\.([0-9]{1,16})", "TRIAL.STEP")
-    after = pages.ObservationKey(*told) if told else None
+    after = ObservationKey(*told) if told else None
     limit = min(_limit(), max(1, MOST_VALUES // tuner.store.job(job_id).world_size))
-    found = pages.observations(tuner.store, job_id, limit + 1, after, index)
+    found = tuner.store.observations(job_id, index, after, limit + 1)
     page, following = _page(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")
     observations = [views.observation(trial, step) for trial, step in page]
     return messages.ObservationList(observations=observations, next=following)
@@ -61,7 +61,7 @@ def observation_list(tuner: Tuner, job_id: str) -> messages.ObservationList:
 def event_list(tuner: Tuner, job_id: str) -> messages.EventList:
     """Oldest first."""
     limit, (after,) = _limit(), _after(r"([0-9]{1,18})", "a number") or (0,)
-    found = pages.events(tuner.store, job_id, limit + 1, after)
+    found = tuner.store.events_after(job_id, after, limit + 1)
     page, following = _page(found, limit, lambda pair: str(pair[0]))
     events = [messages.Event.model_validate(event) for _, event in page]
     return messages.EventList(events=events, next=following)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, Job, Observation, Trial
@@ -44,6 +44,13 @@ TRIALS = select(TrialRow.id, TrialRow.late_steps, *records.TRIAL_COLUMNS).where(
 TRIALS = TRIALS.order_by(TrialRow.index)
 COSTS = select(ObservationRow.step, ObservationRow.cost)
 COSTS = COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
+
+
+class ObservationKey(NamedTuple):
+    """In this order observations are listed."""
+
+    trial: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -118,14 +125,24 @@ class Reports:
                     trials[index] = _start(connection, trial_id, trials[index], at)
         return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
 
-    def observations(self, job_id: str, index: int | None = None) -> list[tuple[int, Observation]]:
-        """Pairs of trial index and observation, of one trial or of all, in step order."""
+    def observations(
+        self,
+        job_id: str,
+        index: int | None = None,
+        after: ObservationKey | None = None,
+        limit: int | None = None,
+    ) -> list[tuple[int, Observation]]:
+        """Pairs of trial index and observation, of one trial or of all, in step order; all, or so
+        many of those behind ``after``."""
         query = (
             select(TrialRow.index, ObservationRow.step, *OBSERVED)
             .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
             .where(TrialRow.job_id == job_id)
             .order_by(TrialRow.index, ObservationRow.step)
+            .limit(limit)
         )
+        if after is not None:
+            query = query.where(tuple_(TrialRow.index, ObservationRow.step) > tuple_(*after))
         with self.database.reading() as session:
             check_job(session, job_id)
             if index is not None:
@@ -203,6 +220,14 @@ class Reports:
             query = select(EventRow).where(EventRow.job_id == job_id)
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
             return [records.event_record(row) for row in reversed(rows)]
+
+    def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
+        """With their keys, oldest first: so many of those behind ``key``, which is 0 at first."""
+        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > key)
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            rows = session.scalars(query.order_by(EventRow.id).limit(limit))
+            return [(row.id, records.event_record(row)) for row in rows]
 
 
 def _has_room(session: Session, job_id: str, event: Event) -> bool:

@@ -6,35 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import Base
-from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import make_spec
-
-
-@pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed")
-    with running_cluster(binaries) as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of the test's own."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'autotune.db'}"
-        return
-    server = create_engine(request.getfixturevalue("postgresql_url"), isolation_level="AUTOCOMMIT")
-    with server.connect() as connection:
-        connection.execute(text("CREATE DATABASE empty"))
-        yield make_url(server.url).set(database="empty").render_as_string(hide_password=False)
-        connection.execute(text("DROP DATABASE empty WITH (FORCE)"))
-    server.dispose()
 
 
 @pytest.fixture(params=["file", "memory", "postgresql"])

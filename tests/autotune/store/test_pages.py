@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, contacts, pages
-from bagua_autotune.store.pages import ObservationKey
+from bagua_autotune.store import Step, Store, contacts
+from bagua_autotune.store.reports import ObservationKey
 from tests.autotune.store.samples import BASELINE, FIRST
 from tests.autotune.support import make_spec
 
@@ -19,16 +19,16 @@ def test_a_page_begins_behind_the_key_of_the_one_before(store: Store, job: str) 
         store.add_event(job, Event("note", message=text))
 
     def keys(limit: int, after: ObservationKey | None, index: int | None) -> list[tuple[int, int]]:
-        found = pages.observations(store, job, limit, after, index)
+        found = store.observations(job, index, after, limit)
         return [(trial, observation.step) for trial, observation in found]
 
     assert keys(3, None, None) == [(0, 8), (0, 9), (1, 1)]
     assert keys(3, ObservationKey(0, 8), None) == [(0, 9), (1, 1), (1, 2)]
     assert keys(3, ObservationKey(0, 8), 0) == [(0, 9)]
-    (first, a), (second, _) = pages.events(store, job, 2, 0)
+    (first, a), (second, _) = store.events_after(job, 0, 2)
     assert a.message == "a"
-    assert [event.message for _, event in pages.events(store, job, 2, first)] == ["b", "c"]
-    assert [event.message for _, event in pages.events(store, job, 2, second)] == ["c"]
+    assert [event.message for _, event in store.events_after(job, first, 2)] == ["b", "c"]
+    assert [event.message for _, event in store.events_after(job, second, 2)] == ["c"]
 
 
 def test_jobs_of_the_same_moment_are_listed_once(store: Store) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
-from sqlalchemy import create_engine, make_url, text
 
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.store import Store, claims
@@ -16,33 +12,10 @@ from bagua_autotune.store.claims import CLAIM_SECONDS
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.bagua_worker import Clock
 
 STEADY = [Observation(step, (0.2,) * 4) for step in range(1, 40)]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed")
-    with running_cluster(binaries) as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'autotune.db'}"
-        return
-    engine = create_engine(request.getfixturevalue("server"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text("CREATE DATABASE replicas"))
-        yield make_url(engine.url).set(database="replicas").render_as_string(hide_password=False)
-        connection.execute(text("DROP DATABASE replicas WITH (FORCE)"))
-    engine.dispose()
 
 
 class Counted(TunerListener):
@@ -57,9 +30,9 @@ class Counted(TunerListener):
         self.failures.append(error)
 
 
-def test_two_replicas_decide_each_step_once(url: str) -> None:
+def test_two_replicas_decide_each_step_once(empty_url: str) -> None:
     counted, ranks, turn = [Counted(), Counted()], Ranks(noise=0.01), threading.Lock()
-    tuners = [Tuner(Store(url), "random", [each], background=Pool()) for each in counted]
+    tuners = [Tuner(Store(empty_url), "random", [each], background=Pool()) for each in counted]
     tuners[0].register("job", make_spec(limits={"max_samples": 12}))
 
     def report(tuner: Tuner) -> None:
@@ -82,9 +55,9 @@ def test_two_replicas_decide_each_step_once(url: str) -> None:
         tuner.store.close()
 
 
-def test_what_a_killed_replica_was_deciding_is_decided_by_another(url: str) -> None:
+def test_what_a_killed_replica_was_deciding_is_decided_by_another(empty_url: str) -> None:
     clock, counted = Clock(), Counted()
-    tuner = Tuner(Store(url), "random", [counted], clock)
+    tuner = Tuner(Store(empty_url), "random", [counted], clock)
     tuner.register("job", make_spec())
     assert claims.take(tuner.store, "job", "killed", clock())
     status = tuner.observe("job", 0, STEADY)
@@ -99,8 +72,8 @@ def test_what_a_killed_replica_was_deciding_is_decided_by_another(url: str) -> N
     tuner.store.close()
 
 
-def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(url: str) -> None:
-    clock, store = Clock(), Store(url)
+def test_a_claim_that_ran_out_is_not_given_back_by_its_owner(empty_url: str) -> None:
+    clock, store = Clock(), Store(empty_url)
     store.create_job("job", make_spec(), at=1.0)
     with claims.claimed(store, "job", clock) as first:
         with claims.claimed(store, "job", clock) as second:
