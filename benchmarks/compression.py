@@ -4,15 +4,17 @@
     python benchmarks/compression.py --device cpu
 
 Bytes are counted as each must move them: compressing reads the numbers twice (once for their
-minimum and maximum) and writes a byte for each; decompressing reads a byte of each of two rows and
-writes a number; a copy reads and writes each number. What is compared takes turns; medians. On a
-GPU ten run as one graph; "us of one" is a single call between two events, with what the host takes
-to launch it. A GPU's bytes are compared with the CPU's, over random chunks of all kinds.
+minimum and maximum; ranges once) and writes a byte for each; decompressing reads a byte of each of
+two rows and writes a number; a copy reads and writes each number. What is compared takes turns;
+medians. On a GPU ten run as one graph; "us of one" is a single call between two events, with what
+the host takes to launch it. A GPU's bytes are compared with the CPU's, over random chunks of all
+kinds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 from harness import print_table, write_json
 
-from bagua_client.compression import compress, compressed_bytes, decompress
+from bagua_client.compression import RANGE_ELEMENTS, compress, compressed_bytes, decompress
 from bagua_client.compression.minmax_uint8 import HEADER_BYTES
 
 ROWS = 2
@@ -62,10 +64,19 @@ def speeds(mebibytes: int, rounds: int, device: torch.device) -> list[dict[str, 
     chunks = torch.randn(ROWS, elements, device=device)
     other, total = torch.empty_like(chunks), torch.empty(elements, device=device)
     packed = torch.empty((ROWS, compressed_bytes(elements)), dtype=torch.uint8, device=device)
+    ranged = compress(chunks, range_elements=RANGE_ELEMENTS)
     works: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: other.copy_(chunks), 2 * chunks.nbytes),
         "compress": (lambda: compress(chunks, packed), 2 * chunks.nbytes + packed.nbytes),
         "decompress": (lambda: decompress(packed, total, 2.0), packed.nbytes + total.nbytes),
+        "compress, ranges": (
+            lambda: compress(chunks, ranged, RANGE_ELEMENTS),
+            chunks.nbytes + ranged.nbytes,
+        ),
+        "decompress, ranges": (
+            lambda: decompress(ranged, total, 2.0, RANGE_ELEMENTS),
+            ranged.nbytes + total.nbytes,
+        ),
     }
     on_gpu = device.type == "cuda"
     runs = {name: replayed(work) if on_gpu else work for name, (work, _) in works.items()}
@@ -114,27 +125,27 @@ def disagreements(chunks: int, device: torch.device) -> dict[str, int]:
     torch.manual_seed(0)
     for _ in range(chunks):
         chunk = random_chunk(choose)
-        here, there = compress(chunk), compress(chunk.to(device)).cpu()
+        ranges = choose.choice((None, 1024, RANGE_ELEMENTS))
+        here = compress(chunk, None, ranges)
+        there = compress(chunk.to(device), None, ranges).cpu()
+        both = here, there
+        first = here.shape[1] - math.ceil(chunk.shape[1] / HEADER_BYTES) * HEADER_BYTES
         divisor = choose.choice((None, 3.0))
         ours, theirs = torch.empty_like(chunk[0]), torch.empty_like(chunk[0], device=device)
-        decompress(here, ours, divisor)
-        decompress(here.to(device), theirs, divisor)
+        decompress(here, ours, divisor, ranges)
+        decompress(here.to(device), theirs, divisor, ranges)
         each, others = torch.empty_like(chunk), torch.empty_like(chunk, device=device)
-        decompress(here, each)
-        decompress(here.to(device), others)
+        decompress(here, each, None, ranges)
+        decompress(here.to(device), others, None, ranges)
         name = str(chunk.dtype)
         bytes_differ = not (
-            torch.equal(here[:, HEADER_BYTES:], there[:, HEADER_BYTES:])
-            and _same(_header(here, chunk.dtype), _header(there, chunk.dtype))
+            torch.equal(here[:, first:], there[:, first:])
+            and _same(*(packed[:, :first].contiguous().view(chunk.dtype) for packed in both))
         )
         found[name] = found.get(name, 0) + bytes_differ
         is_same = _same(ours, theirs.cpu()) and _same(each, others.cpu())
         found[f"{name} back"] = found.get(f"{name} back", 0) + (not is_same)
     return found
-
-
-def _header(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return packed[:, :HEADER_BYTES].contiguous().view(dtype)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -6,9 +6,9 @@ each, some seeds each, beside gradients that are averaged as they are.
     torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
     python benchmarks/convergence.py --merge some.json others.json --plots build/plots
 
-"loss" is that of the last steps, "accuracy" that on images that were not trained on, or of the last
-steps' characters; both are means over all ranks, whose replicas may differ. qadam is an optimizer
-of its own, so it stands beside "adam": the same, whose warm-up never ends.
+"loss" is that of the last steps' batches, "accuracy" that on images, or text, that were not trained
+on, with replicas that trained apart averaged first; means over all ranks. qadam is an optimizer of
+its own, so it stands beside "adam": the same, whose warm-up never ends.
 """
 
 from __future__ import annotations
@@ -55,11 +55,6 @@ Optimizer = Callable[[Any], torch.optim.Optimizer]
 Figures = dict[str, Any]
 
 
-def _adam(steps: int, compatible: bool, warm_up_share: float) -> Optimizer:
-    warmup_steps = max(1, int(warm_up_share * steps))
-    return partial(QAdamOptimizer, warmup_steps=warmup_steps, compatible=compatible)
-
-
 class Way:
     """How the replicas of a model are kept together, by its name on the command line."""
 
@@ -69,6 +64,7 @@ class Way:
         "fp16",
         "bytegrad",
         "bytegrad, error feedback",
+        "bytegrad, as Bagua",
         "decentralized",
         "shift_one",
         "low_precision_decentralized",
@@ -78,9 +74,10 @@ class Way:
         "qadam, compatible",
     )
 
-    def __init__(self, name: str, steps: int) -> None:
+    def __init__(self, name: str, steps: int, rate: float) -> None:
         self.name = name
         self._steps = steps
+        self._rate = rate
 
     def begin(
         self, model: nn.Module, usual: Optimizer
@@ -89,7 +86,12 @@ class Way:
         make = usual
         if "adam" in self.name:
             share = 2.0 if self.name == "adam" else WARM_UP_SHARE
-            make = _adam(self._steps, self.name.endswith("compatible"), share)
+            make = partial(
+                QAdamOptimizer,
+                lr=1e-3 * self._rate,
+                warmup_steps=max(1, int(share * self._steps)),
+                compatible=self.name.endswith("compatible"),
+            )
         optimizer = make(model.parameters())
         wrapped = DistributedDataParallel(model, algorithm=self._algorithm(optimizer))
         if self.name in ("bf16", "fp16"):
@@ -104,6 +106,8 @@ class Way:
             name = "gradient_allreduce"
         if name == "bytegrad, error feedback":
             name, arguments = "bytegrad", {"error_feedback": True}
+        if name == "bytegrad, as Bagua":
+            name, arguments = "bytegrad", {"range_elements": None}
         if name == "shift_one":
             name, arguments = "decentralized", {"peer_selection_mode": "shift_one"}
         if name == "async":
@@ -114,6 +118,11 @@ class Way:
         """Replicas that train apart are averaged, as who evaluates them would."""
         if isinstance(wrapped.algorithm, AsyncModelAverageAlgorithm):
             wrapped.algorithm.abort(wrapped, average=True)
+        elif self.name in ("decentralized", "shift_one", "low_precision_decentralized"):
+            with torch.no_grad():
+                for parameter in wrapped.module.parameters():
+                    dist.all_reduce(parameter)
+                    parameter.div_(dist.get_world_size())
 
 
 def of_ranks(values: list[float], device: str) -> list[float]:
@@ -123,15 +132,15 @@ def of_ranks(values: list[float], device: str) -> list[float]:
     return (total / dist.get_world_size()).tolist()
 
 
-def train_digits(seed: int, way: Way, steps: int, device: str) -> Figures:
+def train_digits(seed: int, way: Way, options: argparse.Namespace, device: str) -> Figures:
     """A residual network on scanned digits."""
     torch.manual_seed(seed)
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in digits())
-    usual = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    usual = partial(torch.optim.SGD, lr=0.05 * options.rate, momentum=0.9, weight_decay=1e-4)
     model, optimizer = way.begin(resnet18().to(device), usual)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses = []
-    for _ in range(steps):
+    for _ in range(options.steps):
         chosen = torch.randint(len(labels), (16,), generator=generator).to(device)
         loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
         optimizer.zero_grad()
@@ -145,30 +154,33 @@ def train_digits(seed: int, way: Way, steps: int, device: str) -> Figures:
     return _figures(losses, float(right), device)
 
 
-def train_characters(seed: int, way: Way, steps: int, device: str) -> Figures:
+def train_characters(seed: int, way: Way, options: argparse.Namespace, device: str) -> Figures:
     """A transformer on the text of Python's own help."""
     corpus = "\n".join(topics.values())
     alphabet = sorted(set(corpus))
-    text = torch.tensor([alphabet.index(character) for character in corpus[:200_000]])
+    number_of = {character: number for number, character in enumerate(alphabet)}
+    text = torch.tensor([number_of[character] for character in corpus[:250_000]])
+    text, later = text[:200_000], text[200_000:].unfold(0, CONTEXT + 1, 250).to(device)
     torch.manual_seed(seed)
-    usual = partial(torch.optim.AdamW, lr=1e-3)
+    usual = partial(torch.optim.AdamW, lr=1e-3 * options.rate)
     model, optimizer = way.begin(CharacterModel(len(alphabet)).to(device), usual)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    losses, rights = [], []
-    for _ in range(steps):
+    losses = []
+    for _ in range(options.steps):
         starts = torch.randint(len(text) - CONTEXT - 1, (8, 1), generator=generator)
         sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)].to(device)
         logits = model(sequences[:, :-1]).flatten(0, 1)
-        target = sequences[:, 1:].flatten()
-        loss = functional.cross_entropy(logits, target)
+        loss = functional.cross_entropy(logits, sequences[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-        rights.append(float((logits.argmax(1) == target).double().mean()))
     way.end(model)
-    return _figures(losses, fmean(rights[-LAST_STEPS:]), device)
+    model.eval()
+    with torch.no_grad():
+        right = (model.module(later[:, :-1]).argmax(2) == later[:, 1:]).double().mean()
+    return _figures(losses, float(right), device)
 
 
 def _figures(losses: list[float], right: float, device: str) -> Figures:
@@ -180,7 +192,7 @@ def _figures(losses: list[float], right: float, device: str) -> Figures:
     }
 
 
-TRAININGS: dict[str, Callable[[int, Way, int, str], Figures]] = {
+TRAININGS: dict[str, Callable[[int, Way, argparse.Namespace, str], Figures]] = {
     "digits": train_digits,
     "characters": train_characters,
 }
@@ -193,7 +205,10 @@ def main() -> None:
     parser.add_argument("--trainings", nargs="+", choices=[*TRAININGS], default=[*TRAININGS])
     parser.add_argument("--ways", nargs="+", choices=Way.NAMES, default=[*Way.NAMES])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1.0,
+                        help="times the learning rates of SGD and AdamW")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="cuda: a GPU for each rank, and NCCL")  # fmt: skip
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -223,11 +238,10 @@ def train(options: argparse.Namespace) -> Found:
     found: Found = {}
     for name in options.trainings:
         found[name] = {way: [] for way in options.ways}
-        for seed in range(options.seeds):  # of all ways in turn
-            for way, figures in found[name].items():
-                figures.append(
-                    TRAININGS[name](seed, Way(way, options.steps), options.steps, device)
-                )
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for way, figures in found[name].items():  # in turn
+                each = Way(way, options.steps, options.rate)
+                figures.append(TRAININGS[name](seed, each, options, device))
             if options.json and dist.get_rank() == 0:
                 write_json(options.json, found)  # After each seed: the whole takes an hour.
     return found
@@ -238,7 +252,8 @@ def merged(files: list[Path]) -> Found:
     for file in files:
         for name, by_way in json.loads(file.read_text()).items():
             if name in TRAININGS:  # not what it was measured on
-                found.setdefault(name, {}).update(by_way)
+                for way, seeds in by_way.items():
+                    found.setdefault(name, {}).setdefault(way, []).extend(seeds)
     return found
 
 

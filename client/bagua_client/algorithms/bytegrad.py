@@ -14,7 +14,7 @@ from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.compressed import CompressedSum
 from bagua_client.communication.operations import Operation
-from bagua_client.compression import DTYPES
+from bagua_client.compression import DTYPES, RANGE_ELEMENTS
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
 
@@ -32,22 +32,31 @@ class ByteGradAlgorithm(Algorithm):
         average: over the ranks; else gradients are summed.
         error_feedback: what a rank has lost in rounding it adds in the next step (Karimireddy et
             al., Error Feedback Fixes SignSGD, ICML 2019); costs 4 bytes a parameter.
+        range_elements: how many numbers of a chunk share a minimum and a maximum; None: all, as in
+            Bagua, where the large gradients of one layer let the small ones of others become 0.
     """
 
     exchanges = 2
     scales_itself = True
 
     def __init__(
-        self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False
+        self,
+        hierarchical: bool = True,
+        average: bool = True,
+        error_feedback: bool = False,
+        range_elements: int | None = RANGE_ELEMENTS,
     ) -> None:
         self.hierarchical = hierarchical
         self.average = average
         self.error_feedback = error_feedback
+        self.range_elements = range_elements
         self._lost = Companion()
         self._beside: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def reify(self, communicator: Communicator) -> ByteGradAlgorithm:
-        return ByteGradAlgorithm(self.hierarchical, self.average, self.error_feedback)
+        return ByteGradAlgorithm(
+            self.hierarchical, self.average, self.error_feedback, self.range_elements
+        )
 
     def scale(self, world_size: int) -> float:
         return 1.0 / world_size if self.average else 1.0
@@ -74,4 +83,4 @@ class ByteGradAlgorithm(Algorithm):
         self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]
     ) -> Sequence[Operation]:
         divisor = 1.0 / self.scale(communicator.world_size)
-        return CompressedSum(groups, divisor, self._beside).operations
+        return CompressedSum(groups, divisor, self.range_elements, self._beside).operations

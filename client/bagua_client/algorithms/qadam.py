@@ -13,6 +13,7 @@ from bagua_client.algorithms.bytegrad import ByteGradAlgorithm
 from bagua_client.algorithms.companion import in_bucket
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer, optimizer_of
 from bagua_client.communication.communicator import Communicator
+from bagua_client.compression import RANGE_ELEMENTS
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
 
@@ -47,7 +48,8 @@ class QAdamAlgorithm(ByteGradAlgorithm):
             raise TypeError(
                 f"qadam needs a QAdamOptimizer, not a {type(q_adam_optimizer).__name__}"
             )
-        super().__init__(hierarchical)
+        ranges = None if q_adam_optimizer.compatible else RANGE_ELEMENTS
+        super().__init__(hierarchical, range_elements=ranges)
         self.optimizer = q_adam_optimizer
         self.grad_scaler = grad_scaler
         self._groups: dict[int, dict[str, Any]] = {}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bagua_client.communication.operations import Operation, Start, all_gather, shard
 from bagua_client.communication.peers import swap
-from bagua_client.compression import compress, compressed_bytes, decompress
+from bagua_client.compression import compress, decompress
 
 
 class CompressedSum:
@@ -18,6 +18,7 @@ class CompressedSum:
     Args:
         groups: over the same ranks, for the first and for the second of its exchanges.
         divisor: what the sum is divided by, in float32, before it is sent.
+        range_elements: how many numbers share a minimum and a maximum; None: those of a chunk.
         beside: error feedback: what travels as a whole, of which the operations may be given a part
             only, and what was lost of it so far, float32 beside it.
     """
@@ -26,11 +27,13 @@ class CompressedSum:
         self,
         groups: Sequence[dist.ProcessGroup],
         divisor: float,
+        range_elements: int | None = None,
         beside: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         self._first, self._last = groups[0], groups[-1]
         self._ranks = dist.get_world_size(self._first)
         self._divisor = divisor
+        self._range_elements = range_elements
         self._beside = beside
         self._packed = self._received = torch.empty(0, dtype=torch.uint8)
 
@@ -45,9 +48,9 @@ class CompressedSum:
         lost = None if self._beside is None else _part(flat, *self._beside)
         if lost is not None:
             flat.add_(lost)
-        self._packed = compress(chunks)
+        self._packed = compress(chunks, range_elements=self._range_elements)
         if lost is not None:
-            kept = decompress(self._packed, torch.empty_like(chunks))
+            kept = self._unpacked(self._packed, torch.empty_like(chunks))
             torch.sub(chunks, kept, out=lost.view_as(chunks))
             _only_finite(lost)
         self._received = torch.empty_like(self._packed)
@@ -59,16 +62,15 @@ class CompressedSum:
     def _gather(self, flat: torch.Tensor) -> dist.Work | None:
         """The own chunk's sum to all."""
         own = shard(flat, self._first)
-        decompress(self._received, own, self._divisor)
-        packed = compress(own[None])
+        decompress(self._received, own, self._divisor, self._range_elements)
+        packed = compress(own[None], range_elements=self._range_elements)
         if self._beside is not None:
             lost = shard(_part(flat, *self._beside), self._first)
-            missing = own - decompress(packed, torch.empty_like(own))
+            missing = own - self._unpacked(packed, torch.empty_like(own))
             lost.add_(_only_finite(missing.float()), alpha=self._divisor)
         self._packed = packed
-        self._received = torch.empty(
-            (self._ranks, compressed_bytes(own.numel())), dtype=torch.uint8, device=flat.device
-        )
+        shape = self._ranks, packed.shape[1]
+        self._received = torch.empty(shape, dtype=torch.uint8, device=flat.device)
         work: dist.Work | None = all_gather(
             self._received.view(-1), packed.view(-1), group=self._last, async_op=True
         )
@@ -76,7 +78,10 @@ class CompressedSum:
 
     def _unpack(self, flat: torch.Tensor) -> None:
         """The own chunk too: all ranks have the same bits."""
-        decompress(self._received, flat.view(self._ranks, -1))
+        self._unpacked(self._received, flat.view(self._ranks, -1))
+
+    def _unpacked(self, packed: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return decompress(packed, out, range_elements=self._range_elements)
 
 
 class RingUpdate:

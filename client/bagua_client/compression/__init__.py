@@ -1,5 +1,11 @@
 """Gradients in fewer bits: Bagua's eight, a chunk at a time."""
 
-from bagua_client.compression.minmax_uint8 import DTYPES, compress, compressed_bytes, decompress
+from bagua_client.compression.minmax_uint8 import (
+    DTYPES,
+    RANGE_ELEMENTS,
+    compress,
+    compressed_bytes,
+    decompress,
+)
 
-__all__ = ["DTYPES", "compress", "compressed_bytes", "decompress"]
+__all__ = ["DTYPES", "RANGE_ELEMENTS", "compress", "compressed_bytes", "decompress"]

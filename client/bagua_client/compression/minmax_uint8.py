@@ -19,11 +19,18 @@ above 1e29 may come back as NaN.
 
 A compressed chunk is 32 bytes that begin with the minimum and the maximum, in the numbers' own
 type, and then the bytes, filled up with zeros to a multiple of 32.
+
+Past Bagua: where many small numbers share a chunk with few large ones, one level is more than most
+of them, and they become 0. So a chunk may be cut into ranges of ``range_elements`` (the last may be
+shorter), each with bounds of its own: first the bounds of all ranges, minimum and maximum in turn,
+8 bytes of room for each, filled up to a multiple of 32, and then the bytes of all. A chunk of a
+single range is Bagua's, byte for byte.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,60 +39,73 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HEADER_BYTES = 32
+"""At whose multiples both parts of a compressed chunk end."""
+BOUNDS_BYTES = 8
+RANGE_ELEMENTS = 4096
+"""Where ranges are asked for. Bounds are then 0.2 % of what travels, and a range is what a program
+on a GPU has in hand at once."""
 EPSILON = 1e-7
 TILE_ELEMENTS = 32 * 1024
 """What a processor's cache holds, with room for what is made of it: some passes go over each."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def compressed_bytes(elements: int) -> int:
+def compressed_bytes(elements: int, range_elements: int | None = None) -> int:
     """Of a chunk of so many numbers."""
-    return HEADER_BYTES + math.ceil(elements / HEADER_BYTES) * HEADER_BYTES
+    return _header_bytes(elements, range_elements) + _filled_up(elements)
 
 
-def compress(chunks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def compress(
+    chunks: torch.Tensor, out: torch.Tensor | None = None, range_elements: int | None = None
+) -> torch.Tensor:
     """Each row of ``chunks`` by itself.
 
     Args:
         chunks: (rows, elements), contiguous, of float32, float16 or bfloat16.
-        out: uint8, (rows, ``compressed_bytes(elements)``), contiguous; None: it is made.
+        out: uint8, (rows, ``compressed_bytes(elements, range_elements)``), contiguous; None: it is
+            made.
+        range_elements: how many numbers share a minimum and a maximum, a power of two from 1024
+            on; None: all of a row.
 
     Returns:
         ``out``. Equal bytes on a processor and on a GPU.
 
     Raises:
-        ValueError: of another type, of another shape, or empty.
+        ValueError: of another type, of another shape, or empty; no such ranges.
     """
-    _check(chunks)
+    _check(chunks, range_elements)
     rows, elements = chunks.shape
     if out is None:
-        shape = rows, compressed_bytes(elements)
+        shape = rows, compressed_bytes(elements, range_elements)
         out = torch.empty(shape, dtype=torch.uint8, device=chunks.device)
+    first = _header_bytes(elements, range_elements)
     if kernels := _kernels(chunks):
-        kernels.compress(chunks, out)
+        kernels.compress(chunks, out, first, range_elements)
         return out
-    out[:, HEADER_BYTES + elements :] = 0
-    low, high = (bound[:, None] for bound in chunks.aminmax(dim=1))
-    is_finite = (high.float() - low.float()).isfinite()
-    nan = torch.full_like(low, math.nan)
-    header = out[:, :HEADER_BYTES].zero_().view(chunks.dtype)
-    header[:, :1], header[:, 1:2] = (torch.where(is_finite, end, nan) for end in (low, high))
-    for row in range(rows):
-        scale, upper, lower = _constants(header[row])
+    out[:, first + elements :] = 0
+    headers = out[:, :first].zero_().view(chunks.dtype)
+    for numbers, header, levels in zip(chunks, headers, out[:, first:], strict=True):
+        low, high = _bounds(numbers, range_elements)
+        is_finite = (high.float() - low.float()).isfinite()
+        bounds = torch.stack([low, high], dim=1).where(is_finite[:, None], math.nan)
+        header[: bounds.numel()] = bounds.flatten()
+        scale, upper, lower = _constants(bounds)
         # No number means anything then; the bytes are 0 wherever they are made.
-        means_all = is_finite.device.type == "cpu" and bool(is_finite[row])
-        for start in range(0, elements, TILE_ELEMENTS):
-            end = min(start + TILE_ELEMENTS, elements)
-            levels = (chunks[row, start:end].float() * scale).round_().clamp_(max=upper)
-            levels = levels.sub_(lower).clamp_(0, 255)
+        means_all = is_finite.device.type == "cpu" and bool(is_finite.all())
+        for at, ranges, shape in _tiles(elements, range_elements):
+            made = (numbers[at].float().view(shape) * scale[ranges]).round_()
+            made = made.clamp_(max=upper[ranges]).sub_(lower[ranges]).clamp_(0, 255)
             if not means_all:
-                levels = torch.where(is_finite[row], levels, 0.0)
-            out[row, HEADER_BYTES + start : HEADER_BYTES + end] = levels
+                made = torch.where(is_finite[ranges, None], made, 0.0)
+            levels[at] = made.view(-1)
     return out
 
 
 def decompress(
-    compressed: torch.Tensor, out: torch.Tensor, divisor: float | None = None
+    compressed: torch.Tensor,
+    out: torch.Tensor,
+    divisor: float | None = None,
+    range_elements: int | None = None,
 ) -> torch.Tensor:
     """The sum of the rows' numbers, the first row's first; of one row, those.
 
@@ -95,41 +115,84 @@ def decompress(
         out: (elements,), contiguous; or (sums, elements), each of as many rows that follow one
             another.
         divisor: what each sum, in float32, is divided by; None: nothing.
+        range_elements: what they were compressed with.
 
     Returns:
         ``out``.
     """
+    elements = out.shape[-1]
+    first = _header_bytes(elements, range_elements)
     if kernels := _kernels(out):
-        kernels.decompress(compressed, out, divisor)
+        kernels.decompress(compressed, out, first, range_elements, divisor)
         return out
     if out.dim() == 2:
         for rows, each in zip(compressed.chunk(len(out)), out, strict=True):
-            decompress(rows, each, divisor)
+            decompress(rows, each, divisor, range_elements)
         return out
-    elements = out.numel()
-    headers = compressed[:, :HEADER_BYTES].contiguous().view(out.dtype)
-    constants = [_constants(header) for header in headers]
-    for start in range(0, elements, TILE_ELEMENTS):
-        end = min(start + TILE_ELEMENTS, elements)
+    count = _ranges(elements, range_elements)
+    headers = compressed[:, :first].contiguous().view(out.dtype)
+    constants = [_constants(header[: 2 * count].view(count, 2)) for header in headers]
+    for at, ranges, shape in _tiles(elements, range_elements):
         total: torch.Tensor | None = None
-        for row, (scale, _, lower) in zip(compressed, constants, strict=True):
-            part = row[HEADER_BYTES + start : HEADER_BYTES + end].float().add_(lower).div_(scale)
+        for row, (scale, _, lower) in zip(compressed[:, first:], constants, strict=True):
+            part = row[at].float().view(shape).add_(lower[ranges]).div_(scale[ranges])
             total = part if total is None else total.add_(part)
         assert total is not None
-        out[start:end] = total if divisor is None else total.div_(divisor)
+        out[at] = (total if divisor is None else total.div_(divisor)).view(-1)
     return out
 
 
-def _constants(header: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scale, upper and lower of the chunk that begins so."""
-    low, high = header[0].float(), header[1].float()
+def _ranges(elements: int, range_elements: int | None) -> int:
+    """Of a chunk of so many numbers."""
+    return math.ceil(elements / range_elements) if range_elements else 1
+
+
+def _header_bytes(elements: int, range_elements: int | None) -> int:
+    return _filled_up(BOUNDS_BYTES * _ranges(elements, range_elements))
+
+
+def _filled_up(size_bytes: int) -> int:
+    return math.ceil(size_bytes / HEADER_BYTES) * HEADER_BYTES
+
+
+def _bounds(numbers: torch.Tensor, range_elements: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Minimum and maximum of each range."""
+    if range_elements is None or numbers.numel() <= range_elements:
+        return numbers.view(1, -1).aminmax(dim=1)
+    whole = numbers.numel() // range_elements * range_elements
+    parts = [numbers[:whole].view(-1, range_elements), numbers[None, whole:]]
+    lows, highs = zip(*(part.aminmax(dim=1) for part in parts if part.numel()), strict=True)
+    return torch.cat(lows), torch.cat(highs)
+
+
+def _tiles(
+    elements: int, range_elements: int | None
+) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
+    """Parts of a chunk that a cache holds: its numbers, its ranges, and how many of each number.
+
+    A part is some whole ranges, or a part of one."""
+    each = min(range_elements or elements, elements)
+    whole = elements // each * each
+    tile = max(TILE_ELEMENTS // each * each, min(TILE_ELEMENTS, each))
+    start = 0
+    while start < elements:
+        end = min(start + tile, whole if start < whole else elements)
+        first = start // each
+        count = max((end - start) // each, 1)
+        yield slice(start, end), slice(first, first + count), (count, -1)
+        start = end
+
+
+def _constants(bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale, upper and lower, (ranges, 1) each, of the bounds (ranges, 2)."""
+    low, high = bounds.float().unbind(1)
     # Not 255.0 / ..., which torch reckons as a product with the reciprocal, rounded twice.
-    scale = torch.tensor(255.0, device=header.device) / ((high - low) + EPSILON)
+    scale = torch.tensor(255.0, device=bounds.device) / ((high - low) + EPSILON)
     upper = (high * scale).round()
-    return scale, upper, upper - 255.0
+    return scale[:, None], upper[:, None], (upper - 255.0)[:, None]
 
 
-def _check(chunks: torch.Tensor) -> None:
+def _check(chunks: torch.Tensor, range_elements: int | None) -> None:
     if chunks.dim() != 2 or not chunks.numel() or not chunks.is_contiguous():
         raise ValueError(
             "what is compressed must be (rows, elements), contiguous and not empty; this is "
@@ -137,6 +200,8 @@ def _check(chunks: torch.Tensor) -> None:
         )
     if chunks.dtype not in DTYPES:
         raise ValueError(f"{chunks.dtype} cannot be compressed to 8 bits; known are {DTYPES}")
+    if range_elements is not None and (range_elements < 1024 or range_elements.bit_count() != 1):
+        raise ValueError(f"a range has 1024 elements or 2048, 4096, ...; not {range_elements}")
 
 
 def _kernels(tensor: torch.Tensor) -> ModuleType | None:

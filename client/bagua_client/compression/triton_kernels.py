@@ -1,11 +1,12 @@
 """MinMaxUInt8 on a GPU: the bytes that a processor makes, at the speed of the GPU's memory.
 
-Compressing reads the numbers twice (once for minimum and maximum) and writes a byte for each;
-decompressing reads a byte of each row and writes a number. Divisions are rounded as IEEE 754 has
-it, which Triton's own are not. Where one scale divides many numbers its reciprocal is refined
-instead: for a reciprocal that is rounded to nearest, two fused steps give the rounded quotient
-(Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, IBM Journal
-of Research and Development 34, 1990), as long as nothing is subnormal; none of these numbers is.
+Compressing reads the numbers twice (once for minimum and maximum), or once where they are cut into
+ranges that a program has in hand at once, and writes a byte for each; decompressing reads a byte of
+each row and writes a number. Divisions are rounded as IEEE 754 has it, which Triton's own are not.
+Where one scale divides many numbers its reciprocal is refined instead: for a reciprocal that is
+rounded to nearest, two fused steps give the rounded quotient (Markstein, Computation of elementary
+functions on the IBM RISC System/6000 processor, IBM Journal of Research and Development 34, 1990),
+as long as nothing is subnormal; none of these numbers is.
 """
 
 from __future__ import annotations
@@ -17,51 +18,82 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-HEADER_BYTES = 32
-EPSILON = 1e-7
 PARTS = 512
 """Programs for each chunk, at most; a power of two."""
 BLOCK, WARPS = 1024, 8
 """Elements that a program has in hand at once, and what it has them with: four a thread, so that
 numbers and bytes both are read and written by whole lines."""
 
+SUM_BLOCK, SUM_WARPS = 2048, 4
+"""The same for sums, which read a byte and more scales for each number: fewer, wider programs."""
 
-def compress(chunks: torch.Tensor, out: torch.Tensor) -> None:
-    """See :func:`bagua_client.compression.compress`."""
+
+def compress(
+    chunks: torch.Tensor, out: torch.Tensor, first_bytes: int, range_elements: int | None
+) -> None:
+    """See :func:`bagua_client.compression.compress`; the bytes begin at ``first_bytes``."""
     rows, elements = chunks.shape
-    parts = min(PARTS, triton.next_power_of_2(triton.cdiv(elements, 4 * BLOCK)))
-    bounds = torch.empty((rows, 2, parts), dtype=torch.float32, device=chunks.device)
-    shape = {"parts": parts, "block": BLOCK, "num_warps": WARPS}
+    header = out.view(chunks.dtype)
+    strides = elements, out.shape[1], header.shape[1]
     with torch.cuda.device(chunks.device):
+        if range_elements is not None:
+            out[:, :first_bytes].zero_()
+            _quantise_ranges[(triton.cdiv(elements, range_elements), rows)](
+                chunks, out, header, *strides, first_bytes, block=range_elements, num_warps=WARPS
+            )
+            return
+        parts = min(PARTS, triton.next_power_of_2(triton.cdiv(elements, 4 * BLOCK)))
+        bounds = torch.empty((rows, 2, parts), dtype=torch.float32, device=chunks.device)
+        shape = {"parts": parts, "block": BLOCK, "num_warps": WARPS}
         _bounds[(rows, parts)](chunks, bounds, elements, **shape)
-        header = out.view(chunks.dtype)
-        _quantise[(rows, parts)](
-            chunks, bounds, out, header, elements, out.shape[1], header.shape[1], **shape
-        )
+        _quantise[(rows, parts)](chunks, bounds, out, header, *strides, **shape)
 
 
-def decompress(compressed: torch.Tensor, out: torch.Tensor, divisor: float | None) -> None:
-    """See :func:`bagua_client.compression.decompress`."""
+def decompress(
+    compressed: torch.Tensor,
+    out: torch.Tensor,
+    first_bytes: int,
+    range_elements: int | None,
+    divisor: float | None,
+) -> None:
+    """See :func:`bagua_client.compression.decompress`; the bytes begin at ``first_bytes``."""
     groups, elements = (1, *out.shape)[-2:]
     header = compressed.view(out.dtype)
     # A quotient by a power of two is a product: neither is rounded.
     is_power = divisor is not None and math.frexp(divisor)[0] == 0.5
     factor = 1.0 if divisor is None else 1.0 / divisor if is_power else float(divisor)
+    block = SUM_BLOCK if range_elements is None else min(SUM_BLOCK, range_elements)
     with torch.cuda.device(out.device):
-        _sum[(triton.cdiv(elements, BLOCK), groups)](
+        _sum[(triton.cdiv(elements, block), groups)](
             compressed,
             header,
             out,
             elements,
             compressed.shape[1],
             header.shape[1],
+            first_bytes,
             factor,
             rows=compressed.shape[0] // groups,
+            range_blocks=(range_elements or 0) // block,
             is_divided=divisor is not None and not is_power,
             is_scaled=is_power,
-            block=BLOCK,
-            num_warps=WARPS,
+            block=block,
+            num_warps=SUM_WARPS,
         )
+
+
+@triton.jit
+def _constants(low, high):
+    """Scale and upper of what lies between them."""
+    scale = tl.div_rn(255.0, (high - low) + 1e-7)
+    return scale, libdevice.rint(high * scale)
+
+
+@triton.jit
+def _level(x, scale, upper):
+    """The byte of a number, still as a number."""
+    level = tl.minimum(libdevice.rint(x * scale), upper) - (upper - 255.0)
+    return tl.minimum(tl.maximum(level, 0.0), 255.0)
 
 
 @triton.jit
@@ -107,9 +139,7 @@ def _quantise(
     is_odd = is_odd | (((high - low) - (high - low)) != 0.0)
     low = tl.where(is_odd, float("nan"), low)
     high = tl.where(is_odd, float("nan"), high)
-    scale = tl.div_rn(255.0, (high - low) + 1e-7)
-    upper = libdevice.rint(high * scale)
-    lower = upper - 255.0
+    scale, upper = _constants(low, high)
     kind = header.dtype.element_ty
     if part == 0:
         first = header + row * row_numbers
@@ -123,10 +153,33 @@ def _quantise(
     for start in range(part * block, filled, parts * block):
         at = start + tl.arange(0, block)
         x = tl.load(chunk + at, mask=at < elements, other=0.0).to(tl.float32)
-        level = tl.minimum(libdevice.rint(x * scale), upper) - lower
-        level = tl.minimum(tl.maximum(level, 0.0), 255.0)
-        level = tl.where((at < elements) & (is_odd == 0), level, 0.0)
+        level = tl.where((at < elements) & (is_odd == 0), _level(x, scale, upper), 0.0)
         tl.store(levels + at, level.to(tl.uint8), mask=at < filled)
+
+
+@triton.jit
+def _quantise_ranges(
+    numbers, out, header, elements, row_bytes, row_numbers, first_bytes, block: tl.constexpr
+):
+    """The bounds and the bytes of one range of a chunk."""
+    part, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    at = part * block + tl.arange(0, block)
+    inside = at < elements
+    x = tl.load(numbers + row * elements + at, mask=inside, other=0.0).to(tl.float32)
+    low = tl.min(tl.where(inside, x, float("inf")), 0)
+    high = tl.max(tl.where(inside, x, float("-inf")), 0)
+    is_odd = tl.max(((x - x) != 0.0).to(tl.int32), 0) > 0
+    is_odd = is_odd | (((high - low) - (high - low)) != 0.0)
+    low = tl.where(is_odd, float("nan"), low)
+    high = tl.where(is_odd, float("nan"), high)
+    kind = header.dtype.element_ty
+    bounds = header + row * row_numbers + 2 * part
+    tl.store(bounds, low.to(kind))
+    tl.store(bounds + 1, high.to(kind))
+    scale, upper = _constants(low, high)
+    level = tl.where(inside & (is_odd == 0), _level(x, scale, upper), 0.0)
+    levels = out + row * row_bytes + first_bytes
+    tl.store(levels + at, level.to(tl.uint8), mask=at < row_bytes - first_bytes)
 
 
 @triton.jit
@@ -145,8 +198,10 @@ def _sum(
     elements,
     row_bytes,
     row_numbers,
+    first_bytes,
     divisor,
     rows: tl.constexpr,
+    range_blocks: tl.constexpr,
     is_divided: tl.constexpr,
     is_scaled: tl.constexpr,
     block: tl.constexpr,
@@ -154,6 +209,8 @@ def _sum(
     """A block of each row's numbers, added up in their order, and divided or scaled; of a group of
     rows."""
     start = tl.program_id(0).to(tl.int64) * block
+    # A block lies in one range, and all of them in one where there are no ranges.
+    place = 2 * (tl.program_id(0) // range_blocks) if range_blocks else 0
     group = tl.program_id(1).to(tl.int64)
     out += group * elements
     at = tl.arange(0, block)
@@ -161,12 +218,11 @@ def _sum(
     total = tl.zeros((block,), tl.float32)
     for row in tl.static_range(rows):
         first = group * rows + row
-        low = tl.load(header + first * row_numbers).to(tl.float32)
-        high = tl.load(header + first * row_numbers + 1).to(tl.float32)
-        scale = tl.div_rn(255.0, (high - low) + 1e-7)
-        lower = libdevice.rint(high * scale) - 255.0
-        levels = compressed + first * row_bytes + 32 + start
-        x = tl.load(levels + at, mask=inside, other=0).to(tl.float32) + lower
+        low = tl.load(header + first * row_numbers + place).to(tl.float32)
+        high = tl.load(header + first * row_numbers + place + 1).to(tl.float32)
+        scale, upper = _constants(low, high)
+        levels = compressed + first * row_bytes + first_bytes + start
+        x = tl.load(levels + at, mask=inside, other=0).to(tl.float32) + (upper - 255.0)
         x = _divided(x, scale, tl.div_rn(1.0, scale))
         total = x if row == 0 else total + x
     if is_divided:

@@ -12,8 +12,11 @@ Numbers = npt.NDArray[np.float32]
 EPSILON = np.float32(1e-7)
 
 
-def in_eight_bits(numbers: Numbers) -> Numbers:
-    """There and back."""
+def in_eight_bits(numbers: Numbers, range_elements: int | None = None) -> Numbers:
+    """There and back, each range between bounds of its own."""
+    if range_elements is not None:
+        ranges = np.split(numbers, range(range_elements, len(numbers), range_elements))
+        return np.concatenate([in_eight_bits(each) for each in ranges])
     low, high = numbers.min(), numbers.max()
     scale = np.float32(255) / ((high - low) + EPSILON)
     upper = np.rint(high * scale)
@@ -23,21 +26,24 @@ def in_eight_bits(numbers: Numbers) -> Numbers:
     return found
 
 
-def byte_sum(summands: Sequence[Numbers], divisor: int, multiple: int) -> Numbers:
+def byte_sum(
+    summands: Sequence[Numbers], divisor: int, multiple: int, range_elements: int | None = None
+) -> Numbers:
     """Of flat buckets, one of each rank that exchanges: what all of them have afterwards.
 
     Args:
         divisor: what the sum is divided by.
         multiple: what buckets are filled up to with zeros.
+        range_elements: of a chunk; None: all share their bounds, as in Bagua.
     """
     elements = len(summands[0])
     filled = [np.pad(each, (0, -elements % multiple)) for each in summands]
     found = []
     for chunks in zip(*(np.split(each, len(summands)) for each in filled), strict=True):
-        total = in_eight_bits(chunks[0])
+        total = in_eight_bits(chunks[0], range_elements)
         for chunk in chunks[1:]:
-            total = total + in_eight_bits(chunk)
-        found.append(in_eight_bits(total / np.float32(divisor)))
+            total = total + in_eight_bits(chunk, range_elements)
+        found.append(in_eight_bits(total / np.float32(divisor), range_elements))
     return np.concatenate(found)[:elements]
 
 

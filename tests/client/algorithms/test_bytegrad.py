@@ -38,9 +38,10 @@ class Seen(ByteGradAlgorithm):
     buckets: list[list[int]]
 
 
-def _model() -> nn.Sequential:
+def _model(width: int = 13) -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5), nn.Tanh(), nn.Linear(5, 3))
+    layers = nn.Linear(7, width), nn.Tanh(), nn.Linear(width, width // 2), nn.Tanh()
+    return nn.Sequential(*layers, nn.Linear(width // 2, 3))
 
 
 def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -58,10 +59,13 @@ def _local(model: nn.Module, rank: int, step: int) -> dict[int, np.ndarray]:
     }
 
 
-def _wrong_steps(hierarchical: str, average: bool, passes: int) -> list[int]:
+def _wrong_steps(
+    hierarchical: str, average: bool, passes: int, range_elements: int | None = None
+) -> list[int]:
     """The steps in which a gradient is not what the reference says, bit for bit."""
-    model = _model()
-    algorithm = Seen(hierarchical=False, average=average)
+    # Its chunks are of several ranges, the last of them shorter.
+    model = _model() if range_elements is None else _model(width=90)
+    algorithm = Seen(hierarchical=False, average=average, range_elements=range_elements)
     ours = DistributedDataParallel(model, algorithm=algorithm, bucket_cap_mb=100 / 2**20)
     ranks, draw = dist.get_world_size(), random.Random(7)
     optimizer = torch.optim.SGD(ours.parameters(), lr=1e-3)
@@ -70,7 +74,7 @@ def _wrong_steps(hierarchical: str, average: bool, passes: int) -> list[int]:
     wrong = []
     for step in range(STEPS):
         if step % 5 == 0:
-            size = draw.choice([20, 100, 300, 10_000])
+            size = draw.choice([20, 100, 300, 10_000] if range_elements is None else [10, 10**6])
             assert ours.reconfigure(Configuration(size, hierarchical))
         optimizer.zero_grad()
         parts = [_local(model, rank, passes * step) for rank in range(ranks)]
@@ -87,7 +91,8 @@ def _wrong_steps(hierarchical: str, average: bool, passes: int) -> list[int]:
         for bucket in algorithm.buckets:
             flats = [np.concatenate([part[key] for key in bucket]) for part in parts]
             divisor = ranks if average else 1
-            expected.append(byte_sum(node_sums(flats, nodes), divisor, multiple))
+            sums = node_sums(flats, nodes)
+            expected.append(byte_sum(sums, divisor, multiple, range_elements))
         flat = [np.concatenate([found[key] for key in bucket]) for bucket in algorithm.buckets]
         assert sum(map(len, flat)) == sum(weight.numel() for weight in model.parameters())
         if not all(np.array_equal(a, b) for a, b in zip(flat, expected, strict=True)):
@@ -113,6 +118,27 @@ def test_every_gradient_is_the_references_bit_for_bit_through_recuts(
     ranks: RankPool = request.getfixturevalue(pool)
     for wrong in ranks.run(_wrong_steps, hierarchical, average, passes):
         assert wrong == []
+
+
+def test_ranges_are_the_references_bit_for_bit_through_recuts(two_ranks: RankPool) -> None:
+    for wrong in two_ranks.run(_wrong_steps, "off", True, 1, 1024):
+        assert wrong == []
+
+
+def _share_of_zeros(range_elements: int | None) -> float:
+    """Of small gradients that come back as 0, beside large ones in the same chunk."""
+    model = nn.Linear(64, 256, bias=False)
+    algorithm = ByteGradAlgorithm(hierarchical=False, range_elements=range_elements)
+    ours = DistributedDataParallel(model, algorithm=algorithm)
+    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    outputs = ours(inputs)
+    (1e5 * outputs[:, :64].sum() + outputs[:, 64:].square().sum()).backward()
+    return float((model.weight.grad[64:128] == 0).double().mean())
+
+
+def test_large_gradients_leave_small_ones_of_another_range_alone(two_ranks: RankPool) -> None:
+    assert min(two_ranks.run(_share_of_zeros, None)) > 0.95
+    assert max(two_ranks.run(_share_of_zeros, 4096)) < 0.05
 
 
 def _worst_error(configuration: Configuration, width: int) -> tuple[float, bool]:

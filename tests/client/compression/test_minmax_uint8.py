@@ -9,11 +9,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numbers
 
-from bagua_client.compression import compress, compressed_bytes, decompress
+from bagua_client.compression import RANGE_ELEMENTS, compress, compressed_bytes, decompress
 from bagua_client.compression.minmax_uint8 import TILE_ELEMENTS
 from tests.bagua_release import release_path
 
@@ -150,3 +150,44 @@ def test_several_sums_are_made_at_once() -> None:
     assert torch.equal(
         decompress(packed, torch.empty(6, 100))[4], decompress(packed[4:5], torch.empty(100))
     )
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3 * TILE_ELEMENTS),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    st.sampled_from([1024, RANGE_ELEMENTS, 4 * TILE_ELEMENTS]),
+    st.data(),
+)
+@settings(max_examples=40)
+def test_a_range_is_compressed_as_a_chunk_of_its_own(
+    rows: int, elements: int, dtype: torch.dtype, range_elements: int, data: st.DataObject
+) -> None:
+    chunks = torch.randn(rows, elements, generator=torch.Generator().manual_seed(elements))
+    chunks = (chunks * torch.linspace(1, 1000, elements)).to(dtype)
+    if data.draw(st.booleans()):
+        chunks[0, data.draw(st.integers(0, elements - 1))] = math.inf
+    packed = compress(chunks, None, range_elements)
+    assert packed.shape == (rows, compressed_bytes(elements, range_elements))
+    parts = chunks.split(range_elements, dim=1)
+    there_and_back = [_each_row(compress(part.contiguous()), part) for part in parts]
+    expected = torch.cat(there_and_back, dim=1)
+    back = decompress(packed, torch.empty_like(chunks), None, range_elements)
+    torch.testing.assert_close(back, expected, rtol=0, atol=0, equal_nan=True)
+    total = decompress(packed, torch.empty_like(chunks[0]), 3.0, range_elements)
+    summed = [
+        decompress(compress(part.contiguous()), torch.empty_like(part[0]), 3.0) for part in parts
+    ]
+    torch.testing.assert_close(total, torch.cat(summed), rtol=0, atol=0, equal_nan=True)
+    if len(parts) == 1:
+        assert torch.equal(packed, compress(chunks))
+
+
+def _each_row(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return decompress(packed, torch.empty(like.shape, dtype=like.dtype))
+
+
+@pytest.mark.parametrize("range_elements", [0, 512, 3 * 1024])
+def test_ranges_that_a_gpus_programs_cannot_have_in_hand_are_refused(range_elements: int) -> None:
+    with pytest.raises(ValueError, match="1024 elements or 2048"):
+        compress(torch.zeros(1, 5000), None, range_elements)
