@@ -151,7 +151,7 @@ class ClaimRow(Base):
 
 
 class FamilyRow(Base):
-    """What Bagua's protocol keeps of the models that look alike (see tuning.bagua.family)."""
+    """What Bagua's protocol keeps of the models that look alike (see bagua.family)."""
 
     __tablename__ = "families"
 

@@ -8,7 +8,7 @@ import pytest
 
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, UnknownJob, contacts, digests, ranks
+from bagua_autotune.store import Step, Store, UnknownJob, contacts, digests
 from tests.autotune.store.samples import BASELINE, FIRST, PROFILE, RESULT
 from tests.autotune.support import make_spec
 
@@ -81,8 +81,6 @@ WRITERS: dict[str, Callable[[Store, str], object]] = {
     "event": lambda store, job: store.add_event(job, Event("note", at=9.0)),
     "result": lambda store, job: store.replace_result(job, RESULT),
     "estimate": lambda store, job: store.update_estimate(job, 0, Estimate(1.0, 0.1, 5)),
-    "value": lambda store, job: ranks.put_value(store, job, 0, 1, 0, 2.5, 9.0),
-    "widen": lambda store, job: ranks.widen(store, job, 7),
 }
 
 

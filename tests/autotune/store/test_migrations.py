@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, inspect
 
+from bagua_autotune.bagua import storage
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store import OtherSchema, Step, Store, StoreError, digests, families
+from bagua_autotune.store import OtherSchema, Step, Store, StoreError, digests
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import make_spec
@@ -105,7 +106,7 @@ def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
     first = Observation(31, (0.2255, 0.2269, 0.2273, 0.2262))
     assert store.observations("half")[0] == (0, first)
     assert [event.message for event in store.events("done")] == ["grüße"]
-    assert families.resolve(store, "DDP_140") == "family"
+    assert storage.resolve(store, "DDP_140") == "family"
     store.close()
 
 

@@ -23,8 +23,6 @@ from bagua_autotune.store import (
     UnknownJob,
     UnknownTrial,
     contacts,
-    families,
-    ranks,
     retention,
 )
 from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
@@ -322,29 +320,6 @@ def test_a_job_that_ended_as_a_round_began_is_resumed_in_its_search(store: Store
     assert (store.job(job).phase, store.job(job).round) == ("tuning", 1)
 
 
-def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    families.register(store, "DDP_140", "family", {"n": 0})
-    failures: list[BaseException] = []
-
-    def write(rank: int) -> None:
-        try:
-            for step in range(10):
-                ranks.put_value(store, job, 0, step, rank, float(rank), 1.0)
-                families.update(store, "family", lambda data: {"n": data["n"] + 1})
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
-    assert families.load(store, "family")[0] == {"n": 40}
-
-
 def test_of_many_that_take_the_same_step_one_does(store: Store, job: str) -> None:
     took = []
     threads = [
@@ -356,52 +331,6 @@ def test_of_many_that_take_the_same_step_one_does(store: Store, job: str) -> Non
         thread.join()
     assert sorted(took) == [False] * 5 + [True]
     assert len(store.trials(job)) == 1
-
-
-def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    assert ranks.put_value(store, job, 0, 100, 1, 2.5, 1.0)
-    assert not ranks.put_value(store, job, 0, 100, 1, 9.0, 1.0)
-    assert store.observations(job, 0) == [(0, Observation(100, (None, 2.5)))]
-
-
-def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
-    store.create_job("bagua", make_spec(world_size=1, ranks_per_node=[1]), at=1.0, protocol="v1")
-    for count in (3, 2):
-        ranks.widen(store, "bagua", count)
-    job = store.job("bagua")
-    assert (job.world_size, job.ranks_per_node) == (3, (3,))
-
-
-def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> None:
-    assert families.resolve(store, "DDP_140") is None
-    families.register(store, "DDP_140", "family", {"n": 0})
-    families.register(store, "DDP_141", "family", {"n": 99})
-    assert families.resolve(store, "DDP_141") == families.resolve(store, "DDP_140") == "family"
-    families.update(store, "family", lambda data: {"n": data["n"] + 1})
-    families.extend_order(store, "family", ["b", "a"])
-    families.extend_order(store, "family", ["a", "c", "b"])
-    assert families.load(store, "family") == ({"n": 1}, ["b", "a", "c"])
-    with pytest.raises(families.UnknownFamily):
-        families.load(store, "other")
-
-
-def test_only_families_of_jobs_still_tuned_and_heard_of_are_listed(store: Store) -> None:
-    for number in range(3):
-        data = {"family": f"f{number}"}
-        store.create_job(f"j{number}", make_spec(), at=number, protocol="v1", data=data)
-    store.end_job("j2", 3.0)
-    store.create_job("other", make_spec(), at=2.0)
-    assert families.tuned(store, since=0.5) == {"f1": "j1"}
-
-
-def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> None:
-    store.create_job("j", make_spec(), at=1.0, protocol="v1", data={"family": "kept"})
-    for key in ("kept", "orphan"):
-        families.register(store, f"{key}_140", key, {})
-    families.forget_orphans(store)
-    assert families.resolve(store, "kept_140") == "kept"
-    assert families.resolve(store, "orphan_140") is None
 
 
 def test_two_stores_share_a_file_and_it_outlives_them(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store, contacts, digests
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.bagua.worker import Clock
 from tests.autotune.support import make_spec, registration
-from tests.autotune.tuning.bagua_worker import Clock
 
 JOB = "/api/v2/jobs/job"
 

@@ -1,23 +1,31 @@
-"""Which family a worker means by a model's name, and the jobs of a family's models."""
+"""Which family a worker means by a model's name, and the jobs of a family's models.
+
+By default Bagua names a model ``<class>_<id(module)>``: another name in every process, and so
+another model for every rank.  Here the number is cut off, and what remains is one job.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from bagua_autotune.bagua import hyperparameters, storage
+from bagua_autotune.bagua.family import Family
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, JobSpec, Limits
-from bagua_autotune.store import JobConflict, UnknownJob, families
-from bagua_autotune.tuning.bagua import hyperparameters
-from bagua_autotune.tuning.bagua.family import Family
-from bagua_autotune.tuning.bagua.names import family_key, stem
+from bagua_autotune.store import JobConflict, UnknownJob
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
 LONGEST_LABEL = 31
+# id() is an address: on 64-bit systems CPython's objects lie in mapped memory, at addresses of
+# 12 digits (39 bits) to 15 (48 bits).  Versions, dates and times in seconds are shorter and stay.
+_ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
 
 
 class NotRegistered(Exception):
@@ -54,11 +62,11 @@ class Directory:
         model: its job ends and the new one takes its place.
         """
         key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
-        before = families.resolve(self._store, self._alias(model_name))
+        before = storage.resolve(self._store, self._alias(model_name))
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
         baseline = hyperparameters.baseline(default_bucket_bytes)
         new = Family.new(label, baseline, self._clock()).model_dump(mode="json")
-        families.register(self._store, self._alias(model_name), key, new)
+        storage.register(self._store, self._alias(model_name), key, new)
         job = self._first_job(model_name, key, tensors, default_bucket_bytes)
         if before not in (None, key) and stem(model_name) == model_name:
             self._replace(str(before), job)
@@ -70,7 +78,7 @@ class Directory:
         Raises:
             NotRegistered: nobody registered the name.
         """
-        key = families.resolve(self._store, self._alias(model_name))
+        key = storage.resolve(self._store, self._alias(model_name))
         if key is None:
             raise NotRegistered(model_name)
         return key
@@ -97,7 +105,7 @@ class Directory:
     def _first_job(
         self, model_name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        data, _ = families.load(self._store, key)
+        data, _ = storage.load(self._store, key)
         job_id = Family.model_validate(data).models[0].job_id
         try:
             job = self._store.job(job_id)
@@ -128,7 +136,7 @@ class Directory:
         return self._store.job(job_id)
 
     def _replace(self, key: str, successor: Job) -> None:
-        data, _ = families.load(self._store, key)
+        data, _ = storage.load(self._store, key)
         for model in Family.model_validate(data).models:
             try:
                 self._store.end_job(model.job_id, self._clock())
@@ -143,3 +151,27 @@ class Directory:
     def _alias(self, model_name: str) -> str:
         # Services of other world sizes on the same database have models of the same names.
         return f"{self._world_size or 'any'}/{model_name}"
+
+
+def stem(model_name: str) -> str:
+    """The name without a trailing ``_<address>``.
+
+    >>> stem("DistributedDataParallel_V1_9_0_140234234234234")
+    'DistributedDataParallel_V1_9_0'
+    >>> stem("resnet_50")
+    'resnet_50'
+    """
+    match = _ADDRESS.fullmatch(model_name)
+    return match[1] if match else model_name
+
+
+def family_key(
+    model_name: str, tensors: Iterable[Tensor], world_size: int | None, default_bucket_bytes: int
+) -> str:
+    """A digest of what two names of the same model have in common.
+
+    That is the stem, the tensors in any order, and what the job is tuned with.
+    """
+    facts = sorted((tensor.name, tensor.elements, tensor.dtype) for tensor in tensors)
+    text = json.dumps([stem(model_name), world_size, default_bucket_bytes, facts])
+    return hashlib.sha256(text.encode()).hexdigest()

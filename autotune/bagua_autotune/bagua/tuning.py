@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from bagua_autotune.bagua import hyperparameters, storage
+from bagua_autotune.bagua.directory import Directory
+from bagua_autotune.bagua.family import Family, Grant, Window
+from bagua_autotune.bagua.trials import Trials
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import families, ranks
-from bagua_autotune.tuning.bagua import hyperparameters
-from bagua_autotune.tuning.bagua.directory import Directory
-from bagua_autotune.tuning.bagua.family import Family, Grant, Window
-from bagua_autotune.tuning.bagua.trials import Trials
 from bagua_autotune.tuning.objective import bounded
 from bagua_autotune.tuning.tuner import Tuner
 
@@ -83,7 +82,7 @@ class BaguaTuning:
         """
         self._check_rank(rank)
         key = self._directory.key(model_name)
-        data, order = families.load(self._store, key)
+        data, order = storage.load(self._store, key)
         family = Family.model_validate(data)
         if family.is_entering(rank, model_name, iteration):
             job = self._enter(model_name, key, family, rank, iteration)
@@ -100,7 +99,7 @@ class BaguaTuning:
             self._warn_apart(job, after)
         grant = after.models[position].grant_at(iteration)
         if grant.ordered > len(order):  # another rank's, granted since we looked
-            _, order = families.load(self._store, key)
+            _, order = storage.load(self._store, key)
         known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
         return hyperparameters.to_wire(known, grant.configuration), grant.is_final
 
@@ -131,7 +130,7 @@ class BaguaTuning:
         none has are dropped.
         """
         names = list(dict.fromkeys(names))
-        tuned = families.tuned(self._store, self._clock() - SPAN_SECONDS)
+        tuned = storage.tuned(self._store, self._clock() - SPAN_SECONDS)
         known: dict[str, frozenset[str]] = {}
         for key, job_id in tuned.items():
             known[key] = self._names.get(key) or frozenset(
@@ -139,7 +138,7 @@ class BaguaTuning:
             )
             new = [name for name in names if name in known[key]]
             if new:
-                families.extend_order(self._store, key, new)
+                storage.extend_order(self._store, key, new)
         self._names = known
 
     def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
@@ -159,7 +158,7 @@ class BaguaTuning:
         elif now - job.last_contact_at >= CONTACT_SECONDS:
             self._store.touch(job.id, now)
         if self._world_size is None and job.world_size < len(family.present):
-            ranks.widen(self._store, job.id, len(family.present))
+            storage.widen(self._store, job.id, len(family.present))
         return job
 
     def _warn_apart(self, job: Job, family: Family) -> None:
@@ -178,10 +177,10 @@ class BaguaTuning:
         )
 
     def _update(self, key: str, change: Callable[[Family], Family]) -> Family:
-        def changed(data: families.Data) -> families.Data:
+        def changed(data: storage.Data) -> storage.Data:
             return change(Family.model_validate(data)).model_dump(mode="json")
 
-        return Family.model_validate(families.update(self._store, key, changed))
+        return Family.model_validate(storage.update(self._store, key, changed))
 
     def _check_rank(self, rank: int) -> None:
         if self._world_size is not None and rank >= self._world_size:

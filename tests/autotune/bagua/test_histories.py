@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagua_autotune.bagua.family import Family, Grant, Window
+from bagua_autotune.bagua.hyperparameters import to_wire
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.bagua.family import Family, Grant, Window
-from bagua_autotune.tuning.bagua.hyperparameters import to_wire
-from tests.autotune.tuning.bagua_worker import MIB, Later, Worker, addresses, tuning
+from tests.autotune.bagua.worker import MIB, Later, Worker, addresses, tuning
 
 
 class Pure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.tuning.bagua.hyperparameters import tensor
-from bagua_autotune.tuning.bagua.names import family_key, stem
+from bagua_autotune.bagua.directory import family_key, stem
+from bagua_autotune.bagua.hyperparameters import tensor
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.tuning.bagua.hyperparameters import (
+from bagua_autotune.bagua.hyperparameters import (
     ELEMENT_BYTES,
     UNBUCKETED_BYTES,
     UNBUCKETED_WIRE_BYTES,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from bagua_autotune.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
+from bagua_autotune.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import AtOnce, Background
-from bagua_autotune.tuning.bagua.hyperparameters import ELEMENT_BYTES, tensor, to_configuration
-from bagua_autotune.tuning.bagua.tuning import DEFAULT_BUCKET_BYTES, BaguaTuning
 from bagua_autotune.tuning.tuner import Tuner
 
 MIB = 1024**2

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bagua_autotune.bagua.directory import NotRegistered
+from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
+from bagua_autotune.bagua.trials import Trials
+from bagua_autotune.bagua.tuning import RankOutsideWorld
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.bagua.directory import NotRegistered
-from bagua_autotune.tuning.bagua.hyperparameters import tensor, to_configuration
-from bagua_autotune.tuning.bagua.trials import Trials
-from bagua_autotune.tuning.bagua.tuning import RankOutsideWorld
-from tests.autotune.support import make_spec
-from tests.autotune.tuning.bagua_worker import (
+from tests.autotune.bagua.worker import (
     BEST,
     MIB,
     TENSORS,
@@ -30,6 +29,7 @@ from tests.autotune.tuning.bagua_worker import (
     run,
     tuning,
 )
+from tests.autotune.support import make_spec
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from bagua_autotune.api import messages_v1 as messages
 from bagua_autotune.api.problems import parse, problem
-from bagua_autotune.store import families
-from bagua_autotune.tuning.bagua.directory import NotRegistered
-from bagua_autotune.tuning.bagua.hyperparameters import tensor, to_configuration
-from bagua_autotune.tuning.bagua.tuning import BaguaTuning, RankOutsideWorld
+from bagua_autotune.bagua import messages, storage
+from bagua_autotune.bagua.directory import NotRegistered
+from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
+from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
 
 
 def blueprint(tuning: BaguaTuning) -> Blueprint:
@@ -59,8 +58,8 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
         # Bagua's own status for this; its workers know no other.
         return problem(405, f"No model {str(error)!r} is registered; call register_tensors first.")
 
-    @api.errorhandler(families.UnknownFamily)
-    def _deleted(_error: families.UnknownFamily) -> Response:
+    @api.errorhandler(storage.UnknownFamily)
+    def _deleted(_error: storage.UnknownFamily) -> Response:
         return problem(405, "The model was deleted at this moment; call register_tensors again.")
 
     @api.errorhandler(RankOutsideWorld)
