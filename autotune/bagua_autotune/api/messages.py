@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from bagua_autotune.api.reports import TrialProfile
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
     EventKind,
     JobPhase,
@@ -18,6 +17,7 @@ from bagua_autotune.model.job import (
     TrialState,
 )
 from bagua_autotune.model.knobs import Knob, Value
+from bagua_autotune.model.layout import Tensor
 
 MOST_JOBS_LISTED = 1000
 

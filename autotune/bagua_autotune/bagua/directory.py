@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from bagua_autotune.bagua import hyperparameters, storage
 from bagua_autotune.bagua.family import Family
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, JobSpec, Limits
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import JobConflict, UnknownJob
 from bagua_autotune.tuning.tuner import Tuner
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bagua_autotune.model.buckets import Tensor, cut
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Space, Value
+from bagua_autotune.model.layout import Cutter, Cutting, Tensor
 
 # Bagua's own service lacks i64, although its worker sends it.
 ELEMENT_BYTES = {"f16": 2, "f32": 4, "i64": 8, "u8": 1}
-DTYPES = sorted(ELEMENT_BYTES)  # the order in which Bagua's rule takes them
 
 LOWEST_BUCKET_BYTES = 64 * 1024
 HIGHEST_BUCKET_BYTES = 1024**3
@@ -59,16 +58,19 @@ def in_execution_order(tensors: Iterable[Tensor], order: Sequence[str]) -> list[
     return sorted(tensors, key=lambda tensor: position.get(tensor.name, -1))
 
 
-def to_wire(tensors: Iterable[Tensor], configuration: Mapping[str, Value]) -> dict[str, Any]:
+def to_wire(tensors: Sequence[Tensor], configuration: Mapping[str, Value]) -> dict[str, Any]:
     """``recommended_hyperparameters`` for tensors in execution order."""
     bucket_bytes = Configuration(configuration).number("bucket_bytes")
+    cut = Cutter(tensors).cut(Cutting(bucket_bytes))
+    buckets = [[tensors[position] for position in bucket.positions] for bucket in cut]
+    buckets.sort(key=lambda members: members[0].dtype)  # Bagua's rule takes dtypes in this order
     return {
         "buckets": [
             [
                 {"name": member.name, "num_elements": member.elements, "dtype": member.dtype}
-                for member in bucket
+                for member in members
             ]
-            for bucket in cut(tensors, bucket_bytes, DTYPES)
+            for members in buckets
         ],
         "bucket_size": (
             UNBUCKETED_WIRE_BYTES if bucket_bytes == UNBUCKETED_BYTES else bucket_bytes

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bagua_autotune.model.buckets import Label
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, ShortText
+from bagua_autotune.model.layout import Label
 
 # An observation holds a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]

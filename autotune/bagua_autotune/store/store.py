@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, case, null, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
     BEING_TUNED,
     Event,
@@ -21,6 +20,7 @@ from bagua_autotune.model.job import (
     Result,
     Trial,
 )
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import records
 from bagua_autotune.store.database import Database

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model, kinds_of
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.model.knobs import Configuration, Partition
+from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.search import Problem
-from bagua_autotune.search.candidates import (
-    PARTITION_KNOB,
-    enumerate_candidates,
-    explicit_candidates,
-)
+from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.rounds import TRIAL_STEPS, of_round
 from bagua_autotune.tuning.warm_start import stored_best
