@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import BEING_TUNED
+from bagua_autotune.store import Store
 from bagua_autotune.store.rows import locked_row, start, trial_row
-from bagua_autotune.store.store import Store
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow, ObservationRow
 
 Data = dict[str, Any]

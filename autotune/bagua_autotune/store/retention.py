@@ -12,9 +12,9 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
-from bagua_autotune.store.store import Store
 from bagua_autotune.store.tables import ChoreRow, FamilyRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Trial
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps
 from bagua_autotune.tuning.objective import Objective
 
 

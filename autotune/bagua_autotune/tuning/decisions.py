@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, claims, digests
+from bagua_autotune.store import Step, Store, claims
 from bagua_autotune.tuning.background import Background
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep
@@ -86,7 +86,7 @@ class Decisions:
             return True
         if current:
             if closes is None:
-                costs = digests.costs(self._store, job_id, current.index)
+                costs = self._store.step_costs(job_id, current.index)
                 estimated = self._next.estimate(job, trials, current, costs)
             if estimated is None:
                 return True

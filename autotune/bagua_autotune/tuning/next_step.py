@@ -14,7 +14,7 @@ from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, Searcher, make_searcher
-from bagua_autotune.store import Step, Store, digests
+from bagua_autotune.store import Step, Store
 from bagua_autotune.tuning.bill import bill
 from bagua_autotune.tuning.decision import (
     Keep,
@@ -136,15 +136,15 @@ class NextStep:
         baseline = standing(trials, job.baseline)
         cost = bill(
             trials,
-            digests.steps(self._store, job.id),
-            digests.switch_seconds(self._store, job.id),
+            self._store.observed_steps(job.id),
+            self._store.switch_seconds(job.id),
             baseline.center if baseline else None,
             objective,
         )
         return make_result(job, trials, kept, objective, cost, at)
 
     def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
-        steps = digests.steps(self._store, job.id)
+        steps = self._store.observed_steps(job.id)
         now = replace(job, limits=as_of_now(job, steps.values()))
         per_trial = trial_steps(of_round(trials, job.round), steps)
         return self._decide_by(self._searcher, now, trials, per_trial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.model.job import Job, Limits, Trial
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.

@@ -31,8 +31,7 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.store import Store, UnknownJob, contacts, digests
-from bagua_autotune.store.contacts import Contact
+from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
 from bagua_autotune.tuning.decisions import Decisions
@@ -280,7 +279,7 @@ class Tuner:
         if job.phase != "finished":
             self.ask(job.id)  # the round was opened, but its first trial was not proposed
             return
-        observed = digests.steps(self.store, job.id).values()
+        observed = self.store.observed_steps(job.id).values()
         since = None
         if event.step is not None and observed:
             since = event.step - max(steps.last for steps in observed)
@@ -334,7 +333,7 @@ class Tuner:
     def _look(self, job_id: str) -> tuple[Contact, JobStatus]:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
-        contact, claimed_until = contacts.with_claim(self.store, job_id)
+        contact, claimed_until = self.store.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
         status = self._statuses(job_id, contact.version)
         return contact, replace(status, deciding=deciding or is_claimed)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps
 from bagua_autotune.tuning.bill import Bill, bill
 from bagua_autotune.tuning.objective import Speed, StepTime
 

@@ -1,83 +1,64 @@
-"""The store's operations on jobs and trials, each one transaction."""
+"""Jobs: which there are, whether they are as they were; registering, ending, resuming them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import ColumnElement, bindparam, case, null, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from bagua_autotune.model.job import (
-    BEING_TUNED,
-    Event,
-    Inherited,
-    Job,
-    JobPhase,
-    JobSpec,
-    Protocol,
-    Result,
-    Trial,
-)
+from bagua_autotune.model import job as model
+from bagua_autotune.model.job import BEING_TUNED, Event, Inherited, Job, JobSpec, Result, Trial
 from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import records
+from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import JobConflict, UnknownJob, UnknownTrial
-from bagua_autotune.store.isolation import read_each
-from bagua_autotune.store.reports import TRIALS, Reports
-from bagua_autotune.store.rows import (
-    check_job,
-    job_row,
-    last_trial_row,
-    locked_row,
-    start,
-    trial_row,
-)
-from bagua_autotune.store.tables import EventRow, JobRow, ProfileRow, SchemaRow, TrialRow
+from bagua_autotune.store.errors import JobConflict, UnknownJob
+from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
+from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, ProfileRow, TrialRow
+
+logger = logging.getLogger(__name__)
 
 # So many jobs in a row that cannot be read do not hide the one before.
 MOST_UNREADABLE = 9
 # Put together once, for what is read again and again.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
-JOB = select(*records.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
+JOB = select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One move of a job: its open trial closes (or there is none), something follows.
+class Contact(NamedTuple):
+    """A job as whoever looks at many of them needs it; times are seconds since the epoch."""
 
-    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
-    ``next_trial`` and ``result`` follows, or none where that is decided later.
-    """
+    id: str
+    name: str
+    phase: str
+    revision: int
+    created_at: float
+    last_contact_at: float
+    ended_at: float | None
 
-    at: float
-    closes: int | None = None
-    estimate: Estimate | None = None
-    failure: str | None = None
-    next_trial: Trial | None = None
-    result: Result | None = None
+    @property
+    def version(self) -> tuple[float, int]:
+        """Equal for as long as nothing of the job is written; another job may get its id."""
+        return self.created_at, self.revision
 
 
-class Store(Reports):
-    """Jobs, their trials, and what the ranks told of them, in one database.
+CONTACT = tuple(getattr(JobRow, field) for field in Contact._fields)
+CONTACT_AND_CLAIM = (
+    select(*CONTACT, ClaimRow.until)
+    .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
+    .where(JobRow.id == bindparam("job_id"))
+)
+
+
+class Jobs:
+    """The part of the store that keeps them.
 
     Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
     """
 
-    def __init__(self, url: str, *, as_found: bool = False) -> None:
-        super().__init__(Database(url, as_found=as_found))
-
-    def close(self) -> None:
-        self.database.close()
-
-    def check(self) -> None:
-        """Raise SQLAlchemyError unless the database answers a query."""
-        with self.database.reading() as session:
-            session.scalar(select(SchemaRow.version))
-
-    # Jobs
+    database: Database
 
     def create_job(
         self,
@@ -85,7 +66,7 @@ class Store(Reports):
         spec: JobSpec,
         *,
         at: float,
-        protocol: Protocol = "v2",
+        protocol: model.Protocol = "v2",
         data: Any = None,
         first: Trial | None = None,
         inherited: Inherited | None = None,
@@ -103,7 +84,7 @@ class Store(Reports):
         Raises:
             JobConflict: it exists with other content.
         """
-        content, tensors = records.spec_columns(spec)
+        content, tensors = rows.spec_columns(spec)
         row = JobRow(
             id=job_id,
             name=spec.name,
@@ -124,13 +105,13 @@ class Store(Reports):
                 if session.get(JobRow, job_id) is None:
                     session.add(row)
                     if first:
-                        session.add(_new_trial(job_id, first))
+                        session.add(rows.new_trial_row(job_id, first))
                     return True
         except IntegrityError:
             pass  # another replica registered it at the same moment
         with self.database.reading() as session:
             known = job_row(session, job_id)
-            if (known.protocol, records.job_spec(known)) != (protocol, spec):
+            if (known.protocol, rows.job_spec(known)) != (protocol, spec):
                 raise JobConflict(f"job {job_id!r} is registered with other content")
         return False
 
@@ -139,16 +120,16 @@ class Store(Reports):
             row = session.connection().execute(JOB, {"job_id": job_id}).one_or_none()
             if row is None:
                 raise UnknownJob(job_id)
-            return records.job_record(row)
+            return rows.job_record(row)
 
     def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
         """Newest first."""
-        query = select(*records.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
+        query = select(*rows.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:
-            rows: Iterable[Any] = session.connection().execute(query)
-            return list(read_each(rows, records.job_record))
+            found: Iterable[Any] = session.connection().execute(query)
+            return list(read_each(found, rows.job_record))
 
     def latest_job(
         self,
@@ -167,7 +148,7 @@ class Store(Reports):
         """
         keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
         given = {name: key for name, key in keys.items() if key is not None}
-        query = select(*records.JOB_COLUMNS).where(JobRow.protocol == "v2")
+        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2")
         query = query.where(*(getattr(JobRow, name) == key for name, key in given.items()))
         if finished:
             query = query.where(JobRow.result.is_not(null()))
@@ -176,14 +157,49 @@ class Store(Reports):
             query = query.where(profiles.exists())
         newest = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
         with self.database.reading() as session:
-            rows: Iterable[Any] = session.connection().execute(newest)
-            return next(read_each(rows, records.job_record), None)
+            found: Iterable[Any] = session.connection().execute(newest)
+            return next(read_each(found, rows.job_record), None)
 
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
             check_job(session, job_id)
             stored = session.scalar(select(JobRow.tensors).where(JobRow.id == job_id))
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
+
+    def contact(self, job_id: str) -> Contact:
+        """Whether the job is as it was, without reading what it is."""
+        return self.contact_and_claim(job_id)[0]
+
+    def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
+        """The job's contact, and until when a replica has the right to decide on it (see claims);
+        one row."""
+        with self.database.reading() as session:
+            row = session.connection().execute(CONTACT_AND_CLAIM, {"job_id": job_id}).one_or_none()
+        if row is None:
+            raise UnknownJob(job_id)
+        *contact, until = row
+        return Contact._make(contact), until
+
+    def contacts(
+        self, name: str | None = None, limit: int = 100, after: str | None = None
+    ) -> list[Contact]:
+        """Newest first; of all jobs, or those of a name; all, or those behind the job ``after``,
+        which raises UnknownJob if there is no such job."""
+        query = select(*CONTACT).order_by(*NEWEST_FIRST).limit(limit)
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        with self.database.reading() as session:
+            if after is not None:
+                created_at = job_row(session, after).created_at
+                is_later = (JobRow.created_at == created_at) & (JobRow.id > after)
+                query = query.where((JobRow.created_at < created_at) | is_later)
+            return [Contact._make(row) for row in session.connection().execute(query)]
+
+    def contacts_since(self, at: float) -> list[Contact]:
+        """Of the jobs heard of since then, newest first."""
+        query = select(*CONTACT).where(JobRow.last_contact_at >= at).order_by(*NEWEST_FIRST)
+        with self.database.reading() as session:
+            return [Contact._make(row) for row in session.connection().execute(query)]
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks were heard of: nothing new of it, so its revision stays."""
@@ -255,89 +271,35 @@ class Store(Reports):
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             if row.phase == "finished":
-                row.result = records.result_column(result)
-
-    # Trials
-
-    def trials(self, job_id: str) -> list[Trial]:
-        """In the order of their indices."""
-        with self.database.reading() as session:
-            rows = session.connection().execute(TRIALS, {"job_id": job_id}).all()
-            found = [records.trial_record(row[2:]) for row in rows]
-            if not found:
-                check_job(session, job_id)
-            return found
-
-    def trial(self, job_id: str, index: int) -> Trial:
-        """Raises UnknownTrial if there is none."""
-        with self.database.reading() as session:
-            check_job(session, job_id)
-            query = TRIALS.where(TrialRow.index == index)
-            row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
-            if row is None:
-                raise UnknownTrial(index)
-            return records.trial_record(row[2:])
-
-    def start_trial(self, job_id: str, index: int, at: float) -> None:
-        """The ranks run this trial now. Nothing happens unless it is proposed."""
-        with self.database.writing() as session:
-            locked_row(session, job_id)
-            start(trial_row(session, job_id, index), at)
-
-    def advance(self, job_id: str, step: Step) -> bool:
-        """Take a step that was decided on an earlier view of the job.
-
-        Returns:
-            False, with nothing changed, if the job has moved on since that view.
-        """
-        with self.database.writing() as session:
-            row = locked_row(session, job_id)
-            last = last_trial_row(session, job_id)
-            open_index = last.index if last and last.state in ("proposed", "running") else None
-            if row.phase in ("finished", "ended") or open_index != step.closes:
-                return False
-            expected = last.index + 1 if last else 0
-            if step.next_trial and step.next_trial.index != expected:
-                return False
-            if last and step.closes is not None:
-                _close(last, step)
-            if step.next_trial:
-                session.add(_new_trial(job_id, step.next_trial))
-                row.phase = _phase(step.next_trial)
-            if step.result:
-                row.phase, row.finished_at = "finished", step.at
-                row.result = records.result_column(step.result)
-            return True
-
-    def update_estimate(self, job_id: str, index: int, measured: Estimate) -> None:
-        """Replace a measured trial's estimate, after data that came late."""
-        with self.database.writing() as session:
-            locked_row(session, job_id)
-            row = trial_row(session, job_id, index)
-            if row.state == "measured":
-                records.write_estimate(row, measured)
+                row.result = rows.result_column(result)
 
 
-def _close(row: TrialRow, step: Step) -> None:
-    row.ended_at = step.at
-    row.failure = step.failure
-    row.state = "measured" if step.failure is None else "failed"
-    if step.estimate is not None:
-        records.write_estimate(row, step.estimate)
+Answer = TypeVar("Answer")
 
 
-def _new_trial(job_id: str, trial: Trial) -> TrialRow:
-    return TrialRow(
-        job_id=job_id,
-        index=trial.index,
-        purpose=trial.purpose,
-        state="proposed",
-        configuration=dict(trial.configuration),
-        steps=0,
-        outliers=0,
-        round=trial.round,
-    )
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
 
 
-def _phase(trial: Trial) -> JobPhase:
-    return "confirming" if trial.purpose == "confirm" else "tuning"
+Item = TypeVar("Item", bound=_Identified)
+
+
+def read_each(items: Iterable[Item], read: Callable[[Item], Answer]) -> Iterator[Answer]:
+    """What ``read`` makes of each job; those it fails on are logged and left out: one that cannot
+    be read must not hide the others.
+
+    Raises:
+        SQLAlchemyError: the store failed, which is nothing of one job's.
+    """
+    for item in items:
+        try:
+            answer = read(item)
+        except UnknownJob:  # deleted since it was listed
+            continue
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            logger.error("job %s cannot be read and is left out: %r", item.id, error)
+            continue
+        yield answer

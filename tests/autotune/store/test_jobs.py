@@ -1,37 +1,32 @@
-"""The contract that every database keeps."""
+"""Jobs, on every database."""
 
 from __future__ import annotations
 
-import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, select, update
+from sqlalchemy import inspect, update
 
-from bagua_autotune.model.job import Event, Inherited, Observation, Trial
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.job import Event, Inherited, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import (
+    Contact,
     JobConflict,
     Step,
     Store,
-    StoreError,
     UnknownJob,
     UnknownTrial,
-    contacts,
-    retention,
 )
-from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
+from bagua_autotune.store.tables import JobRow
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,
+    MEASURED,
     PROFILE,
     RESULT,
-    with_buckets_of_its_own,
 )
 from tests.autotune.support import make_spec
 
@@ -63,15 +58,35 @@ def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> Non
 
 
 def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str) -> None:
-    before = contacts.of_job(store, job)
+    before = store.contact(job)
     store.create_job("later", make_spec(), at=100.0)
-    assert [found.id for found in contacts.since(store, 50.0)] == ["later"]
+    assert [found.id for found in store.contacts_since(50.0)] == ["later"]
     store.add_event(job, Event("note", at=60.0))
     store.end_job("later", 70.0)
-    later, found = contacts.since(store, 50.0)
+    later, found = store.contacts_since(50.0)
     assert (later.id, later.phase, later.ended_at) == ("later", "ended", 70.0)
-    assert found == contacts.of_job(store, job)
+    assert found == store.contact(job)
     assert (found.last_contact_at, found.version > before.version) == (60.0, True)
+
+
+def test_contacts_are_listed_newest_first(store: Store, job: str) -> None:
+    for number in range(3):
+        store.create_job(f"new{number}", make_spec(name=f"n{number % 2}"), at=10.0 + number)
+    assert [c.id for c in store.contacts()] == ["new2", "new1", "new0", "job"]
+    assert [c.id for c in store.contacts("n0")] == ["new2", "new0"]
+    assert [c.id for c in store.contacts(limit=1)] == ["new2"]
+    assert [c.id for c in store.contacts_since(11.0)] == ["new2", "new1"]
+    found = store.contact(job)
+    assert (found.name, found.phase, found.version) == ("digits", "tuning", (1.0, 0))
+    with pytest.raises(UnknownJob):
+        store.contact("nobody")
+
+
+def test_jobs_of_the_same_moment_are_listed_once(store: Store) -> None:
+    for number in range(3):
+        store.create_job(f"job{number}", make_spec(), at=0.1 + 0.2)
+    assert [job.id for job in store.contacts(limit=2)] == ["job0", "job1"]
+    assert [job.id for job in store.contacts(after="job1")] == ["job2"]
 
 
 def test_an_index_holds_all_that_contacts_need_or_nothing_that_changes(store: Store) -> None:
@@ -79,7 +94,7 @@ def test_an_index_holds_all_that_contacts_need_or_nothing_that_changes(store: St
     indices = {index["name"]: index["column_names"] for index in found}
     assert indices["jobs_by_creation"][:2] == ["created_at", "id"]
     if store.database.url.get_backend_name() == "sqlite":
-        assert set(indices["jobs_by_creation"]) == set(contacts.Contact._fields)
+        assert set(indices["jobs_by_creation"]) == set(Contact._fields)
     else:
         indexed = {column for columns in indices.values() for column in columns}
         assert not indexed & {"phase", "revision", "last_contact_at", "ended_at"}
@@ -95,31 +110,6 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     assert "job broken cannot be read" in caplog.text
 
 
-def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    store.add_observations(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
-    store.add_profile(job, 0, PROFILE, 50.0)
-    store.add_event(job, Event("ended", at=60.0))
-    store.create_job("late", make_spec(), at=100.0)
-    assert retention.prune(store, 60.0) == []
-    assert [pruned.id for pruned in retention.prune(store, 61.0)] == [job]
-    with pytest.raises(UnknownJob):
-        store.trials(job)
-    with store.database.reading() as session:
-        for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
-            assert session.scalars(select(table)).all() == []
-    assert [found.id for found in store.jobs()] == ["late"]
-
-
-def test_reading_makes_no_database(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'typo.db'}"
-    with pytest.raises(StoreError, match=r"no database .*typo\.db"):
-        Store(url, as_found=True)
-    assert list(tmp_path.iterdir()) == []
-    Store(url).close()
-    Store(url, as_found=True).close()
-
-
 def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
     reads = (store.job, store.trials, store.tensors, store.events, store.observations)
     for read in (*reads, store.profiles):
@@ -133,52 +123,6 @@ def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
         store.add_profile(job, 0, PROFILE, 1.0)
     with pytest.raises(UnknownTrial):
         store.trial(job, 0)
-
-
-def test_a_trial_runs_is_measured_and_followed(store: Store, job: str) -> None:
-    assert store.advance(job, FIRST)
-    assert store.trial(job, 0) == Trial(0, "search", BASELINE)
-    store.start_trial(job, 0, 2.0)
-    assert store.trial(job, 0).state == "running"
-    estimate = Estimate(-1.5, 0.01, 9, 1)
-    other = Configuration(BASELINE, bucket_bytes=4 << 20)
-    following = Trial(1, "confirm", other)
-    assert store.advance(job, Step(3.0, closes=0, estimate=estimate, next_trial=following))
-    first, second = store.trials(job)
-    assert (first.state, first.estimate, first.started_at, first.ended_at) == (
-        "measured",
-        estimate,
-        2.0,
-        3.0,
-    )
-    assert (second, store.job(job).phase) == (following, "confirming")
-    assert store.advance(job, Step(4.0, closes=1, failure="they disagreed", result=RESULT))
-    assert store.trial(job, 1).failure == "they disagreed"
-    assert (store.job(job).phase, store.job(job).result) == ("finished", RESULT)
-
-
-def test_an_unknown_error_survives_storing(store: Store, job: str) -> None:
-    store.advance(job, FIRST)
-    following = Trial(1, "search", BASELINE)
-    store.advance(job, Step(2.0, 0, Estimate(1.0, math.inf, 1), next_trial=following))
-    found = store.trial(job, 0).estimate
-    assert found is not None
-    assert found.standard_error == math.inf
-
-
-def test_a_step_decided_on_an_old_view_changes_nothing(store: Store, job: str) -> None:
-    assert store.advance(job, FIRST)
-    closing = Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
-    assert not store.advance(job, FIRST)
-    assert store.advance(job, closing)
-    before = store.trials(job)
-    assert not store.advance(job, closing)
-    assert not store.advance(job, replace(closing, closes=1))
-    assert store.trials(job) == before
-    store.end_job(job, 3.0)
-    assert not store.advance(
-        job, replace(closing, closes=1, next_trial=Trial(2, "search", BASELINE))
-    )
 
 
 def test_an_ended_job_can_be_resumed_where_it_was(store: Store, job: str) -> None:
@@ -204,18 +148,6 @@ def test_what_a_job_inherits_comes_back(store: Store, job: str) -> None:
     store.create_job("heir", make_spec(), at=2.0, inherited=inherited)
     assert store.job("heir").inherited == inherited
     assert store.job(job).inherited is None
-
-
-def test_an_explicit_list_of_buckets_survives_storing(store: Store) -> None:
-    spec = make_spec(**with_buckets_of_its_own())
-    assert store.create_job("job", spec, at=1.0)
-    assert not store.create_job("job", spec, at=2.0)
-    chosen = Configuration(spec.default_configuration, buckets=(100, 150))
-    store.advance("job", Step(1.0, next_trial=Trial(0, "search", chosen)))
-    assert store.trial("job", 0).configuration == chosen
-    result = replace(RESULT, configuration=chosen, payback_steps=12, cost_steps=1.5)
-    store.advance("job", Step(2.0, 0, Estimate(1.0, 0.1, 5), result=result))
-    assert (store.job("job").result, store.job("job").space) == (result, spec.knobs)
 
 
 def test_the_latest_alike_job_is_found(store: Store, job: str) -> None:
@@ -320,64 +252,33 @@ def test_a_job_that_ended_as_a_round_began_is_resumed_in_its_search(store: Store
     assert (store.job(job).phase, store.job(job).round) == ("tuning", 1)
 
 
-def test_of_many_that_take_the_same_step_one_does(store: Store, job: str) -> None:
-    took = []
-    threads = [
-        threading.Thread(target=lambda: took.append(store.advance(job, FIRST))) for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(took) == [False] * 5 + [True]
-    assert len(store.trials(job)) == 1
+WRITERS: dict[str, Callable[[Store, str], object]] = {
+    "end": lambda store, job: store.end_job(job, 9.0),
+    "resume": lambda store, job: store.resume_job(job, 9.0),
+    "advance": lambda store, job: store.advance(job, MEASURED),
+    "start": lambda store, job: store.start_trial(job, 0, 9.0),
+    "observe": lambda store, job: store.add_observations(job, 0, [], 9.0),
+    "profile": lambda store, job: store.add_profile(job, 0, PROFILE, 9.0),
+    "event": lambda store, job: store.add_event(job, Event("note", at=9.0)),
+    "result": lambda store, job: store.replace_result(job, RESULT),
+    "estimate": lambda store, job: store.update_estimate(job, 0, Estimate(1.0, 0.1, 5)),
+}
 
 
-def test_two_stores_share_a_file_and_it_outlives_them(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'autotune.db'}"
-    first, second = Store(url), Store(url)
-    first.create_job("job", make_spec(), at=1.0)
-    assert second.advance("job", FIRST)
-    assert not first.advance("job", FIRST)
-    first.close()
-    second.close()
-    assert len(Store(url).trials("job")) == 1
-
-
-@pytest.mark.parametrize("url", ["mongodb://x/y", "sqlite:////proc/no/such.db"])
-def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
-    with pytest.raises(StoreError) as error:
-        Store(url)
-    assert url in str(error.value)
-
-
-def test_something_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("not a database\n" * 100)
-    with pytest.raises(StoreError, match=r"notes\.txt"):
-        Store(f"sqlite:///{path}")
-    assert path.read_text().startswith("not a database")
-
-
-def test_a_view_stays_as_it_was_when_it_was_opened(store: Store, job: str) -> None:
-    if not store.database.url.database:
-        pytest.skip("a database in memory has one connection: writers wait for readers")
-    with store.database.reading(), ThreadPoolExecutor(1) as writer:
-        before = store.job(job)
-        writer.submit(store.touch, job, 99.0).result()
-        assert store.job(job) == before
-    assert store.job(job).last_contact_at == 99.0
-
-
-@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
-def test_connections_that_were_lost_are_not_used_again(empty_url: str) -> None:
-    store = Store(empty_url)
-    other = create_engine(empty_url)
-    with other.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid != pg_backend_pid()"
-        )
-    other.dispose()
-    store.check()
-    store.close()
+def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:
+    assert store.job(job).revision == 0
+    store.advance(job, FIRST)
+    for name, write in WRITERS.items():
+        before = store.contact(job).revision
+        write(store, job)
+        assert store.contact(job).revision == before + 1, name
+    before = store.contact(job)
+    store.touch(job, 99.0)
+    assert store.contact(job) == before._replace(last_contact_at=99.0)
+    finished = Step(9.0, 1, failure="no", result=RESULT)
+    assert store.advance(job, finished)
+    before = store.job(job).revision
+    assert store.open_round(job, 9.0)
+    assert store.job(job).revision == before + 1
+    store.trials(job)
+    assert store.job(job).revision == before + 1

@@ -1,4 +1,4 @@
-"""What the ranks tell of a job: the steps of its trials, profiles of some, events."""
+"""Observations: the step times that the ranks report of a trial."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    bindparam,
+    case,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 
-from bagua_autotune.model.job import Event, Job, Observation, Trial
-from bagua_autotune.model.profile import Profile
-from bagua_autotune.store import records
+from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
-from bagua_autotune.store.rows import check_job, locked_row, trial_row
-from bagua_autotune.store.tables import EventRow, JobRow, ObservationRow, ProfileRow, TrialRow
+from bagua_autotune.store.rows import TRIALS, check_job, trial_row
+from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
-MOST_PROFILES = 5
 # Ranks go on under a trial that was closed until the next is chosen, which nothing is learnt from.
 MOST_LATE_STEPS = 100
-# Of one kind, and of one trial where it is of one.
-MOST_EVENTS = 100
 OBSERVED = (ObservationRow.values, ObservationRow.compute)
 # What every report runs is put together once. The job's row is locked by being written. A lost job
 # is known by its last contact, which stays until it is resumed.
@@ -35,15 +40,40 @@ HEAR = (
             else_=bindparam("at"),
         ),
     )
-    .returning(*records.JOB_COLUMNS)
+    .returning(*rows.JOB_COLUMNS)
 )
-# What a report needs of a trial and, after it, what its record is made of.
-TRIALS = select(TrialRow.id, TrialRow.late_steps, *records.TRIAL_COLUMNS).where(
-    TrialRow.job_id == bindparam("job_id")
+KNOWN_COSTS = select(ObservationRow.step, ObservationRow.cost)
+KNOWN_COSTS = KNOWN_COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
+JOB_ID: BindParameter[str] = bindparam("job_id")
+STEPS = (
+    select(
+        TrialRow.index,
+        func.min(ObservationRow.step),
+        func.max(ObservationRow.step),
+        func.count(ObservationRow.step) + TrialRow.thinned_steps,
+    )
+    .join(ObservationRow)
+    .where(TrialRow.job_id == JOB_ID)
+    .group_by(TrialRow.id)
+    .order_by(TrialRow.index)
 )
-TRIALS = TRIALS.order_by(TrialRow.index)
-COSTS = select(ObservationRow.step, ObservationRow.cost)
-COSTS = COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
+LATEST_OBSERVATIONS = (
+    select(ObservationRow.step, *OBSERVED)
+    .where(
+        ObservationRow.trial_id
+        == select(TrialRow.id)
+        .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+        .scalar_subquery()
+    )
+    .order_by(ObservationRow.step.desc())
+    .limit(bindparam("count"))
+)
+COSTS = (
+    select(ObservationRow.cost)
+    .join(TrialRow)
+    .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+    .order_by(ObservationRow.step)
+)
 
 
 class ObservationKey(NamedTuple):
@@ -51,6 +81,23 @@ class ObservationKey(NamedTuple):
 
     trial: int
     step: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of those that were observed under a trial, the first, the last, and how many."""
+
+    first: int
+    last: int
+    count: int
+
+
+class StepTime(NamedTuple):
+    """A step of a trial, with the slowest rank's value."""
+
+    trial: int
+    step: int
+    slowest: float
 
 
 @dataclass(frozen=True)
@@ -69,15 +116,14 @@ class Reported:
     costs: list[float | None]
 
 
-class Reports:
+class Observations:
     """The part of the store that keeps them.
 
-    Every method raises UnknownJob if there is no such job; those that take an ``index`` raise
-    UnknownTrial if the job has no such trial.
+    Those that take an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    no such trial; in the others what is not there has nothing.
     """
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    database: Database
 
     def add_observations(
         self,
@@ -102,19 +148,19 @@ class Reports:
             job_row = connection.execute(HEAR, {"of_job": job_id, "at": at}).one_or_none()
             if job_row is None:
                 raise UnknownJob(job_id)
-            job = records.job_record(job_row)
-            rows = connection.execute(TRIALS, {"job_id": job_id}).all()
-            trials = [records.trial_record(row[2:]) for row in rows]
+            job = rows.job_record(job_row)
+            trial_rows = connection.execute(TRIALS, {"job_id": job_id}).all()
+            trials = [rows.trial_record(row[2:]) for row in trial_rows]
             if index >= len(trials):
                 raise UnknownTrial(index)
             weighed = weigh(job, trials[index]) if weigh else [None] * len(observations)
-            trial_id = rows[index].id
-            known = connection.execute(COSTS, {"trial_id": trial_id}).all()
+            trial_id = trial_rows[index].id
+            known = connection.execute(KNOWN_COSTS, {"trial_id": trial_id}).all()
             costs: dict[int, float | None] = dict(known)
             pairs = zip(observations, weighed, strict=True)
             told = [(each, cost) for each, cost in pairs if each.step not in costs]
             if not trials[index].is_open:
-                told = told[: max(0, MOST_LATE_STEPS - rows[index].late_steps)]
+                told = told[: max(0, MOST_LATE_STEPS - trial_rows[index].late_steps)]
                 _count_late(connection, trial_id, len(told))
             new = [each for each, _ in told]
             if new:
@@ -148,7 +194,7 @@ class Reports:
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
-                (trial, records.observation_record(step, values, compute))
+                (trial, rows.observation_record(step, values, compute))
                 for trial, step, values, compute in session.execute(query)
             ]
 
@@ -158,90 +204,32 @@ class Reports:
         with self.database.reading() as session:
             return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
 
-    def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
-        """Store a profiled step of a trial.
-
-        Returns:
-            False if that step is there already, or enough of the trial's (``MOST_PROFILES``).
-        """
-        with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = at
-            trial = trial_row(session, job_id, index)
-            query = select(ProfileRow.step).where(ProfileRow.trial_id == trial.id)
-            known = set(session.scalars(query))
-            if profile.step in known or len(known) >= MOST_PROFILES:
-                return False
-            content = records.profile_column(profile)
-            session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
-            return True
-
-    def profiles(self, job_id: str, index: int | None = None) -> list[tuple[int, Profile]]:
-        """Pairs of trial index and profile, of one trial or of all, in step order."""
-        query = (
-            select(TrialRow.index, ProfileRow.content)
-            .join(ProfileRow, ProfileRow.trial_id == TrialRow.id)
-            .where(TrialRow.job_id == job_id)
-            .order_by(TrialRow.index, ProfileRow.step)
-        )
+    def observed_steps(self, job_id: str) -> dict[int, Steps]:
+        """By trial index; without the trials of which no step was observed."""
         with self.database.reading() as session:
-            check_job(session, job_id)
-            if index is not None:
-                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [
-                (trial, records.profile_record(content))
-                for trial, content in session.execute(query)
-            ]
+            found = session.connection().execute(STEPS, {"job_id": job_id}).all()
+            return {index: Steps(first, last, count) for index, first, last, count in found}
 
-    def add_event(self, job_id: str, event: Event) -> float | None:
-        """Store it, unless it was told before, or too often.
-
-        Of the same kind and trial the newest MOST_EVENTS are kept; of switches, which are billed,
-        the first ones.
-
-        Returns:
-            When it was told before, in seconds since the epoch; None if it is new.
-        """
-        key = records.event_key(event)
-        with self.database.writing() as session:
-            locked_row(session, job_id).last_contact_at = event.at
-            if key is not None:
-                query = select(EventRow.at).where(EventRow.job_id == job_id, EventRow.key == key)
-                told_at = session.scalar(query)
-                if told_at is not None:
-                    return told_at
-            if _has_room(session, job_id, event):
-                session.add(EventRow(job_id=job_id, key=key, **vars(event)))
-            return None
-
-    def events(self, job_id: str, newest: int | None = None) -> list[Event]:
-        """All, or so many of the newest; oldest first."""
+    def step_times(self, job_id: str) -> list[StepTime]:
+        """In step order. Of a v1 job nothing: what its ranks report are no times."""
+        columns = (TrialRow.index, ObservationRow.step, ObservationRow.slowest)
+        query = select(*columns).join(ObservationRow).where(TrialRow.job_id == job_id)
         with self.database.reading() as session:
-            check_job(session, job_id)
-            query = select(EventRow).where(EventRow.job_id == job_id)
-            rows = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
-            return [records.event_record(row) for row in reversed(rows)]
+            found = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
+            return [StepTime(trial, step, slow) for trial, step, slow in found if slow is not None]
 
-    def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
-        """With their keys, oldest first: so many of those behind ``key``, which is 0 at first."""
-        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > key)
+    def step_costs(self, job_id: str, trial: int) -> list[float | None]:
+        """Of all steps of a trial, in step order; None where it is not stored."""
         with self.database.reading() as session:
-            check_job(session, job_id)
-            rows = session.scalars(query.order_by(EventRow.id).limit(limit))
-            return [(row.id, records.event_record(row)) for row in rows]
+            given = {"job_id": job_id, "trial": trial}
+            return list(session.connection().scalars(COSTS, given))
 
-
-def _has_room(session: Session, job_id: str, event: Event) -> bool:
-    """Whether the event may be stored; makes room for it where its like may go."""
-    likes = select(EventRow.id).where(
-        EventRow.job_id == job_id,
-        EventRow.kind == event.kind,
-        EventRow.trial == event.trial if event.trial is not None else EventRow.trial.is_(None),
-    )
-    older = session.scalars(likes.order_by(EventRow.id.desc()).offset(MOST_EVENTS - 1)).all()
-    if older and event.kind == "switched":
-        return False
-    session.execute(delete(EventRow).where(EventRow.id.in_(older)))
-    return True
+    def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
+        """The last steps of a trial, in step order."""
+        given = {"job_id": job_id, "trial": trial, "count": count}
+        with self.database.reading() as session:
+            found = session.connection().execute(LATEST_OBSERVATIONS, given).all()
+            return [rows.observation_record(*row) for row in reversed(found)]
 
 
 def _count_late(connection: Connection, trial_id: int, steps: int) -> None:
