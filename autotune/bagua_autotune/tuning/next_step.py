@@ -15,21 +15,13 @@ from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, Searcher, make_searcher
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.bill import bill
-from bagua_autotune.tuning.decision import (
-    Keep,
-    Propose,
-    baseline_estimate,
-    decide,
-    lowest,
-    told_searcher,
-)
+from bagua_autotune.tuning.decision import Keep, Propose, decide, told_searcher
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.result import bill, make_result
 from bagua_autotune.tuning.rounds import as_of_now, of_round, trial_steps
-from bagua_autotune.tuning.standing import standing
+from bagua_autotune.tuning.standing import baseline_estimate, lowest, standing
 
 logger = logging.getLogger(__name__)
 

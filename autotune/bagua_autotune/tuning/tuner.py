@@ -1,7 +1,7 @@
 """The tuner: takes in what the ranks tell of a job and says what they shall run.
 
 Both HTTP protocols stand on it. What takes long, deciding what follows, is done beside the requests
-(see decisions).
+(see background).
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Contact, Store, UnknownJob
-from bagua_autotune.tuning.background import AtOnce, Background
+from bagua_autotune.tuning.background import AtOnce, Background, Decisions
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
-from bagua_autotune.tuning.decisions import Decisions
-from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
-from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.knowledge import Knowledge, inherit, model_key, network_key
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import revoke
+from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 

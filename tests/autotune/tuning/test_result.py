@@ -11,8 +11,8 @@ from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Steps
-from bagua_autotune.tuning.bill import Bill, bill
 from bagua_autotune.tuning.objective import Speed, StepTime
+from bagua_autotune.tuning.result import Bill, bill
 
 BASELINE_SECONDS = 0.2
 BASELINE_COST = math.log(BASELINE_SECONDS)
