@@ -28,7 +28,8 @@ from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import printable
 
-Protocol = Literal["v1", "v2"]
+# By which a job's ranks speak: Bagua's own, or this project's.
+Api = Literal["v1", "v2"]
 JobPhase = Literal["tuning", "confirming", "finished", "ended"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 Purpose = Literal["search", "confirm"]
@@ -209,7 +210,7 @@ class Job:
 
     id: str
     name: str
-    protocol: Protocol
+    protocol: Api
     phase: JobPhase
     world_size: int
     ranks_per_node: tuple[int, ...]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import Job, Protocol, TrialState
+from bagua_autotune.model.job import Api, Job, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview.cache import Cache
 from bagua_autotune.overview.figures import Figures, make_figures, spent
@@ -25,7 +25,7 @@ LATEST_PROFILES = 3
 class Summary(JobStatus):
     """A job's state with its figures; times are seconds since the epoch."""
 
-    protocol: Protocol
+    protocol: Api
     world_size: int
     created_at: float
     last_contact_at: float

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from sqlalchemy import ColumnElement, bindparam, case, null, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from bagua_autotune.model import job as model
-from bagua_autotune.model.job import BEING_TUNED, Event, Inherited, Job, JobSpec, Result, Trial
+from bagua_autotune.model.job import BEING_TUNED, Api, Event, Inherited, Job, JobSpec, Result, Trial
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
@@ -66,7 +65,7 @@ class Jobs:
         spec: JobSpec,
         *,
         at: float,
-        protocol: model.Protocol = "v2",
+        protocol: Api = "v2",
         data: Any = None,
         first: Trial | None = None,
         inherited: Inherited | None = None,

@@ -14,11 +14,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model import job as model
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
     SILENT_SECONDS,
+    Api,
     Event,
     Inherited,
     Job,
@@ -97,7 +97,7 @@ class Tuner:
         self,
         job_id: str,
         spec: JobSpec,
-        protocol: model.Protocol = "v2",
+        protocol: Api = "v2",
         data: dict[str, Any] | None = None,
     ) -> bool:
         """Register a job, or resume an ended one. True if it is new.
