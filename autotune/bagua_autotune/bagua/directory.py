@@ -65,7 +65,7 @@ class Directory:
         before = storage.resolve(self._store, self._alias(model_name))
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
         baseline = hyperparameters.baseline(default_bucket_bytes)
-        new = Family.new(label, baseline, self._clock()).model_dump(mode="json")
+        new = Family.new(label, baseline, self._clock())
         storage.register(self._store, self._alias(model_name), key, new)
         job = self._first_job(model_name, key, tensors, default_bucket_bytes)
         if before not in (None, key) and stem(model_name) == model_name:
@@ -105,8 +105,8 @@ class Directory:
     def _first_job(
         self, model_name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        data, _ = storage.load(self._store, key)
-        job_id = Family.model_validate(data).models[0].job_id
+        family, _ = storage.load(self._store, key)
+        job_id = family.models[0].job_id
         try:
             job = self._store.job(job_id)
         except UnknownJob:
@@ -136,8 +136,8 @@ class Directory:
         return self._store.job(job_id)
 
     def _replace(self, key: str, successor: Job) -> None:
-        data, _ = storage.load(self._store, key)
-        for model in Family.model_validate(data).models:
+        family, _ = storage.load(self._store, key)
+        for model in family.models:
             try:
                 self._store.end_job(model.job_id, self._clock())
             except UnknownJob:

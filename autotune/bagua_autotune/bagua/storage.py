@@ -10,28 +10,27 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.bagua.family import Family
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store import Store
 from bagua_autotune.store.rows import locked_row, start, trial_row
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow, ObservationRow
-
-Data = dict[str, Any]
 
 
 class UnknownFamily(Exception):
     """There is no family of this key."""
 
 
-def register(store: Store, alias: str, key: str, data: Data) -> None:
-    """Let the alias mean this family, which begins with ``data`` if there is none yet."""
+def register(store: Store, alias: str, key: str, new: Family) -> None:
+    """Let the alias mean the family of this key, which begins as ``new`` if there is none yet."""
     try:
         with store.database.writing() as session:
             if session.get(FamilyRow, key) is None:
-                session.add(FamilyRow(key=key, data=data, ready_order=[]))
+                session.add(FamilyRow(key=key, data=_column(new), ready_order=[]))
                 session.flush()
             session.merge(AliasRow(alias=alias, family=key))
     except IntegrityError:  # another replica registered it at the same moment
-        register(store, alias, key, data)
+        register(store, alias, key, new)
 
 
 def resolve(store: Store, alias: str) -> str | None:
@@ -41,28 +40,29 @@ def resolve(store: Store, alias: str) -> str | None:
         return row.family if row else None
 
 
-def load(store: Store, key: str) -> tuple[Data, list[str]]:
-    """A family's data and ready order.
+def load(store: Store, key: str) -> tuple[Family, list[str]]:
+    """A family and its ready order.
 
     Raises:
         UnknownFamily: there is none of this key.
     """
     with store.database.reading() as session:
         row = _row(session, key)
-        return dict(row.data), list(row.ready_order)
+        return Family.model_validate(row.data), list(row.ready_order)
 
 
-def update(store: Store, key: str, change: Callable[[Data], Data]) -> Data:
-    """Replace a family's data by ``change`` of it, in one transaction.
+def update(store: Store, key: str, change: Callable[[Family], Family]) -> Family:
+    """Replace a family by ``change`` of it, in one transaction.
 
     Raises:
         UnknownFamily: there is none of this key.
     """
     with store.database.writing() as session:
         row = _row(session, key, lock=True)
-        changed = change(dict(row.data))
-        if changed != row.data:
-            row.data = changed
+        changed = change(Family.model_validate(row.data))
+        column = _column(changed)
+        if column != row.data:
+            row.data = column
         return changed
 
 
@@ -119,6 +119,10 @@ def widen(store: Store, job_id: str, rank_count: int) -> None:
         row = locked_row(session, job_id)
         if row.spec["world_size"] < rank_count:
             row.spec = {**row.spec, "world_size": rank_count, "ranks_per_node": [rank_count]}
+
+
+def _column(family: Family) -> dict[str, Any]:
+    return family.model_dump(mode="json")
 
 
 def _row(session: Session, key: str, lock: bool = False) -> FamilyRow:

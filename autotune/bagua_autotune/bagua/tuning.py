@@ -82,8 +82,7 @@ class BaguaTuning:
         """
         self._check_rank(rank)
         key = self._directory.key(model_name)
-        data, order = storage.load(self._store, key)
-        family = Family.model_validate(data)
+        family, order = storage.load(self._store, key)
         if family.is_entering(rank, model_name, iteration):
             job = self._enter(model_name, key, family, rank, iteration)
             return hyperparameters.to_wire(self._tensors(job.id), job.baseline), False
@@ -92,8 +91,10 @@ class BaguaTuning:
         next_grant: Grant | None = None
         if family.is_due(position, iteration, self._world_size):
             next_grant = self._trials.next_grant(job, family, position, iteration, len(order))
-        after = self._update(
-            key, lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size)
+        after = storage.update(
+            self._store,
+            key,
+            lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size),
         )
         if family.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
@@ -115,7 +116,8 @@ class BaguaTuning:
         self._check_rank(rank)
         window = Window(iteration=iteration, speed=bounded(speed))
         key, now = self._directory.key(model_name), self._clock()
-        family = self._update(
+        family = storage.update(
+            self._store,
             key,
             lambda f: f.reported(rank, model_name, window, ran == Configuration(f.baseline), now),
         )
@@ -144,7 +146,7 @@ class BaguaTuning:
     def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
         """The rank begins; returns the family's first job, whose baseline all begin with."""
         now = self._clock()
-        after = self._update(key, lambda f: f.entered(rank, iteration, now))
+        after = storage.update(self._store, key, lambda f: f.entered(rank, iteration, now))
         job = self._heard_of(self._directory.job(model_name, key, after), after)
         if family.names and not after.names:
             logger.info("job %s: its ranks begin anew, at the default; tuning goes on", job.id)
@@ -175,12 +177,6 @@ class BaguaTuning:
             job.id,
             ", ".join(told),
         )
-
-    def _update(self, key: str, change: Callable[[Family], Family]) -> Family:
-        def changed(data: storage.Data) -> storage.Data:
-            return change(Family.model_validate(data)).model_dump(mode="json")
-
-        return Family.model_validate(storage.update(self._store, key, changed))
 
     def _check_rank(self, rank: int) -> None:
         if self._world_size is not None and rank >= self._world_size:

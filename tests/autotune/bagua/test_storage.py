@@ -7,10 +7,21 @@ import threading
 import pytest
 
 from bagua_autotune.bagua import storage
+from bagua_autotune.bagua.family import Family
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store, retention
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
+
+NEW = Family.new("DDP", {"bucket_bytes": 10 << 20, "hierarchical": "off"}, 0.0)
+
+
+def entered(iteration: int) -> Family:
+    return NEW.model_copy(update={"entered_iteration": iteration})
+
+
+def one_later(family: Family) -> Family:
+    return entered((family.entered_iteration or 0) + 1)
 
 
 @pytest.fixture
@@ -20,14 +31,14 @@ def store(every_store: Store) -> Store:
 
 def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
     store.advance(job, FIRST)
-    storage.register(store, "DDP_140", "family", {"n": 0})
+    storage.register(store, "DDP_140", "family", NEW)
     failures: list[BaseException] = []
 
     def write(rank: int) -> None:
         try:
             for step in range(10):
                 storage.put_value(store, job, 0, step, rank, float(rank), 1.0)
-                storage.update(store, "family", lambda data: {"n": data["n"] + 1})
+                storage.update(store, "family", one_later)
         except BaseException as error:
             failures.append(error)
 
@@ -38,7 +49,7 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
         thread.join()
     assert not failures
     assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
-    assert storage.load(store, "family")[0] == {"n": 40}
+    assert storage.load(store, "family")[0] == entered(40)
 
 
 def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
@@ -58,13 +69,13 @@ def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
 
 def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> None:
     assert storage.resolve(store, "DDP_140") is None
-    storage.register(store, "DDP_140", "family", {"n": 0})
-    storage.register(store, "DDP_141", "family", {"n": 99})
+    storage.register(store, "DDP_140", "family", NEW)
+    storage.register(store, "DDP_141", "family", entered(99))
     assert storage.resolve(store, "DDP_141") == storage.resolve(store, "DDP_140") == "family"
-    storage.update(store, "family", lambda data: {"n": data["n"] + 1})
+    storage.update(store, "family", one_later)
     storage.extend_order(store, "family", ["b", "a"])
     storage.extend_order(store, "family", ["a", "c", "b"])
-    assert storage.load(store, "family") == ({"n": 1}, ["b", "a", "c"])
+    assert storage.load(store, "family") == (entered(1), ["b", "a", "c"])
     with pytest.raises(storage.UnknownFamily):
         storage.load(store, "other")
 
@@ -82,7 +93,7 @@ def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> N
     store.create_job("j", make_spec(), at=1.0, protocol="v1", data={"family": "kept"})
     store.create_job("old", make_spec(), at=0.0, protocol="v1", data={"family": "orphan"})
     for key in ("kept", "orphan"):
-        storage.register(store, f"{key}_140", key, {})
+        storage.register(store, f"{key}_140", key, NEW)
     assert [pruned.id for pruned in retention.prune(store, 1.0)] == ["old"]
     assert storage.resolve(store, "kept_140") == "kept"
     assert storage.resolve(store, "orphan_140") is None

@@ -12,6 +12,7 @@ from bagua_autotune.model.job import Limits
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import AtOnce, Background
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.support import Clock
 
 MIB = 1024**2
 addresses = count(140_234_234_230_000, 16)
@@ -19,17 +20,6 @@ TENSORS = [tensor(f"layer{i}.weight", (i + 1) * MIB, "f32") for i in range(5)]
 QUICK = Limits(max_samples=40, trial_seconds=0.001, warmup_seconds=0)
 Wire = dict[str, Any]
 Speed = Callable[[int, Wire], float]
-
-
-class Clock:
-    """Time that passes when told to: a second with each look."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
 
 
 class Later:

@@ -10,8 +10,7 @@ from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import GONE, InHand
 from bagua_autotune.tuning.tuner import HEARD_AGAIN, SILENT, Tuner
-from tests.autotune.bagua.worker import Clock
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Clock, Ranks, make_spec
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.bagua.worker import Clock
-from tests.autotune.support import make_spec, registration
+from tests.autotune.support import Clock, make_spec, registration
 
 JOB = "/api/v2/jobs/job"
 
