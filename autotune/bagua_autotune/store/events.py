@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import Event, EventKind
-from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.rows import check_job, locked_row
 from bagua_autotune.store.tables import EventRow
@@ -46,7 +47,7 @@ class Events:
         Returns:
             When it was told before, in seconds since the epoch; None if it is new.
         """
-        key = rows.event_key(event)
+        key = _key(event)
         with self.database.writing() as session:
             locked_row(session, job_id).last_contact_at = event.at
             if key is not None:
@@ -64,7 +65,7 @@ class Events:
             check_job(session, job_id)
             query = select(EventRow).where(EventRow.job_id == job_id)
             found = session.scalars(query.order_by(EventRow.id.desc()).limit(newest)).all()
-            return [rows.event_record(row) for row in reversed(found)]
+            return [_event(row) for row in reversed(found)]
 
     def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
         """With their keys, oldest first: so many of those behind ``key``, which is 0 at first."""
@@ -72,7 +73,7 @@ class Events:
         with self.database.reading() as session:
             check_job(session, job_id)
             found = session.scalars(query.order_by(EventRow.id).limit(limit))
-            return [(row.id, rows.event_record(row)) for row in found]
+            return [(row.id, _event(row)) for row in found]
 
     def switch_seconds(self, job_id: str) -> dict[int, float]:
         """By trial index how long the ranks took to cut their buckets for it, all in all."""
@@ -92,7 +93,19 @@ class Events:
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
         with self.database.reading() as session:
             row = session.scalar(query.order_by(EventRow.id.desc()).limit(1))
-            return rows.event_record(row) if row else None
+            return _event(row) if row else None
+
+
+def _key(event: Event) -> str | None:
+    """Equal for what is told again of the same step; None where no step is told."""
+    if event.step is None:
+        return None
+    told = [event.kind, event.trial, event.step, event.message]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _event(row: EventRow) -> Event:
+    return Event(cast(Any, row.kind), row.trial, row.step, row.message, row.seconds, row.at)
 
 
 def _has_room(session: Session, job_id: str, event: Event) -> bool:

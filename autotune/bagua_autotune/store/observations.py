@@ -194,7 +194,7 @@ class Observations:
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
-                (trial, rows.observation_record(step, values, compute))
+                (trial, _observation(step, values, compute))
                 for trial, step, values, compute in session.execute(query)
             ]
 
@@ -229,7 +229,13 @@ class Observations:
         given = {"job_id": job_id, "trial": trial, "count": count}
         with self.database.reading() as session:
             found = session.connection().execute(LATEST_OBSERVATIONS, given).all()
-            return [rows.observation_record(*row) for row in reversed(found)]
+            return [_observation(*row) for row in reversed(found)]
+
+
+def _observation(
+    step: int, values: list[float | None], compute: list[float | None] | None
+) -> Observation:
+    return Observation(step, tuple(values), None if compute is None else tuple(compute))
 
 
 def _count_late(connection: Connection, trial_id: int, steps: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import ScalarSelect, select
 
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.rows import check_job, locked_row, trial_row
 from bagua_autotune.store.tables import ProfileRow, TrialRow
@@ -35,7 +36,7 @@ class Profiles:
             known = set(session.scalars(query))
             if profile.step in known or len(known) >= MOST_PROFILES:
                 return False
-            content = rows.profile_column(profile)
+            content = profile.model_dump(mode="json")
             session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
             return True
 
@@ -51,9 +52,7 @@ class Profiles:
             check_job(session, job_id)
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [
-                (trial, rows.profile_record(content)) for trial, content in session.execute(query)
-            ]
+            return [(trial, _profile(content)) for trial, content in session.execute(query)]
 
     def latest_profiles(self, job_id: str, count: int, trial: int | None = None) -> list[Profile]:
         """The last profiled steps of a trial, by default of the newest profiled one; in order."""
@@ -61,7 +60,11 @@ class Profiles:
         with self.database.reading() as session:
             of = _newest_profiled(job_id) if trial is None else _trial(job_id, trial)
             found = session.scalars(query.where(ProfileRow.trial_id == of).limit(count)).all()
-            return [rows.profile_record(content) for content in reversed(found)]
+            return [_profile(content) for content in reversed(found)]
+
+
+def _profile(content: dict[str, Any]) -> Profile:
+    return Profile.model_validate(content, strict=False)
 
 
 def _trial(job_id: str, index: int) -> ScalarSelect[int]:

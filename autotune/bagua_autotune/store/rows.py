@@ -1,4 +1,4 @@
-"""The rows of a job: finding and locking them, and what they say, as records.
+"""The rows of jobs and trials: finding and locking them, and what they say, as records.
 
 Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
 take turns anyway), so that threads and replicas may write to the same job.  That raises the
@@ -10,33 +10,29 @@ kept.  (Parsing was most of what it cost to look at a job.)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Text, bindparam, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import (
-    Event,
     Inherited,
     Job,
     JobSpec,
     Limits,
-    Observation,
     Result,
     Trial,
 )
 from bagua_autotune.model.knobs import SPACE, Configuration, Space
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
-from bagua_autotune.store.tables import EventRow, JobRow, TrialRow
+from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384
@@ -225,29 +221,3 @@ def write_estimate(row: TrialRow, measured: Estimate) -> None:
     row.standard_error = error if math.isfinite(error) else None
     row.steps = measured.count
     row.outliers = measured.outliers
-
-
-def observation_record(
-    step: int, values: list[float | None], compute: list[float | None] | None
-) -> Observation:
-    return Observation(step, tuple(values), None if compute is None else tuple(compute))
-
-
-def profile_column(profile: Profile) -> dict[str, Any]:
-    return profile.model_dump(mode="json")
-
-
-def profile_record(column: dict[str, Any]) -> Profile:
-    return Profile.model_validate(column, strict=False)
-
-
-def event_key(event: Event) -> str | None:
-    """Equal for what is told again of the same step; None where no step is told."""
-    if event.step is None:
-        return None
-    told = [event.kind, event.trial, event.step, event.message]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
-
-def event_record(row: EventRow) -> Event:
-    return Event(cast(Any, row.kind), row.trial, row.step, row.message, row.seconds, row.at)

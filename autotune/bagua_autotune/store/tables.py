@@ -136,7 +136,7 @@ class EventRow(Base):
     message: Mapped[str]
     seconds: Mapped[float | None]
     at: Mapped[float]
-    # By which an event is known that is sent again; NULL is like nothing (see rows.event_key).
+    # By which an event is known that is sent again; NULL is like nothing (see events).
     key: Mapped[str | None] = mapped_column(String(64))
 
 
