@@ -10,8 +10,8 @@ from itertools import product
 
 import numpy as np
 
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Value
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import Profile
 from bagua_simulator import Simulator, problems
 from bagua_simulator.collectives import Phase

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import guard, health, page, problems, v1, v2
+from bagua_autotune.api import guard, health, page, problems, v2
+from bagua_autotune.bagua import routes as bagua
+from bagua_autotune.bagua.tuning import BaguaTuning
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.overview import Overviews, Summaries
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
-from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 
@@ -37,6 +38,6 @@ def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListen
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
     app.register_blueprint(v2.blueprint(Overviews(tuner, summaries)))
-    bagua = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
-    app.register_blueprint(v1.blueprint(bagua))
+    v1 = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
+    app.register_blueprint(bagua.blueprint(v1))
     return app

@@ -21,7 +21,7 @@ import waitress
 from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.in_hand import InHand
+from bagua_autotune.tuning.listener import InHand
 from bagua_autotune.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.store import Store, families, retention
+from bagua_autotune.store import Store, retention
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,6 @@ class Upkeep:
         pruned, steps = 0, 0
         if self._keep_days:
             pruned = len(retention.prune(self._store, now - self._keep_days * DAY_SECONDS))
-        if pruned:
-            families.forget_orphans(self._store)
         if self._thin_days:
             until = now - self._thin_days * DAY_SECONDS
             steps = retention.thin(self._store, thinned_until, until)

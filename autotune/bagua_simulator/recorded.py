@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, Seconds
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS, Simulator

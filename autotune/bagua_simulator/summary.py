@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.layout import Tensor
 from bagua_simulator.computing import ProfiledStep, fit_computing
 from bagua_simulator.recorded import Record
 from bagua_simulator.traffic import traffic_of

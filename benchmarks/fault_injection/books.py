@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.reports import MOST_LATE_STEPS
+from bagua_autotune.store.observations import MOST_LATE_STEPS
 
 from .proxy import Report
 

@@ -13,7 +13,9 @@ from sqlalchemy import create_engine, make_url, text
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.store.tables import Base
 from tests.autotune.store.postgresql import find_binaries, running_cluster
+from tests.autotune.support import make_spec
 
 
 @pytest.fixture
@@ -21,6 +23,29 @@ def store() -> Iterator[Store]:
     opened = Store("sqlite://")
     yield opened
     opened.close()
+
+
+@pytest.fixture(params=["file", "memory", "postgresql"])
+def every_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store on each kind of database."""
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgresql_url")
+    else:
+        urls = {"file": f"sqlite:///{tmp_path / 'new' / 'autotune.db'}", "memory": "sqlite://"}
+        url = urls[request.param]
+    opened = Store(url)
+    with opened.database.writing() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            if table.name != "schema_version":
+                session.execute(table.delete())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def job(store: Store) -> str:
+    assert store.create_job("job", make_spec(), at=1.0)
+    return "job"
 
 
 @pytest.fixture

@@ -80,3 +80,14 @@ class Ranks:
             seconds = [common * self._random.uniform(0.99, 1) for _ in range(self._world_size)]
             found.append((self.step, seconds))
         return found
+
+
+class Clock:
+    """Time that passes when told to: a second with each look."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now

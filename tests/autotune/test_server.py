@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.engines import SQLITE_BUSY_SECONDS
+from bagua_autotune.store.database import SQLITE_BUSY_SECONDS
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, registration
 

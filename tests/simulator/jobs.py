@@ -7,8 +7,8 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.layout import Tensor
 from bagua_simulator import Cluster, Workload
 
 MIB = 1024**2

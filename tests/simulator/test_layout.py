@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.costs.layouts import cut as cut_by_cost_model
-from bagua_autotune.costs.layouts import cut_key
-from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.layout import Layouts
 from tests.simulator.jobs import CONFIGURATIONS, MIB, SIZES, Knobs, make_tensors
 
@@ -26,17 +23,6 @@ def test_the_buckets_hold_all_bytes_and_the_last_one_ends_with_the_last_tensor(
     assert lasts == sorted(set(lasts))
     assert lasts[-1] == len(tensors) - 1
     assert all(tensors[bucket.last].dtype == bucket.dtype for bucket in buckets)
-
-
-@given(SIZES, GROUPS, CONFIGURATIONS)
-def test_the_simulator_and_the_cost_model_cut_alike(
-    sizes: list[int], groups: tuple[str, ...], knobs: Knobs
-) -> None:
-    tensors = make_tensors(sizes, groups)
-    ours = Layouts(tensors).cut(knobs)
-    theirs = cut_by_cost_model(tensors, cut_key(Configuration(knobs)))
-    assert [bucket.bytes for bucket in ours] == theirs.sizes_bytes.tolist()
-    assert [bucket.last for bucket in ours] == theirs.last.tolist()
 
 
 def test_the_first_and_the_last_bucket_may_be_smaller() -> None:

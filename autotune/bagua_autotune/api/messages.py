@@ -8,16 +8,16 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from bagua_autotune.api.reports import TrialProfile
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
+    Api,
     EventKind,
     JobPhase,
     Limits,
-    Protocol,
     Purpose,
     TrialState,
 )
 from bagua_autotune.model.knobs import Knob, Value
+from bagua_autotune.model.layout import Tensor
 
 MOST_JOBS_LISTED = 1000
 
@@ -95,7 +95,7 @@ class JobDetail(JobState):
     fingerprint: str
     limits: Limits
     software: dict[str, str]
-    protocol: Protocol
+    protocol: Api
     created_at: datetime
     last_contact_at: datetime
     ended_at: datetime | None
@@ -143,7 +143,7 @@ class JobSummary(JobState):
     and is that of the figures, which in a list may be of a while ago.
     """
 
-    protocol: Protocol
+    protocol: Api
     world_size: int
     created_at: datetime
     last_contact_at: datetime

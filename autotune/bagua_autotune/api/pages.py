@@ -12,7 +12,7 @@ from bagua_autotune.api import messages, views
 from bagua_autotune.api.problems import query_number
 from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store.reports import ObservationKey
+from bagua_autotune.store.observations import ObservationKey
 from bagua_autotune.tuning.tuner import Tuner
 
 Item = TypeVar("Item")

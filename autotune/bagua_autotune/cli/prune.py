@@ -9,7 +9,7 @@ import click
 
 from bagua_autotune.cli.output import print_table
 from bagua_autotune.cli.reader import open_store, store_errors_told
-from bagua_autotune.store import families, retention
+from bagua_autotune.store import retention
 
 COLUMNS = ("job", "name", "state", "last contact")
 DAY_SECONDS = 86_400
@@ -34,7 +34,6 @@ def prune(days: int, database: str | None) -> None:
     store = open_store(database)
     with store_errors_told():
         pruned = retention.prune(store, time.time() - days * DAY_SECONDS)
-        families.forget_orphans(store)
         retention.shrink(store)
     rows = [
         (job.id, job.name, job.phase, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")

@@ -97,7 +97,7 @@ class CostModel:
         found = []
         for kind, members in places.items():
             rows, row_of = np.unique(table.row_of[members], return_inverse=True)
-            sizes_bytes = table.sizes_bytes[rows].astype(float)
+            sizes_bytes = table.sizes_bytes[rows]
             is_bucket = table.is_bucket[rows]
             launches = np.cumsum(parts(sizes_bytes, kind.channel_count), axis=1)
             launched = self.launch_seconds * kind.operations * launches

@@ -16,7 +16,7 @@ import numpy as np
 
 from bagua_autotune.costs.collectives import Cost
 from bagua_autotune.costs.layouts import Floats
-from bagua_autotune.model.buckets import Tensor
+from bagua_autotune.model.layout import Tensor
 
 # Longer lists are cut only every few tensors, which loses next to nothing.
 MOST_PLACES = 600

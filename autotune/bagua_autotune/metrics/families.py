@@ -13,7 +13,7 @@ from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.overview import JobSum
-from bagua_autotune.store.contacts import Contact
+from bagua_autotune.store import Contact
 
 PHASES: tuple[str, ...] = get_args(JobPhase)
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target

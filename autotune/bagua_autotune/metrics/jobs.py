@@ -15,8 +15,7 @@ from typing import NamedTuple
 from bagua_autotune.metrics import families, steps, text
 from bagua_autotune.model.job import BEING_TUNED, SILENT_SECONDS
 from bagua_autotune.overview import Summaries
-from bagua_autotune.store import Store, contacts, read_each
-from bagua_autotune.store.contacts import Contact
+from bagua_autotune.store import Contact, Store, read_each
 
 # How long a job is shown after its last word: if it ended; and once it is tuned, from when on it
 # says nothing. One that is being tuned is shown until it is taken for gone.
@@ -101,7 +100,7 @@ class Jobs:
     def _shown(self) -> list[Contact]:
         now = self._clock()
         found: dict[str, Contact] = {}
-        for contact in contacts.since(self._store, now - TUNED_SECONDS):
+        for contact in self._store.contacts_since(now - TUNED_SECONDS):
             if is_shown(contact, now):
                 other = found.get(contact.name)
                 found[contact.name] = preferred(contact, other, now) if other else contact

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.model.algorithms import choices
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
     BUCKET_KNOB,
+    PARTITION_KNOB,
     Categorical,
     Configuration,
     Given,
@@ -24,10 +24,12 @@ from bagua_autotune.model.knobs import (
     Value,
     check_configuration,
 )
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import printable
 
-Protocol = Literal["v1", "v2"]
+# By which a job's ranks speak: Bagua's own, or this project's.
+Api = Literal["v1", "v2"]
 JobPhase = Literal["tuning", "confirming", "finished", "ended"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 Purpose = Literal["search", "confirm"]
@@ -133,7 +135,7 @@ class JobSpec(BaseModel):
             if not isinstance(self.knobs.get(knob), (Categorical, type(None))):
                 raise ValueError(f"knobs: {knob} must be a categorical")
         for knob, domain in self.knobs.items():
-            if isinstance(domain, Partition) != (knob == "buckets"):
+            if isinstance(domain, Partition) != (knob == PARTITION_KNOB):
                 raise ValueError(
                     f"knobs: a partition is named buckets, and nothing else is; {knob}"
                 )
@@ -208,7 +210,7 @@ class Job:
 
     id: str
     name: str
-    protocol: Protocol
+    protocol: Api
     phase: JobPhase
     world_size: int
     ranks_per_node: tuple[int, ...]

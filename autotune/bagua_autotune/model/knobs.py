@@ -25,6 +25,7 @@ WAYS_KNOB = "hierarchical"
 CHANNELS_KNOB = "channels"
 ALGORITHM_KNOB = "algorithm"
 USUAL_ALGORITHM = "gradient_allreduce"
+PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000

@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.job import Trial
-from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, Configuration, Value
+from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
 from bagua_autotune.search import Predicts, Problem
-from bagua_autotune.search.candidates import PARTITION_KNOB
 from bagua_autotune.store import UnknownJob
-from bagua_autotune.tuning.decision import baseline_estimate
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial, shown_round
+from bagua_autotune.tuning.standing import baseline_estimate, best_trial, shown_round
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)

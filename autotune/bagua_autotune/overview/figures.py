@@ -10,7 +10,7 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.overview.reading import Reading
 from bagua_autotune.overview.steps import exposed_seconds, rank_spread, step_seconds
-from bagua_autotune.tuning.bill import Bill, bill
+from bagua_autotune.tuning.result import Bill, bill
 from bagua_autotune.tuning.rounds import of_round, search_seconds
 from bagua_autotune.tuning.standing import best_estimate, is_settled, shown_round, speedup, standing
 

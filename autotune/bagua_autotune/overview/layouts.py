@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
 
@@ -54,18 +53,8 @@ def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) ->
 
 def buckets(layouts: Layouts, configuration: Configuration) -> list[Bucket]:
     """In the order in which they can start."""
-    tensors = layouts.tensors
-    explicit = configuration.get("buckets")
-    # An explicit list counts tensors of any group.
-    groups = [""] * len(tensors) if explicit else [tensor.group for tensor in tensors]
-    waiting: dict[str, list[Tensor]] = {}
-    found: list[Bucket] = []
-    position = 0
-    for last in layouts.cut(configuration).last.tolist():
-        while position <= last:
-            waiting.setdefault(groups[position], []).append(tensors[position])
-            position += 1
-        members = waiting.pop(groups[last])
-        held_bytes = sum(tensor.bytes for tensor in members)
-        found.append(Bucket(held_bytes, len(members), members[0].name, members[-1].name))
-    return found
+    names = [tensor.name for tensor in layouts.tensors]
+    return [
+        Bucket(cut.bytes, len(cut.positions), names[cut.positions[0]], names[cut.last])
+        for cut in layouts.buckets(configuration)
+    ]

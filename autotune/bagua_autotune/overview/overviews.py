@@ -28,8 +28,7 @@ from bagua_autotune.overview.steps import (
 )
 from bagua_autotune.overview.summary import LATEST_PROFILES, Summaries, Summary, make_summary
 from bagua_autotune.overview.words import baseline_trial, explain, stock_ddp_snippet
-from bagua_autotune.store import contacts, digests, read_each
-from bagua_autotune.store.contacts import Contact
+from bagua_autotune.store import Contact, read_each
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.tuning.status import TrialStatus, trial_statuses
@@ -114,7 +113,7 @@ class Overviews:
         A job that cannot be read is left out. Where many changed, some have the figures, and the
         ``revision``, of a while ago; never another state, and never an older last contact.
         """
-        newest = contacts.newest(self._store, name, limit + 1, after)
+        newest = self._store.contacts(name, limit + 1, after)
         following = newest[limit - 1].id if len(newest) > limit else None
         newest = newest[:limit]
         until = self._stopwatch() + LIST_BUDGET_SECONDS
@@ -124,7 +123,7 @@ class Overviews:
         return [found[contact.id] for contact in newest if contact.id in found], following
 
     def summary(self, job_id: str) -> Summary:
-        return self._summary_of(contacts.of_job(self._store, job_id))
+        return self._summary_of(self._store.contact(job_id))
 
     def _summary_of(self, contact: Contact) -> Summary:
         deciding = self.tuner.is_deciding(contact.id)
@@ -147,7 +146,7 @@ class Overviews:
         return known.summary.last_contact_at if known else 0.0
 
     def overview(self, job_id: str) -> Overview:
-        contact = contacts.of_job(self._store, job_id)
+        contact = self._store.contact(job_id)
         deciding = self.tuner.is_deciding(job_id)
         found = self._overviews.get(job_id, contact.version, lambda: self._make(job_id))
         last = contact.last_contact_at
@@ -199,7 +198,7 @@ class Overviews:
         job, job_id = reading.job, reading.job.id
         best = best_trial(job, reading.trials)
         has_seconds = reading.objective.seconds(0.0) is not None
-        times = digests.step_times(self._store, job_id) if has_seconds else []
+        times = self._store.step_times(job_id) if has_seconds else []
         return Overview(
             summary=summary,
             job=job,
@@ -226,8 +225,8 @@ class Overviews:
         wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.shown)]
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
-            steps = digests.latest_observations(self._store, job.id, trial.index, LATEST_STEPS)
-            profiles = digests.latest_profiles(self._store, job.id, LATEST_PROFILES, trial.index)
+            steps = self._store.latest_observations(job.id, trial.index, LATEST_STEPS)
+            profiles = self._store.latest_profiles(job.id, LATEST_PROFILES, trial.index)
             exposed = exposed_seconds(steps, profiles)
             if exposed is not None:
                 found[trial.index] = exposed

@@ -6,8 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.store import Store, digests
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps, Store
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import is_settled, shown_round
@@ -57,15 +56,15 @@ def read(store: Store, job_id: str) -> Reading:
     """Raises UnknownJob if there is no such job."""
     with store.database.reading():
         job, trials = store.job(job_id), store.trials(job_id)
-        steps, drifts = digests.steps(store, job_id), digests.count_events(store, job_id, "drift")
+        steps, drifts = store.observed_steps(job_id), store.count_events(job_id, "drift")
         running = _running(job, trials, steps)
         return Reading(
             job=job,
             trials=trials,
             steps=steps,
-            switch_seconds=digests.switch_seconds(store, job_id),
+            switch_seconds=store.switch_seconds(job_id),
             latest=(
-                digests.latest_observations(store, job_id, running, LATEST_STEPS)
+                store.latest_observations(job_id, running, LATEST_STEPS)
                 if running is not None
                 else []
             ),
@@ -90,5 +89,5 @@ def _running(job: Job, trials: Sequence[Trial], observed: Container[int]) -> int
 def _drifted_seconds(store: Store, job: Job) -> float | None:
     if job.finished_at is None:
         return None
-    drift = digests.last_event(store, job.id, "drift")
+    drift = store.last_event(job.id, "drift")
     return drift.seconds if drift and drift.at >= job.finished_at else None

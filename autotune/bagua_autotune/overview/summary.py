@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import Job, Protocol, TrialState
+from bagua_autotune.model.job import Api, Job, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview.cache import Cache
 from bagua_autotune.overview.figures import Figures, make_figures, spent
 from bagua_autotune.overview.reading import Reading, read
 from bagua_autotune.overview.words import make_headline
-from bagua_autotune.store import Store, digests
-from bagua_autotune.store.contacts import Contact
+from bagua_autotune.store import Contact, Store
 from bagua_autotune.tuning.decision import failure_code
 from bagua_autotune.tuning.standing import is_settled
 from bagua_autotune.tuning.status import JobStatus, job_status
@@ -26,7 +25,7 @@ LATEST_PROFILES = 3
 class Summary(JobStatus):
     """A job's state with its figures; times are seconds since the epoch."""
 
-    protocol: Protocol
+    protocol: Api
     world_size: int
     created_at: float
     last_contact_at: float
@@ -41,7 +40,7 @@ def make_summary(store: Store, reading: Reading) -> Summary:
     job = reading.job
     profiles = []
     if not any(observation.compute for observation in reading.latest):
-        profiles = digests.latest_profiles(store, job.id, LATEST_PROFILES)
+        profiles = store.latest_profiles(job.id, LATEST_PROFILES)
     status = job_status(job, reading.round, reading.objective, deciding=False)
     figures = make_figures(reading, profiles)
     return Summary(

@@ -15,11 +15,11 @@ import numpy as np
 from bagua_autotune.costs import CostModel, Kind, Layouts
 from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.algorithms import algorithm_of, choices
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
     EDGE_KNOBS,
     MANY_TENSORS,
+    PARTITION_KNOB,
     WAYS_KNOB,
     Categorical,
     Configuration,
@@ -28,8 +28,7 @@ from bagua_autotune.model.knobs import (
     Space,
     Value,
 )
-
-PARTITION_KNOB = "buckets"
+from bagua_autotune.model.layout import Tensor
 
 
 def enumerate_candidates(
@@ -63,7 +62,7 @@ def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...
     cut = layouts.cut(configuration)
     channels = configuration.get("channels", 1)
     if isinstance(channels, int):
-        channels = min(channels, int(parts(cut.sizes_bytes.astype(float), channels).sum()))
+        channels = min(channels, int(parts(cut.sizes_bytes, channels).sum()))
     rest = [
         (knob, value)
         for knob, value in configuration.items()

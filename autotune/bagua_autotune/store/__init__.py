@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from sqlalchemy import select
+
+from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
     OtherSchema,
@@ -9,16 +12,41 @@ from bagua_autotune.store.errors import (
     UnknownJob,
     UnknownTrial,
 )
-from bagua_autotune.store.isolation import read_each
-from bagua_autotune.store.store import Step, Store
+from bagua_autotune.store.events import Events
+from bagua_autotune.store.jobs import Contact, Jobs, read_each
+from bagua_autotune.store.observations import Observations, Steps, StepTime
+from bagua_autotune.store.profiles import Profiles
+from bagua_autotune.store.tables import SchemaRow
+from bagua_autotune.store.trials import Step, Trials
 
 __all__ = [
+    "Contact",
     "JobConflict",
     "OtherSchema",
     "Step",
+    "StepTime",
+    "Steps",
     "Store",
     "StoreError",
     "UnknownJob",
     "UnknownTrial",
     "read_each",
 ]
+
+
+class Store(Jobs, Trials, Observations, Profiles, Events):
+    """Jobs, their trials, and what the ranks told of them, in one database.
+
+    Each operation is one transaction, and stands in the module of what it is about.
+    """
+
+    def __init__(self, url: str, *, as_found: bool = False) -> None:
+        self.database = Database(url, as_found=as_found)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def check(self) -> None:
+        """Raise SQLAlchemyError unless the database answers a query."""
+        with self.database.reading() as session:
+            session.scalar(select(SchemaRow.version))

@@ -15,11 +15,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.text import describe_bytes
-from bagua_autotune.store import engines
+from bagua_autotune.store import Store
+from bagua_autotune.store.database import SQLITE_BUSY_SECONDS, remote_kind
 from bagua_autotune.store.errors import StoreError, UnknownJob
-from bagua_autotune.store.store import Store
+from bagua_autotune.store.location import parse, shown
 from bagua_autotune.store.tables import SCHEMA_VERSION, JobRow
-from bagua_autotune.store.url import parse, shown
 
 MOST_ERRORS_TOLD = 10
 # Below this a large report or a migration may find no room.
@@ -56,7 +56,7 @@ def _sqlite(store: Store) -> Iterator[Finding]:
         yield from (Finding(f"SQLite's integrity check: {error}", True) for error in errors)
     if orphans:
         yield Finding(f"{orphans} rows belong to jobs or trials that are not there", True)
-    kind = engines.remote_kind(store.database.url)
+    kind = remote_kind(store.database.url)
     if kind is None:
         yield Finding(f"its file is on this machine (journal mode {mode})")
     else:
@@ -131,7 +131,7 @@ def backup(url: str, file: Path) -> None:
 def _copy(origin: Path, part: Path) -> None:
     part.unlink(missing_ok=True)
     with (
-        closing(sqlite3.connect(origin, timeout=engines.SQLITE_BUSY_SECONDS)) as source,
+        closing(sqlite3.connect(origin, timeout=SQLITE_BUSY_SECONDS)) as source,
         closing(sqlite3.connect(part)) as copy,
     ):
         source.backup(copy)

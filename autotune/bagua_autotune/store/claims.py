@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
 
-from bagua_autotune.store.store import Store
+from bagua_autotune.store import Store
 from bagua_autotune.store.tables import ClaimRow, JobRow
 
 # Longer than a decision takes on a busy machine; so long a job may wait for one that was killed.

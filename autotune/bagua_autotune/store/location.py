@@ -1,6 +1,6 @@
-"""Where a SQLite file may stand.
+"""Where a database is: its URL as the user gives it, and where a SQLite file may stand.
 
-Its write-ahead log lives in memory that processes share, which no file system of the network
+SQLite's write-ahead log lives in memory that processes share, which no file system of the network
 carries from one machine to the other: there it is unsupported and may corrupt the file.
 """
 
@@ -13,6 +13,10 @@ import stat
 from pathlib import Path
 
 import platformdirs
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from bagua_autotune.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,33 @@ LOCAL_PROGRAMS = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ntfs-3g", "fuse.
 # Not the runtime directory, which goes with the user's last session, nor /tmp, with a restart.
 NODE_FOLDER = "/var/tmp/bagua-autotune-{user}"
 FILE_NAME = "autotune.db"
+EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql+pg8000://user:password@host/name"
+SECRET = re.compile("pass|pwd|secret|token|key|credential|odbc_connect", re.IGNORECASE)
+
+
+def parse(text: str) -> URL:
+    """Raises StoreError, which does not repeat the text: a password may be anywhere in it."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Not chained: the cause may name a port that is part of a password.
+        raise StoreError(
+            f"what --database (or BAGUA_AUTOTUNE_DATABASE) names is no database URL; {EXAMPLES}"
+        ) from None
+    # Of a password with a bare @ or / the rest is taken for the host or the name, which are shown.
+    others = (url.host, None if url.get_backend_name() == "sqlite" else url.database)
+    if any("@" in part for part in others if part):
+        raise StoreError(
+            "the URL of --database (or BAGUA_AUTOTUNE_DATABASE) has an @ too many: percent-encode "
+            f"those of the user and the password (@ is %40, / is %2F, : is %3A); {EXAMPLES}"
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """With the password hidden, also one that is given as an option."""
+    options = {key: "hidden" if SECRET.search(key) else told for key, told in url.query.items()}
+    return url.set(query=options).render_as_string(hide_password=True)
 
 
 def remote_file_system(folder: Path) -> str | None:

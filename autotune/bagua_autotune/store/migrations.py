@@ -25,8 +25,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError
+from bagua_autotune.store.location import shown
 from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ClaimRow, ProfileRow, SchemaRow
-from bagua_autotune.store.url import shown
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
-from bagua_autotune.store.store import Store
-from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
+from bagua_autotune.store.tables import ChoreRow, FamilyRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
 ROWS_AT_ONCE = 1000
@@ -69,8 +69,17 @@ def prune(store: Store, before: float) -> list[PrunedJob]:
     old = select(JobRow.id).where(JobRow.last_contact_at < before).order_by(JobRow.created_at)
     with store.database.reading() as session:
         found = list(session.scalars(old))
-    deleted = (_delete(store, job_id, before) for job_id in found)
-    return [job for job in deleted if job is not None]
+    deleted = [job for job in (_delete(store, job_id, before) for job_id in found) if job]
+    if deleted:
+        _forget_families(store)
+    return deleted
+
+
+def _forget_families(store: Store) -> None:
+    """Those of Bagua's protocol of which no job is left, with their names."""
+    left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
+    with store.database.writing() as session:
+        session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
 
 
 def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:

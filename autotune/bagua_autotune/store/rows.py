@@ -1,17 +1,84 @@
-"""Finding the rows of a job, and locking it.
+"""The rows of jobs and trials: finding and locking them, and what they say, as records.
 
 Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
 take turns anyway), so that threads and replicas may write to the same job.  That raises the
 job's revision: what was computed from a job is right for as long as its revision is the same.
+
+What never changes is parsed once: configurations and specs are read as text, by which they are
+kept.  (Parsing was most of what it cost to look at a job.)
 """
 
 from __future__ import annotations
 
-from sqlalchemy import select
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Text, bindparam, select
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
+from bagua_autotune.model.job import (
+    Inherited,
+    Job,
+    JobSpec,
+    Limits,
+    Result,
+    Trial,
+)
+from bagua_autotune.model.knobs import SPACE, Configuration, Space
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.tables import JobRow, TrialRow
+
+SPECS_KEPT = 4096
+CONFIGURATIONS_KEPT = 16_384
+
+
+def _as_text(column: Any) -> ColumnElement[str]:
+    return sql_cast(column, Text).label(column.key)
+
+
+# Of a job all but its tensors; as columns, since objects that are mapped cost several times more.
+JOB_COLUMNS = (
+    JobRow.id,
+    JobRow.name,
+    JobRow.protocol,
+    JobRow.phase,
+    JobRow.revision,
+    JobRow.created_at,
+    JobRow.last_contact_at,
+    JobRow.ended_at,
+    JobRow.finished_at,
+    JobRow.round,
+    JobRow.data,
+    JobRow.result,
+    JobRow.inherited,
+    _as_text(JobRow.spec),
+)
+TRIAL_COLUMNS = (
+    TrialRow.index,
+    TrialRow.purpose,
+    TrialRow.state,
+    _as_text(TrialRow.configuration),
+    TrialRow.cost,
+    TrialRow.standard_error,
+    TrialRow.steps,
+    TrialRow.outliers,
+    TrialRow.failure,
+    TrialRow.started_at,
+    TrialRow.ended_at,
+    TrialRow.round,
+)
+# What a report needs of a trial and, after it, what its record is made of.
+TRIALS = (
+    select(TrialRow.id, TrialRow.late_steps, *TRIAL_COLUMNS)
+    .where(TrialRow.job_id == bindparam("job_id"))
+    .order_by(TrialRow.index)
+)
 
 
 def job_row(session: Session, job_id: str) -> JobRow:
@@ -52,3 +119,105 @@ def start(trial: TrialRow, at: float) -> None:
     """The ranks run this trial now. Nothing happens unless it is proposed."""
     if trial.state == "proposed":
         trial.state, trial.started_at = "running", at
+
+
+def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
+    """A registration as the two columns ``spec`` and ``tensors``."""
+    content = spec.model_dump(mode="json")
+    tensors = content.pop("tensors")
+    return content, tensors
+
+
+def job_spec(row: JobRow) -> JobSpec:
+    """The registration; what it left open, or could not know yet, has today's defaults."""
+    return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What a job is registered with, without its tensors; shared by all that read it."""
+
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    space: Space
+    baseline: Configuration
+    fingerprint: str
+    limits: Limits
+    software: dict[str, str]
+
+
+@lru_cache(maxsize=SPECS_KEPT)
+def _spec(text: str) -> _Spec:
+    spec = json.loads(text)
+    return _Spec(
+        world_size=spec["world_size"],
+        ranks_per_node=tuple(spec["ranks_per_node"]),
+        space=SPACE.validate_json(json.dumps(spec["knobs"])),
+        baseline=Configuration(spec["default_configuration"]),
+        fingerprint=spec["fingerprint"],
+        limits=Limits.model_validate(spec["limits"]),
+        software=spec["software"],
+    )
+
+
+@lru_cache(maxsize=CONFIGURATIONS_KEPT)
+def _configuration(text: str) -> Configuration:
+    return Configuration(json.loads(text))
+
+
+def job_record(row: Row[Any]) -> Job:
+    """Of JOB_COLUMNS."""
+    return Job(
+        **vars(_spec(row.spec)),
+        id=row.id,
+        name=row.name,
+        protocol=row.protocol,
+        phase=row.phase,
+        created_at=row.created_at,
+        last_contact_at=row.last_contact_at,
+        ended_at=row.ended_at,
+        finished_at=row.finished_at,
+        result=result_record(row.result) if row.result else None,
+        data=row.data,
+        round=row.round,
+        inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
+        revision=row.revision,
+    )
+
+
+def result_record(column: dict[str, Any]) -> Result:
+    return Result(**{**column, "configuration": Configuration(column["configuration"])})
+
+
+def result_column(result: Result) -> dict[str, Any]:
+    return {**asdict(result), "configuration": dict(result.configuration)}
+
+
+def trial_record(row: Sequence[Any]) -> Trial:
+    """Of TRIAL_COLUMNS."""
+    index, purpose, state, configuration, cost, error, steps, outliers, *rest = row
+    found = None
+    if cost is not None:
+        found = Estimate(cost, math.inf if error is None else error, steps, outliers)
+    return Trial(index, purpose, _configuration(configuration), state, found, *rest)
+
+
+def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
+    return TrialRow(
+        job_id=job_id,
+        index=trial.index,
+        purpose=trial.purpose,
+        state="proposed",
+        configuration=dict(trial.configuration),
+        steps=0,
+        outliers=0,
+        round=trial.round,
+    )
+
+
+def write_estimate(row: TrialRow, measured: Estimate) -> None:
+    error = measured.standard_error
+    row.cost = measured.center
+    row.standard_error = error if math.isfinite(error) else None
+    row.steps = measured.count
+    row.outliers = measured.outliers

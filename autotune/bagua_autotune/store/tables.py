@@ -136,7 +136,7 @@ class EventRow(Base):
     message: Mapped[str]
     seconds: Mapped[float | None]
     at: Mapped[float]
-    # By which an event is known that is sent again; NULL is like nothing (see records.event_key).
+    # By which an event is known that is sent again; NULL is like nothing (see events).
     key: Mapped[str | None] = mapped_column(String(64))
 
 
@@ -151,7 +151,7 @@ class ClaimRow(Base):
 
 
 class FamilyRow(Base):
-    """What Bagua's protocol keeps of the models that look alike (see tuning.bagua.family)."""
+    """What Bagua's protocol keeps of the models that look alike (see bagua.family)."""
 
     __tablename__ = "families"
 

@@ -1,21 +1,24 @@
-"""Measuring the winner again beside the baseline, in turns, before it is kept.
+"""Whether a gain is real, before what promises it is kept.
 
-The winner of a search is partly the luckiest one, so the trials of the search do not count
-here, unless the gain is far larger than luck; turns (winner, baseline, baseline, winner, ...) let
-a drift of the machine cancel.
+The winner of a search is partly the luckiest one, so it is measured again beside the baseline and
+the trials of the search do not count here, unless the gain is far larger than luck; turns (winner,
+baseline, baseline, winner, ...) let a drift of the machine cancel. What was best in an earlier run
+of the same job was confirmed there: one trial says whether it still is.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from statistics import fmean
 
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, difference
+from bagua_autotune.tuning.objective import Objective
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6
@@ -26,6 +29,9 @@ GAIN_THAT_MATTERS = 0.01
 CLEAR_GAIN = 0.1
 # Where the search saw so much, so many pairs are measured before it is given up.
 PROMISE, PROMISED_PAIRS = 0.04, 4
+# By what the gain of one run differs from that of another, as a share of the gain, and at least.
+GAIN_VARIES = 0.3
+GAIN_VARIES_AT_LEAST = 0.01
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,30 @@ def confirm(
     if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
     return Confirmation(None, gain)
+
+
+def confirmed_gain(
+    job: Job, baseline: Estimate, stored: Estimate, objective: Objective
+) -> Interval | None:
+    """The gain of the stored best over the baseline, or None if it is not what it was.
+
+    Two short trials say little by themselves; together with the gain of the earlier run, which
+    was confirmed at length, they say whether that still holds (the usual weighted mean of two
+    measurements).
+    """
+    if job.round > 0 or job.inherited is None:
+        return None
+    scale = objective.scale(baseline.center)
+    expected = job.inherited.gain * scale
+    measured = baseline.center - stored.center
+    error = math.hypot(*(e.half_width / 1.96 for e in (baseline, stored)))
+    spread = max(GAIN_VARIES * expected, GAIN_VARIES_AT_LEAST * scale)
+    if not math.isfinite(error) or abs(measured - expected) > 1.96 * math.hypot(error, spread):
+        return None
+    weight = spread**2 / (spread**2 + error**2)
+    center = weight * measured + (1 - weight) * expected
+    half_width = 1.96 * error * math.sqrt(weight)
+    return Interval(center, center - half_width, center + half_width)
 
 
 def _gain(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
-from bagua_autotune.model.statistics import Estimate, Interval
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.tuning.confirmation import confirm
+from bagua_autotune.tuning.confirmation import confirm, confirmed_gain
 from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.rounds import TRIAL_STEPS
+from bagua_autotune.tuning.rounds import TRIAL_STEPS, stored_best
+from bagua_autotune.tuning.standing import baseline_estimate, measured_in
 from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
-from bagua_autotune.tuning.warm_start import confirmed_gain, measured_in, stored_best
 
 MOST_FAILURES = 3
 # Why a baseline is kept.
@@ -208,20 +208,6 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
         if trial.purpose == "search" and found and trial.configuration not in banned:
             searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
     return searcher
-
-
-def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
-    """The first measurement of the job's own configuration."""
-    return measured_in(trials, job.baseline)
-
-
-def lowest(trials: Sequence[Trial]) -> Trial | None:
-    """The measured trial of the lowest cost, lucky or not: what an open one is compared with.
-
-    What is shown as the best is something else: see standing.
-    """
-    measured = [(t.estimate.center, t.index, t) for t in trials if t.estimate]
-    return min(measured)[2] if measured else None
 
 
 def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:

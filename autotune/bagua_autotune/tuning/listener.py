@@ -1,10 +1,19 @@
-"""Whoever wants to know what the tuner does."""
+"""Whoever wants to know what the tuner does; one of them is a service that one training has for
+itself."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from bagua_autotune.model.job import Job, Observation, Trial
+from sqlalchemy.exc import SQLAlchemyError
+
+from bagua_autotune.model.job import Event, Job, Observation, Trial
+from bagua_autotune.store import Store
+
+logger = logging.getLogger(__name__)
+
+GONE = "the training process was gone"
 
 
 class TunerListener:
@@ -27,3 +36,22 @@ class TunerListener:
 
     def on_failed(self, error: Exception) -> None:
         """A decision beside the requests failed; it is tried again at the next report."""
+
+
+class InHand(TunerListener):
+    """Keeps the jobs whose ranks speak to this process, and ends them when nobody is left to speak
+    for them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._job_ids: set[str] = set()
+
+    def on_heard(self, job_id: str) -> None:
+        self._job_ids.add(job_id)
+
+    def end(self, at: float) -> None:
+        """The training is gone; jobs whose end was told stay as they are."""
+        try:
+            self._store.end_gone(list(self._job_ids), Event("ended", message=GONE, at=at))
+        except SQLAlchemyError as error:
+            logger.error("the jobs of the training cannot be ended: the store failed: %s", error)

@@ -14,22 +14,14 @@ from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, Searcher, make_searcher
-from bagua_autotune.store import Step, Store, digests
-from bagua_autotune.tuning.bill import bill
-from bagua_autotune.tuning.decision import (
-    Keep,
-    Propose,
-    baseline_estimate,
-    decide,
-    lowest,
-    told_searcher,
-)
+from bagua_autotune.store import Step, Store
+from bagua_autotune.tuning.decision import Keep, Propose, decide, told_searcher
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.result import bill, make_result
 from bagua_autotune.tuning.rounds import as_of_now, of_round, trial_steps
-from bagua_autotune.tuning.standing import standing
+from bagua_autotune.tuning.standing import baseline_estimate, lowest, standing
 
 logger = logging.getLogger(__name__)
 
@@ -136,15 +128,15 @@ class NextStep:
         baseline = standing(trials, job.baseline)
         cost = bill(
             trials,
-            digests.steps(self._store, job.id),
-            digests.switch_seconds(self._store, job.id),
+            self._store.observed_steps(job.id),
+            self._store.switch_seconds(job.id),
             baseline.center if baseline else None,
             objective,
         )
         return make_result(job, trials, kept, objective, cost, at)
 
     def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
-        steps = digests.steps(self._store, job.id)
+        steps = self._store.observed_steps(job.id)
         now = replace(job, limits=as_of_now(job, steps.values()))
         per_trial = trial_steps(of_round(trials, job.round), steps)
         return self._decide_by(self._searcher, now, trials, per_trial)

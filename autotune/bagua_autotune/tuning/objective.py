@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import harmonic_mean
 from typing import Protocol
 
-from bagua_autotune.model import job
+from bagua_autotune.model.job import Api
 
 # Beyond these the statistics' squares and exponentials would overflow.
 LARGEST_LOG = 700.0
@@ -97,4 +97,4 @@ def bounded(speed: float) -> float:
     return max(-LARGEST_SPEED, min(speed, LARGEST_SPEED))
 
 
-OBJECTIVES: dict[job.Protocol, Objective] = {"v1": Speed(), "v2": StepTime()}
+OBJECTIVES: dict[Api, Objective] = {"v1": Speed(), "v2": StepTime()}

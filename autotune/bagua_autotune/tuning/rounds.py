@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.model.job import Job, Limits, Trial
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
@@ -18,6 +19,15 @@ FEWEST_TRIALS = 4
 def of_round(trials: Sequence[Trial], number: int) -> list[Trial]:
     """The trials of one round."""
     return [trial for trial in trials if trial.round == number]
+
+
+def stored_best(job: Job) -> Configuration | None:
+    """What this round begins with: the best of an earlier run, or of the round before."""
+    if job.round > 0 and job.result:
+        return job.result.configuration
+    if job.inherited and job.inherited.configuration is not None:
+        return Configuration(job.inherited.configuration)
+    return None
 
 
 def as_of_now(job: Job, observed: Collection[Steps]) -> Limits:

@@ -1,8 +1,9 @@
-"""What is best of a job, and how fast each configuration is: what is shown of it.
+"""How fast each configuration of a job is: the baseline, the best, the lowest.
 
-The luckiest of many measurements is too good to be true, so the trials of one configuration are
-pooled. The decisions themselves look at trials one by one (see decision, confirmation). Only trials
-of one round are compared: what other rounds measured was another machine, so to say.
+Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
+luckiest of many measurements is too good to be true, so of what is shown the trials of one
+configuration are pooled: its standing, and the best. Only trials of one round are compared: what
+other rounds measured was another machine, so to say.
 """
 
 from __future__ import annotations
@@ -17,6 +18,24 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import of_round
+
+
+def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
+    """The first measurement of a configuration."""
+    return next(
+        (t.estimate for t in trials if t.configuration == configuration and t.estimate), None
+    )
+
+
+def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
+    """The first measurement of the job's own configuration."""
+    return measured_in(trials, job.baseline)
+
+
+def lowest(trials: Sequence[Trial]) -> Trial | None:
+    """The measured trial of the lowest cost, lucky or not: what an open one is compared with."""
+    measured = [(t.estimate.center, t.index, t) for t in trials if t.estimate]
+    return min(measured)[2] if measured else None
 
 
 @dataclass(frozen=True)

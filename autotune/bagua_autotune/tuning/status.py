@@ -9,10 +9,9 @@ from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, Tria
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.tuning.confirmation import MOST_PAIRS
-from bagua_autotune.tuning.decision import baseline_estimate
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import began_at, of_round
-from bagua_autotune.tuning.standing import best, standing
+from bagua_autotune.tuning.standing import baseline_estimate, best, standing
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tuner: takes in what the ranks tell of a job and says what they shall run.
 
 Both HTTP protocols stand on it. What takes long, deciding what follows, is done beside the requests
-(see decisions).
+(see background).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model import job as model
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
     SILENT_SECONDS,
+    Api,
     Event,
     Inherited,
     Job,
@@ -31,17 +31,14 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.store import Store, UnknownJob, contacts, digests
-from bagua_autotune.store.contacts import Contact
-from bagua_autotune.tuning.background import AtOnce, Background
+from bagua_autotune.store import Contact, Store, UnknownJob
+from bagua_autotune.tuning.background import AtOnce, Background, Decisions
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
-from bagua_autotune.tuning.decisions import Decisions
-from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
-from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.knowledge import Knowledge, inherit, model_key, network_key
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.report import revoke
+from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 
@@ -100,7 +97,7 @@ class Tuner:
         self,
         job_id: str,
         spec: JobSpec,
-        protocol: model.Protocol = "v2",
+        protocol: Api = "v2",
         data: dict[str, Any] | None = None,
     ) -> bool:
         """Register a job, or resume an ended one. True if it is new.
@@ -280,7 +277,7 @@ class Tuner:
         if job.phase != "finished":
             self.ask(job.id)  # the round was opened, but its first trial was not proposed
             return
-        observed = digests.steps(self.store, job.id).values()
+        observed = self.store.observed_steps(job.id).values()
         since = None
         if event.step is not None and observed:
             since = event.step - max(steps.last for steps in observed)
@@ -334,7 +331,7 @@ class Tuner:
     def _look(self, job_id: str) -> tuple[Contact, JobStatus]:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
-        contact, claimed_until = contacts.with_claim(self.store, job_id)
+        contact, claimed_until = self.store.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
         status = self._statuses(job_id, contact.version)
         return contact, replace(status, deciding=deciding or is_claimed)

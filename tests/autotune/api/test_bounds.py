@@ -12,10 +12,11 @@ import pytest
 from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 
-from bagua_autotune.api import messages_v1, reports
+from bagua_autotune.api import reports
 from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import MOST_ERRORS_BUILT
 from bagua_autotune.app import LARGEST_BODY_BYTES
+from bagua_autotune.bagua import messages
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, registration
 
@@ -44,8 +45,8 @@ WITH_ID = sorted(
         (reports.Registration, registration(tensors=BAD)),
         (reports.Registration, registration(ranks_per_node=BAD)),
         (reports.Registration, registration(default_configuration=PARTITION)),
-        (messages_v1.RegisterTensors, {"model_name": "m", "tensor_list": BAD}),
-        (messages_v1.ReportTensorExecutionOrder, {"spans": BAD}),
+        (messages.RegisterTensors, {"model_name": "m", "tensor_list": BAD}),
+        (messages.ReportTensorExecutionOrder, {"spans": BAD}),
     ],
 )
 def test_of_a_list_the_first_error_is_found_and_no_other(

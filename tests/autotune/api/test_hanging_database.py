@@ -19,7 +19,7 @@ import waitress
 from bagua_autotune.app import create_app
 from bagua_autotune.server import THREADS
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store, engines
+from bagua_autotune.store import Store, database
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import registration
 
@@ -33,8 +33,8 @@ def hanging_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(engines, "ANSWER_SECONDS", 1.5)
-    monkeypatch.setattr(engines, "CONNECTION_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(database, "ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr(database, "CONNECTION_WAIT_SECONDS", 0.2)
     with running_cluster(binaries) as url:
         yield url
 
@@ -114,6 +114,6 @@ def test_a_database_that_stands_still_is_a_503_and_no_end(
 def test_limits_hold_on_the_server_too(hanging_soon: str) -> None:
     store = Store(hanging_soon)
     with store.database.reading() as session:
-        for name, seconds in engines.SERVER_LIMITS_SECONDS.items():
+        for name, seconds in database.SERVER_LIMITS_SECONDS.items():
             assert session.connection().exec_driver_sql(f"SHOW {name}").scalar() == f"{seconds:g}s"
     store.close()

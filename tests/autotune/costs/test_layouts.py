@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.costs.layouts import cut, cut_key
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.layout import Tensor
 from bagua_client.configuration import Configuration as ClientConfiguration
 from bagua_client.layout import TensorSpec, plan
 
@@ -60,7 +59,7 @@ def made_by_client(kinds: Kinds, configuration: Configuration) -> list[tuple[int
 @given(st.data(), KINDS)
 def test_the_client_makes_the_buckets_that_are_predicted(data: st.DataObject, kinds: Kinds) -> None:
     configuration = data.draw(configurations(kinds))
-    layout = cut(tensors(kinds), cut_key(configuration))
+    layout = Layouts(tensors(kinds)).cut(configuration)
     found = list(zip(layout.sizes_bytes.tolist(), layout.last.tolist(), strict=True))
     assert found == made_by_client(kinds, configuration)
 
@@ -85,6 +84,6 @@ def test_the_layouts_of_many_configurations_stand_side_by_side(
 
 def test_knobs_that_a_job_does_not_have_are_at_their_defaults() -> None:
     kinds: Kinds = [(10, "float32")] * 10
-    layout = cut(tensors(kinds), cut_key(Configuration(bucket_bytes=40)))
+    layout = Layouts(tensors(kinds)).cut(Configuration(bucket_bytes=40))
     assert layout.sizes_bytes.tolist() == [40, 40, 20]
     assert layout.last.tolist() == [3, 7, 9]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts, fit_model
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
 from bagua_simulator.problems import problems

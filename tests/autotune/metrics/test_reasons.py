@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.metrics import reasons
-from bagua_autotune.store import records
+from bagua_autotune.store import rows
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.overview.jobs import RESULT
@@ -96,9 +96,9 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
     ],
 )
 def test_results_of_older_releases_have_reasons_too(kept: Any, sentence: str, reason: str) -> None:
-    column = records.result_column(replace(RESULT, kept=kept, reason=sentence))
+    column = rows.result_column(replace(RESULT, kept=kept, reason=sentence))
     del column["reason_code"]
-    assert reasons.of_result(records.result_record(column)) == reason
+    assert reasons.of_result(rows.result_record(column)) == reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.overview.reading import Reading
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import MIB, Ranks, make_spec
 

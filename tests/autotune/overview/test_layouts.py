@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Layouts
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.overview.layouts import buckets, make_layouts
 
 

@@ -14,7 +14,7 @@ from bagua_autotune.model.job import Event, Job, Observation, Trial
 from bagua_autotune.overview import JobSum, Overviews, Summaries
 from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.store import Store, UnknownJob, contacts, retention
+from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.overview.jobs import SPEC, run
@@ -83,7 +83,7 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
     run(tuner, Ranks(noise=0.005, seed=1))
     second = overviews.summary("job")
     assert second.round == 1
-    totals = Summaries(tuner.store).of(contacts.of_job(tuner.store, "job")).totals
+    totals = Summaries(tuner.store).of(tuner.store.contact("job")).totals
     assert totals.search_steps == first.figures.search_steps + second.figures.search_steps
     assert totals.search_seconds == pytest.approx(
         first.figures.search_seconds + second.figures.search_seconds
@@ -269,7 +269,7 @@ def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
 def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
     summaries = Summaries(tuner.store)
     run(tuner, Ranks(noise=0.005), trials=2)
-    contact = contacts.of_job(tuner.store, "job")
+    contact = tuner.store.contact("job")
     seen = summaries.of(contact)
     assert Overviews(tuner, summaries).summary("job").figures is seen.summary.figures
     assert summaries.of(contact) is seen

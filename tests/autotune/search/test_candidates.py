@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, CostModel, Kind, Layouts
-from bagua_autotune.model.buckets import Tensor, cut
 from bagua_autotune.model.knobs import (
     Categorical,
     Configuration,
@@ -17,6 +16,7 @@ from bagua_autotune.model.knobs import (
     Space,
     check_configuration,
 )
+from bagua_autotune.model.layout import Cutter, Cutting, Tensor
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
 from tests.autotune.support import MIB, make_spec
 
@@ -44,9 +44,10 @@ def test_candidates_are_valid_distinct_and_led_by_the_baseline(
     assert len(set(found)) == len(found)
     for candidate in found:
         check_configuration(candidate, SPEC.knobs)
+    cutter = Cutter(tensors(sizes))
     for other in ("off", "leaders"):
         layouts = [
-            tuple(map(len, cut(tensors(sizes), int(candidate["bucket_bytes"]))))
+            tuple(len(bucket.positions) for bucket in cutter.cut(Cutting.of(candidate)))
             for candidate in found
             if candidate["hierarchical"] == other
         ]

@@ -7,11 +7,13 @@ from typing import Any
 from bagua_autotune.model.job import Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step
 from tests.autotune.support import registration
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")
 FIRST = Step(at=1.0, next_trial=Trial(0, "search", BASELINE))
+MEASURED = Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
 RESULT = Result(BASELINE, "baseline", 1.0, 1.0, 1.0, 1, 3, 2.0, "kept")
 PROFILE = Profile(
     step=7,

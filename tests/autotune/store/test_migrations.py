@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, inspect
 
+from bagua_autotune.bagua import storage
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store import OtherSchema, Step, Store, StoreError, digests, families
+from bagua_autotune.store import OtherSchema, Step, Store, StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import make_spec
@@ -105,7 +106,7 @@ def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
     first = Observation(31, (0.2255, 0.2269, 0.2273, 0.2262))
     assert store.observations("half")[0] == (0, first)
     assert [event.message for event in store.events("done")] == ["grüße"]
-    assert families.resolve(store, "DDP_140") == "family"
+    assert storage.resolve(store, "DDP_140") == "family"
     store.close()
 
 
@@ -118,7 +119,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     first, second = store.observations("done", 3)
     assert first == (3, Observation(140, (0.3, 0.31, 0.29, 0.3)))
     assert [profile.step_seconds for _, profile in store.profiles("done")] == [0.31]
-    assert digests.step_times(store, "done")[-2:] == [(3, 140, 0.31), (3, 141, 0.31)]
+    assert store.step_times("done")[-2:] == [(3, 140, 0.31), (3, 141, 0.31)]
     told = Observation(142, (0.3,) * 4, (0.1, 0.2, 0.1, 0.1))
     assert store.add_observations("done", 3, [told], 2e3).new == [told]
     assert store.observations("done", 3) == [first, second, (3, told)]

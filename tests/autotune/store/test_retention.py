@@ -6,13 +6,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.overview import Overviews
-from bagua_autotune.store import Store, UnknownJob, digests, retention
-from bagua_autotune.store.reports import MOST_LATE_STEPS
+from bagua_autotune.store import Store, UnknownJob, retention
+from bagua_autotune.store.observations import MOST_LATE_STEPS
+from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import DAY_SECONDS, PAUSE_SECONDS, Upkeep
+from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import Ranks, make_spec
 
 
@@ -29,13 +32,13 @@ def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
 def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     tune(store)
     before = Overviews(Tuner(store)).overview("job")
-    stored, steps = store.count_observations("job"), digests.steps(store, "job")
+    stored, steps = store.count_observations("job"), store.observed_steps("job")
     assert retention.thin(store, 0.0, 100.0) == 0  # heard of at that time
     assert retention.thin(store, 100.1, 1e9) == 0
     thinned = retention.thin(store, 0.0, 100.1)
     assert thinned > stored / 4
     assert store.count_observations("job") == stored - thinned
-    assert digests.steps(store, "job") == steps
+    assert store.observed_steps("job") == steps
     after = Overviews(Tuner(store)).overview("job")
     assert after.summary.figures == before.summary.figures
     assert (after.ranks, after.why, after.switches) == (before.ranks, before.why, before.switches)
@@ -139,3 +142,19 @@ def test_it_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     upkeep.stop()
     assert store.jobs() == []
     store.close()
+
+
+def test_pruning_deletes_what_was_not_heard_of_and_nothing_else(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    store.add_observations(job, 0, [Observation(1, (0.1,) * 4)], 50.0)
+    store.add_profile(job, 0, PROFILE, 50.0)
+    store.add_event(job, Event("ended", at=60.0))
+    store.create_job("late", make_spec(), at=100.0)
+    assert retention.prune(store, 60.0) == []
+    assert [pruned.id for pruned in retention.prune(store, 61.0)] == [job]
+    with pytest.raises(UnknownJob):
+        store.trials(job)
+    with store.database.reading() as session:
+        for table in (TrialRow, ObservationRow, ProfileRow, EventRow):
+            assert session.scalars(select(table)).all() == []
+    assert [found.id for found in store.jobs()] == ["late"]

@@ -14,10 +14,10 @@ from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import Problem, make_searcher
 from bagua_autotune.search.candidates import enumerate_candidates
-from bagua_autotune.tuning.bill import Bill
-from bagua_autotune.tuning.decision import HARM, Keep, Propose, decide, lowest
+from bagua_autotune.tuning.decision import HARM, Keep, Propose, decide
 from bagua_autotune.tuning.objective import Speed, StepTime
-from bagua_autotune.tuning.report import make_result
+from bagua_autotune.tuning.result import Bill, make_result
+from bagua_autotune.tuning.standing import lowest
 from tests.autotune.support import MIB, make_spec
 
 SPEC = make_spec()

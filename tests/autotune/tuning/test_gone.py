@@ -8,10 +8,9 @@ import pytest
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.in_hand import GONE, InHand
+from bagua_autotune.tuning.listener import GONE, InHand
 from bagua_autotune.tuning.tuner import HEARD_AGAIN, SILENT, Tuner
-from tests.autotune.support import Ranks, make_spec
-from tests.autotune.tuning.bagua_worker import Clock
+from tests.autotune.support import Clock, Ranks, make_spec
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from bagua_autotune.store.claims import CLAIM_SECONDS
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import Ranks, make_spec
-from tests.autotune.tuning.bagua_worker import Clock
+from tests.autotune.support import Clock, Ranks, make_spec
 
 STEADY = [Observation(step, (0.2,) * 4) for step in range(1, 40)]
 

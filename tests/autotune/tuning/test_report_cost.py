@@ -17,10 +17,9 @@ from bagua_autotune.app import create_app
 from bagua_autotune.model.job import CONTACT_SECONDS, Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store, contacts, digests
+from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import make_spec, registration
-from tests.autotune.tuning.bagua_worker import Clock
+from tests.autotune.support import Clock, make_spec, registration
 
 JOB = "/api/v2/jobs/job"
 
@@ -93,15 +92,15 @@ def test_a_report_reads_no_values_of_ranks(client: FlaskClient, store: Store, ra
 def test_a_poll_reads_one_row_and_changes_nothing(client: FlaskClient, store: Store) -> None:
     client.put(JOB, json=registration())
     told = report(client, 1, 2)
-    before = contacts.of_job(store, "job")
+    before = store.contact("job")
     assert report(client, 0, 0) == told
     with counting(store) as found:
         assert report(client, 0, 0) == told
     assert kinds(found) == ["BEGIN", "SELECT", "COMMIT"]
     assert "trials" not in found[1]
-    assert contacts.of_job(store, "job") == before
+    assert store.contact("job") == before
     report(client, 3, 1)
-    assert contacts.of_job(store, "job").revision == before.revision + 1
+    assert store.contact("job").revision == before.revision + 1
 
 
 def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> None:
@@ -109,12 +108,12 @@ def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> N
     tuner = Tuner(store, clock=clock)
     overviews = Overviews(tuner)
     tuner.register("job", make_spec())
-    before, shown = contacts.of_job(store, "job"), overviews.overview("job")
+    before, shown = store.contact("job"), overviews.overview("job")
     tuner.observe("job", 0, [])
-    assert contacts.of_job(store, "job") == before
+    assert store.contact("job") == before
     clock.now += CONTACT_SECONDS
     tuner.observe("job", 0, [])
-    after = contacts.of_job(store, "job")
+    after = store.contact("job")
     assert after.last_contact_at > before.last_contact_at + CONTACT_SECONDS
     assert after.version == before.version
     later = overviews.overview("job")
@@ -135,14 +134,14 @@ def test_the_cost_of_a_step_is_kept_as_it_comes(store: Store, algorithm: str) ->
     values = (0.1, 0.2, 0.3, 0.4)
     tuner.observe("job", 0, [Observation(1, values)])
     seconds = harmonic_mean(values) if algorithm == "async" else max(values)
-    assert digests.costs(store, "job", 0) == [pytest.approx(log(seconds))]
+    assert store.step_costs("job", 0) == [pytest.approx(log(seconds))]
 
 
 def test_steps_of_an_older_release_count_by_what_it_stored(store: Store) -> None:
     tuner = Tuner(store, "random")
     tuner.register("job", make_spec(limits={"warmup_seconds": 0}))
     store.add_observations("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
-    assert digests.costs(store, "job", 0) == [None] * 6
+    assert store.step_costs("job", 0) == [None] * 6
     tuner.observe("job", 0, [Observation(6, (0.2,) * 4)])
     first = tuner.trials("job")[0]
     assert (first.state, first.steps, first.seconds) == ("measured", 7, pytest.approx(0.2))

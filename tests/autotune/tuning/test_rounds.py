@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import Store
-from bagua_autotune.store.digests import Steps
+from bagua_autotune.store import Steps, Store
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.rounds import (

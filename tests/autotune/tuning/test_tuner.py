@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import Event, Job, Observation
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store, UnknownTrial

@@ -12,9 +12,10 @@ from bagua_autotune.model.job import Event, Inherited
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.confirmation import confirmed_gain
 from bagua_autotune.tuning.objective import StepTime
+from bagua_autotune.tuning.rounds import stored_best
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.tuning.warm_start import confirmed_gain, stored_best
 from tests.autotune.support import MIB
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_decision import FAST, make_job

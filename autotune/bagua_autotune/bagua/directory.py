@@ -1,0 +1,177 @@
+"""Which family a worker means by a model's name, and the jobs of a family's models.
+
+By default Bagua names a model ``<class>_<id(module)>``: another name in every process, and so
+another model for every rank.  Here the number is cut off, and what remains is one job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from bagua_autotune.bagua import hyperparameters, storage
+from bagua_autotune.bagua.family import Family
+from bagua_autotune.model.job import Job, JobSpec, Limits
+from bagua_autotune.model.layout import Tensor
+from bagua_autotune.store import JobConflict, UnknownJob
+from bagua_autotune.tuning.tuner import Tuner
+
+logger = logging.getLogger(__name__)
+
+LONGEST_LABEL = 31
+# id() is an address: on 64-bit systems CPython's objects lie in mapped memory, at addresses of
+# 12 digits (39 bits) to 15 (48 bits).  Versions, dates and times in seconds are shorter and stay.
+_ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
+
+
+class NotRegistered(Exception):
+    """No worker has registered a model of this name."""
+
+
+class Directory:
+    """Finds and creates families and their jobs.
+
+    A service started with another world size knows other families: what was tuned for another
+    number of ranks is nothing to these.
+
+    Args:
+        limits: of every job created.
+        world_size: of every job created; None if it is not known.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, tuner: Tuner, limits: Limits, world_size: int | None, clock: Callable[[], float]
+    ) -> None:
+        self._tuner = tuner
+        self._store = tuner.store
+        self._limits = limits
+        self._world_size = world_size
+        self._clock = clock
+
+    def register(
+        self, model_name: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+    ) -> Job:
+        """The job of the first model of the name's family, both created if need be.
+
+        Under a name given by the user, other tensors or another default than before are another
+        model: its job ends and the new one takes its place.
+        """
+        key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
+        before = storage.resolve(self._store, self._alias(model_name))
+        label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
+        baseline = hyperparameters.baseline(default_bucket_bytes)
+        new = Family.new(label, baseline, self._clock())
+        storage.register(self._store, self._alias(model_name), key, new)
+        job = self._first_job(model_name, key, tensors, default_bucket_bytes)
+        if before not in (None, key) and stem(model_name) == model_name:
+            self._replace(str(before), job)
+        return job
+
+    def key(self, model_name: str) -> str:
+        """The family that the name means.
+
+        Raises:
+            NotRegistered: nobody registered the name.
+        """
+        key = storage.resolve(self._store, self._alias(model_name))
+        if key is None:
+            raise NotRegistered(model_name)
+        return key
+
+    def job(self, model_name: str, key: str, family: Family, position: int = 0) -> Job:
+        """The job of one of the family's models, created if it is a further one.
+
+        Raises:
+            NotRegistered: the family's first job is gone, and with it the tensors.
+        """
+        job_id = family.models[position].job_id
+        try:
+            return self._store.job(job_id)
+        except UnknownJob:
+            pass
+        try:
+            first = self._store.job(family.models[0].job_id)
+            tensors = self._store.tensors(first.id)
+        except UnknownJob:
+            raise NotRegistered(model_name) from None
+        default_bucket_bytes = first.baseline.number("bucket_bytes")
+        return self._create(job_id, first.name, key, tensors, default_bucket_bytes)
+
+    def _first_job(
+        self, model_name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+    ) -> Job:
+        family, _ = storage.load(self._store, key)
+        job_id = family.models[0].job_id
+        try:
+            job = self._store.job(job_id)
+        except UnknownJob:
+            return self._create(job_id, stem(model_name), key, tensors, default_bucket_bytes)
+        if job.ended_at is None:
+            return job
+        self._store.resume_job(job_id, self._clock())
+        return self._store.job(job_id)
+
+    def _create(
+        self, job_id: str, name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+    ) -> Job:
+        world_size = self._world_size or 1
+        spec = JobSpec(
+            name=name,
+            world_size=world_size,
+            ranks_per_node=(world_size,),
+            tensors=tuple(tensors),
+            knobs=dict(hyperparameters.space(default_bucket_bytes)),
+            default_configuration=dict(hyperparameters.baseline(default_bucket_bytes)),
+            fingerprint=key,
+            limits=self._limits,
+            software={"protocol": "Bagua 0.9"},
+        )
+        with suppress(JobConflict):  # made at the same moment, by a rank that orders otherwise
+            self._tuner.register(job_id, spec, "v1", {"family": key})
+        return self._store.job(job_id)
+
+    def _replace(self, key: str, successor: Job) -> None:
+        family, _ = storage.load(self._store, key)
+        for model in family.models:
+            try:
+                self._store.end_job(model.job_id, self._clock())
+            except UnknownJob:
+                continue
+            logger.info(
+                "job %s: registered with other tensors, job %s replaces it",
+                model.job_id,
+                successor.id,
+            )
+
+    def _alias(self, model_name: str) -> str:
+        # Services of other world sizes on the same database have models of the same names.
+        return f"{self._world_size or 'any'}/{model_name}"
+
+
+def stem(model_name: str) -> str:
+    """The name without a trailing ``_<address>``.
+
+    >>> stem("DistributedDataParallel_V1_9_0_140234234234234")
+    'DistributedDataParallel_V1_9_0'
+    >>> stem("resnet_50")
+    'resnet_50'
+    """
+    match = _ADDRESS.fullmatch(model_name)
+    return match[1] if match else model_name
+
+
+def family_key(
+    model_name: str, tensors: Iterable[Tensor], world_size: int | None, default_bucket_bytes: int
+) -> str:
+    """A digest of what two names of the same model have in common.
+
+    That is the stem, the tensors in any order, and what the job is tuned with.
+    """
+    facts = sorted((tensor.name, tensor.elements, tensor.dtype) for tensor in tensors)
+    text = json.dumps([stem(model_name), world_size, default_bucket_bytes, facts])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,180 @@
+"""The trials of a job whose ranks report by themselves.
+
+A trial is measured by the reports made under its hyperparameters.  Once it is measured enough,
+what follows is decided in the background while the ranks go on as they are; they switch at the
+first later iteration to which all go from one before.  Nothing of this is remembered but in the
+store: after a restart the next such iteration decides anew, or finds the decision taken.
+
+At that iteration the first rank's ask decides, and the others' reports of the last window (one
+report of each rank) are often still under way.  Ranks differ in speed, so the mean of those present
+would be off by more than configurations differ: such windows are made comparable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+
+from bagua_autotune.bagua import storage
+from bagua_autotune.bagua.family import Family, Grant, Model, Window
+from bagua_autotune.model.job import Job, Observation
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.tuning.objective import bounded
+from bagua_autotune.tuning.tuner import Tuner
+
+logger = logging.getLogger(__name__)
+
+# A trial's first two windows agree if they differ by less than this, else it goes on: a pause
+# now and then must not decide which configuration wins.
+AGREEMENT_RATIO = 0.05
+MOST_WINDOWS = 4
+
+
+class Trials:
+    """Measures the trials of jobs and says when their ranks may switch.
+
+    Args:
+        world_size: how many ranks a job has; None: those seen.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        world_size: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._tuner = tuner
+        self._store = tuner.store
+        self._world_size = world_size
+        self._clock = clock
+
+    def measure(
+        self, job: Job, family: Family, position: int, rank: int, window: Window, ran: Configuration
+    ) -> None:
+        """Take in a rank's window, if it ran the trial that the ranks were told to run then."""
+        model = family.models[position]
+        grant = model.grant_before(window.iteration)
+        index = grant.trial
+        if index is None or ran != Configuration(grant.configuration):
+            return
+        step, now = model.steps_before + window.iteration, self._clock()
+        is_new = storage.put_value(self._store, job.id, index, step, rank, window.speed, now)
+        if is_new and index != model.grant.trial:
+            self._reestimate(job, family, index)
+
+    def next_grant(
+        self, job: Job, family: Family, position: int, iteration: int, ordered: int
+    ) -> Grant | None:
+        """What all ranks switch to at this iteration; None: they go on as they are.
+
+        Args:
+            ordered: how many names of the execution order are known.
+        """
+        model, now = family.models[position], self._clock()
+        current = model.grant
+        if current.is_final:
+            return None
+        job, trial = self._store.job(job.id), self._tuner.open_trial(job.id)
+        if job.result is None:
+            if trial is None or not self._may_switch(job, family, model, trial.index):
+                return None
+            configuration, index = trial.configuration, trial.index
+        else:
+            configuration, index = job.result.configuration, None
+        if current.trial is not None:
+            # The windows that were run while the decision was made count too.
+            self._reestimate(job, family, current.trial)
+        return Grant(
+            from_iteration=iteration,
+            configuration=dict(configuration),
+            trial=index,
+            ordered=ordered,
+            is_final=index is None,
+            at=now,
+        )
+
+    def _may_switch(self, job: Job, family: Family, model: Model, index: int) -> bool:
+        """Whether the open trial is one that the ranks do not run yet, and they are warm."""
+        elapsed_seconds = self._clock() - model.grant.at
+        if model.is_warming_up:
+            is_over = model.is_warm() or elapsed_seconds >= job.limits.warmup_seconds
+            if model.warm_up and is_over:
+                logger.info("job %s: warm, measuring trial %d", job.id, index)
+                return True
+            return False
+        if index != model.grant.trial:
+            return True
+        windows = self._windows(job, family, index)
+        if are_enough(windows, elapsed_seconds >= job.limits.trial_seconds):
+            self._tuner.close_trial(job.id, index, windows)
+        return False
+
+    def _reestimate(self, job: Job, family: Family, index: int) -> None:
+        self._tuner.reestimate(job.id, index, self._windows(job, family, index))
+
+    def _windows(self, job: Job, family: Family, index: int) -> list[Observation]:
+        """What was reported under a trial, as far as it can be compared with other trials."""
+        observed = self._store.observations(job.id)
+        windows = [window for trial, window in observed if trial == index]
+        rank_count = self._world_size or len(family.present)
+        found = comparable(windows, [window for _, window in observed], rank_count)
+        if not found and len(windows) >= MOST_WINDOWS:
+            return windows  # a rank that never reports must not stop the tuning
+        return found
+
+
+def are_enough(windows: Sequence[Observation], is_long: bool) -> bool:
+    """Whether a trial is measured: two windows that agree, or three if it took long, or four."""
+    if len(windows) != 2:
+        return len(windows) >= (MOST_WINDOWS - 1 if is_long else MOST_WINDOWS)
+    first, second = (_mean(window, _present(window)) for window in windows)
+    return abs(first - second) <= AGREEMENT_RATIO * (abs(first) + abs(second)) / 2
+
+
+def comparable(
+    windows: Sequence[Observation], references: Sequence[Observation], rank_count: int
+) -> list[Observation]:
+    """The windows as if all ranks had reported; those of which that cannot be said are left out.
+
+    Args:
+        windows: of one trial.
+        references: of all of the job's trials; the complete ones tell how ranks differ.
+        rank_count: how many reports make a window complete.
+    """
+    complete = [window for window in references if _count(window) >= rank_count]
+    found = []
+    for window in windows:
+        if _count(window) >= rank_count:
+            found.append(window)
+        elif alike := [other for other in complete if _present(window) <= _present(other)]:
+            found.append(Observation(window.step, (_mean_of_all(window, alike),)))
+    return found
+
+
+def _mean_of_all(window: Observation, complete: Sequence[Observation]) -> float:
+    """What the mean over all ranks would be, from the ranks that are present.
+
+    In proportion, as speeds are; by the difference if the means are not all of one sign.
+    """
+    present = _present(window)
+    mean = _mean(window, present)
+    parts = [_mean(other, present) for other in complete]
+    wholes = [_mean(other, _present(other)) for other in complete]
+    means = (mean, *parts, *wholes)
+    if min(means) > 0 or max(means) < 0:
+        return bounded(mean * median(w / p for w, p in zip(wholes, parts, strict=True)))
+    return bounded(mean + median(w - p for w, p in zip(wholes, parts, strict=True)))
+
+
+def _present(window: Observation) -> set[int]:
+    return {rank for rank, value in enumerate(window.values) if value is not None}
+
+
+def _count(window: Observation) -> int:
+    return len(_present(window))
+
+
+def _mean(window: Observation, ranks: set[int]) -> float:
+    return fmean(window.values[rank] or 0.0 for rank in ranks)

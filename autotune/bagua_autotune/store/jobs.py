@@ -1,0 +1,304 @@
+"""Jobs: which there are, whether they are as they were; registering, ending, resuming them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from sqlalchemy import ColumnElement, bindparam, case, null, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from bagua_autotune.model.job import BEING_TUNED, Api, Event, Inherited, Job, JobSpec, Result, Trial
+from bagua_autotune.model.layout import Tensor
+from bagua_autotune.store import rows
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.errors import JobConflict, UnknownJob
+from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
+from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, ProfileRow, TrialRow
+
+logger = logging.getLogger(__name__)
+
+# So many jobs in a row that cannot be read do not hide the one before.
+MOST_UNREADABLE = 9
+# Put together once, for what is read again and again.
+NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
+JOB = select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
+
+
+class Contact(NamedTuple):
+    """A job as whoever looks at many of them needs it; times are seconds since the epoch."""
+
+    id: str
+    name: str
+    phase: str
+    revision: int
+    created_at: float
+    last_contact_at: float
+    ended_at: float | None
+
+    @property
+    def version(self) -> tuple[float, int]:
+        """Equal for as long as nothing of the job is written; another job may get its id."""
+        return self.created_at, self.revision
+
+
+CONTACT = tuple(getattr(JobRow, field) for field in Contact._fields)
+CONTACT_AND_CLAIM = (
+    select(*CONTACT, ClaimRow.until)
+    .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
+    .where(JobRow.id == bindparam("job_id"))
+)
+
+
+class Jobs:
+    """The part of the store that keeps them.
+
+    Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
+    """
+
+    database: Database
+
+    def create_job(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        *,
+        at: float,
+        protocol: Api = "v2",
+        data: Any = None,
+        first: Trial | None = None,
+        inherited: Inherited | None = None,
+        model_key: str = "",
+        network_key: str = "",
+    ) -> bool:
+        """Register a job. False, with nothing changed, if it exists already with this content.
+
+        Args:
+            first: the trial that it begins with.
+            inherited: what it knows from earlier jobs.
+            model_key: by which later jobs of the same model find it; empty: by none.
+            network_key: the same for jobs on the same network.
+
+        Raises:
+            JobConflict: it exists with other content.
+        """
+        content, tensors = rows.spec_columns(spec)
+        row = JobRow(
+            id=job_id,
+            name=spec.name,
+            protocol=protocol,
+            phase="tuning",
+            spec=content,
+            tensors=tensors,
+            data=data or {},
+            created_at=at,
+            last_contact_at=at,
+            fingerprint=spec.fingerprint,
+            model_key=model_key,
+            network_key=network_key,
+            inherited=inherited.model_dump(mode="json") if inherited else None,
+        )
+        try:
+            with self.database.writing() as session:
+                if session.get(JobRow, job_id) is None:
+                    session.add(row)
+                    if first:
+                        session.add(rows.new_trial_row(job_id, first))
+                    return True
+        except IntegrityError:
+            pass  # another replica registered it at the same moment
+        with self.database.reading() as session:
+            known = job_row(session, job_id)
+            if (known.protocol, rows.job_spec(known)) != (protocol, spec):
+                raise JobConflict(f"job {job_id!r} is registered with other content")
+        return False
+
+    def job(self, job_id: str) -> Job:
+        with self.database.reading() as session:
+            row = session.connection().execute(JOB, {"job_id": job_id}).one_or_none()
+            if row is None:
+                raise UnknownJob(job_id)
+            return rows.job_record(row)
+
+    def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
+        """Newest first."""
+        query = select(*rows.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        with self.database.reading() as session:
+            found: Iterable[Any] = session.connection().execute(query)
+            return list(read_each(found, rows.job_record))
+
+    def latest_job(
+        self,
+        *,
+        fingerprint: str | None = None,
+        model_key: str | None = None,
+        network_key: str | None = None,
+        finished: bool = False,
+        profiled: bool = False,
+    ) -> Job | None:
+        """The newest job of /api/v2 that has all the keys given.
+
+        Args:
+            finished: whether only a job with a result will do.
+            profiled: whether only a job with a profiled step will do.
+        """
+        keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
+        given = {name: key for name, key in keys.items() if key is not None}
+        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2")
+        query = query.where(*(getattr(JobRow, name) == key for name, key in given.items()))
+        if finished:
+            query = query.where(JobRow.result.is_not(null()))
+        if profiled:
+            profiles = select(ProfileRow.id).join(TrialRow).where(TrialRow.job_id == JobRow.id)
+            query = query.where(profiles.exists())
+        newest = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
+        with self.database.reading() as session:
+            found: Iterable[Any] = session.connection().execute(newest)
+            return next(read_each(found, rows.job_record), None)
+
+    def tensors(self, job_id: str) -> list[Tensor]:
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            stored = session.scalar(select(JobRow.tensors).where(JobRow.id == job_id))
+            return [Tensor.model_validate(tensor) for tensor in stored or ()]
+
+    def contact(self, job_id: str) -> Contact:
+        """Whether the job is as it was, without reading what it is."""
+        return self.contact_and_claim(job_id)[0]
+
+    def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
+        """The job's contact, and until when a replica has the right to decide on it (see claims);
+        one row."""
+        with self.database.reading() as session:
+            row = session.connection().execute(CONTACT_AND_CLAIM, {"job_id": job_id}).one_or_none()
+        if row is None:
+            raise UnknownJob(job_id)
+        *contact, until = row
+        return Contact._make(contact), until
+
+    def contacts(
+        self, name: str | None = None, limit: int = 100, after: str | None = None
+    ) -> list[Contact]:
+        """Newest first; of all jobs, or those of a name; all, or those behind the job ``after``,
+        which raises UnknownJob if there is no such job."""
+        query = select(*CONTACT).order_by(*NEWEST_FIRST).limit(limit)
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        with self.database.reading() as session:
+            if after is not None:
+                created_at = job_row(session, after).created_at
+                is_later = (JobRow.created_at == created_at) & (JobRow.id > after)
+                query = query.where((JobRow.created_at < created_at) | is_later)
+            return [Contact._make(row) for row in session.connection().execute(query)]
+
+    def contacts_since(self, at: float) -> list[Contact]:
+        """Of the jobs heard of since then, newest first."""
+        query = select(*CONTACT).where(JobRow.last_contact_at >= at).order_by(*NEWEST_FIRST)
+        with self.database.reading() as session:
+            return [Contact._make(row) for row in session.connection().execute(query)]
+
+    def touch(self, job_id: str, at: float) -> None:
+        """Note that the job's ranks were heard of: nothing new of it, so its revision stays."""
+        with self.database.writing() as session:
+            heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
+            if session.scalar(heard.returning(JobRow.id)) is None:
+                raise UnknownJob(job_id)
+
+    def end_job(self, job_id: str, at: float) -> None:
+        """Training ended; a job that was still tuning stays without another result."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            row.ended_at = at
+            if row.phase != "finished":
+                row.phase = "ended"
+
+    def end_silent(self, before: float, event: Event) -> list[str]:
+        """End the jobs that are being tuned and were last heard of before then; see end_gone."""
+        return self._end(event, JobRow.phase.in_(BEING_TUNED), JobRow.last_contact_at < before)
+
+    def end_gone(self, job_ids: Collection[str], event: Event) -> list[str]:
+        """End those of the jobs that have not ended, by an event that is not their ranks' own.
+
+        It is no contact with them. Of several replicas one ends a job.
+
+        Returns:
+            The ids of those that it ended.
+        """
+        return self._end(event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
+
+    def _end(self, event: Event, *which: ColumnElement[bool]) -> list[str]:
+        with self.database.reading() as session:  # mostly there is none, and writers take turns
+            if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
+                return []
+        phase = case((JobRow.phase == "finished", JobRow.phase), else_="ended")
+        changes = {"phase": phase, "ended_at": event.at, "revision": JobRow.revision + 1}
+        statement = update(JobRow).where(*which).values(changes).returning(JobRow.id)
+        with self.database.writing() as session:
+            ended = list(session.scalars(statement))
+            session.add_all(EventRow(job_id=job_id, **vars(event)) for job_id in ended)
+        return ended
+
+    def resume_job(self, job_id: str, at: float) -> None:
+        """Training goes on after an end, from the trial at which it stood."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            row.ended_at, row.last_contact_at = None, at
+            if row.phase == "ended":
+                last = last_trial_row(session, job_id)
+                is_confirming = last and (last.round, last.purpose) == (row.round, "confirm")
+                row.phase = "confirming" if is_confirming else "tuning"
+
+    def open_round(self, job_id: str, at: float) -> bool:
+        """Tune a finished job again; its last result stays until there is another.
+
+        Returns:
+            False, with nothing changed, unless it is finished and its training goes on.
+        """
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            if row.phase != "finished" or row.ended_at is not None:
+                return False
+            row.phase, row.round = "tuning", row.round + 1
+            row.finished_at, row.last_contact_at = None, at
+            return True
+
+    def replace_result(self, job_id: str, result: Result) -> None:
+        """Let a finished job have another result. Nothing happens unless it is finished."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            if row.phase == "finished":
+                row.result = rows.result_column(result)
+
+
+Answer = TypeVar("Answer")
+
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Identified)
+
+
+def read_each(items: Iterable[Item], read: Callable[[Item], Answer]) -> Iterator[Answer]:
+    """What ``read`` makes of each job; those it fails on are logged and left out: one that cannot
+    be read must not hide the others.
+
+    Raises:
+        SQLAlchemyError: the store failed, which is nothing of one job's.
+    """
+    for item in items:
+        try:
+            answer = read(item)
+        except UnknownJob:  # deleted since it was listed
+            continue
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            logger.error("job %s cannot be read and is left out: %r", item.id, error)
+            continue
+        yield answer

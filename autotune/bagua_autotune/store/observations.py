@@ -1,0 +1,262 @@
+"""Observations: the step times that the ranks report of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    bindparam,
+    case,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+
+from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.store import rows
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.errors import UnknownJob, UnknownTrial
+from bagua_autotune.store.rows import TRIALS, check_job, trial_row
+from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
+
+# Ranks go on under a trial that was closed until the next is chosen, which nothing is learnt from.
+MOST_LATE_STEPS = 100
+OBSERVED = (ObservationRow.values, ObservationRow.compute)
+# What every report runs is put together once. The job's row is locked by being written. A lost job
+# is known by its last contact, which stays until it is resumed.
+HEAR = (
+    update(JobRow)
+    .where(JobRow.id == bindparam("of_job"))
+    .values(
+        revision=JobRow.revision + 1,
+        last_contact_at=case(
+            (JobRow.ended_at > JobRow.last_contact_at, JobRow.last_contact_at),
+            else_=bindparam("at"),
+        ),
+    )
+    .returning(*rows.JOB_COLUMNS)
+)
+KNOWN_COSTS = select(ObservationRow.step, ObservationRow.cost)
+KNOWN_COSTS = KNOWN_COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
+JOB_ID: BindParameter[str] = bindparam("job_id")
+STEPS = (
+    select(
+        TrialRow.index,
+        func.min(ObservationRow.step),
+        func.max(ObservationRow.step),
+        func.count(ObservationRow.step) + TrialRow.thinned_steps,
+    )
+    .join(ObservationRow)
+    .where(TrialRow.job_id == JOB_ID)
+    .group_by(TrialRow.id)
+    .order_by(TrialRow.index)
+)
+LATEST_OBSERVATIONS = (
+    select(ObservationRow.step, *OBSERVED)
+    .where(
+        ObservationRow.trial_id
+        == select(TrialRow.id)
+        .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+        .scalar_subquery()
+    )
+    .order_by(ObservationRow.step.desc())
+    .limit(bindparam("count"))
+)
+COSTS = (
+    select(ObservationRow.cost)
+    .join(TrialRow)
+    .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
+    .order_by(ObservationRow.step)
+)
+
+
+class ObservationKey(NamedTuple):
+    """In this order observations are listed."""
+
+    trial: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of those that were observed under a trial, the first, the last, and how many."""
+
+    first: int
+    last: int
+    count: int
+
+
+class StepTime(NamedTuple):
+    """A step of a trial, with the slowest rank's value."""
+
+    trial: int
+    step: int
+    slowest: float
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A job after a report.
+
+    Attributes:
+        trials: all of the job's.
+        new: the steps that were not known.
+        costs: of every step of the trial, in step order; None where it is not stored.
+    """
+
+    job: Job
+    trials: list[Trial]
+    new: list[Observation]
+    costs: list[float | None]
+
+
+class Observations:
+    """The part of the store that keeps them.
+
+    Those that take an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    no such trial; in the others what is not there has nothing.
+    """
+
+    database: Database
+
+    def add_observations(
+        self,
+        job_id: str,
+        index: int,
+        observations: Sequence[Observation],
+        at: float,
+        weigh: Callable[[Job, Trial], Sequence[float | None]] | None = None,
+    ) -> Reported:
+        """Store the steps that are new to the trial.
+
+        Of steps that come when it is closed already, MOST_LATE_STEPS are.
+
+        The trial is running from now on, unless the ranks told of their switch to it before.
+
+        Args:
+            weigh: the cost of each of the observations, stored with it; what it raises leaves all
+                as it was.
+        """
+        with self.database.writing() as session:
+            connection = session.connection()
+            job_row = connection.execute(HEAR, {"of_job": job_id, "at": at}).one_or_none()
+            if job_row is None:
+                raise UnknownJob(job_id)
+            job = rows.job_record(job_row)
+            trial_rows = connection.execute(TRIALS, {"job_id": job_id}).all()
+            trials = [rows.trial_record(row[2:]) for row in trial_rows]
+            if index >= len(trials):
+                raise UnknownTrial(index)
+            weighed = weigh(job, trials[index]) if weigh else [None] * len(observations)
+            trial_id = trial_rows[index].id
+            known = connection.execute(KNOWN_COSTS, {"trial_id": trial_id}).all()
+            costs: dict[int, float | None] = dict(known)
+            pairs = zip(observations, weighed, strict=True)
+            told = [(each, cost) for each, cost in pairs if each.step not in costs]
+            if not trials[index].is_open:
+                told = told[: max(0, MOST_LATE_STEPS - trial_rows[index].late_steps)]
+                _count_late(connection, trial_id, len(told))
+            new = [each for each, _ in told]
+            if new:
+                costs.update((each.step, cost) for each, cost in told)
+                rows_of = [_observation_row(trial_id, *each) for each in told]
+                connection.execute(insert(ObservationRow), rows_of)
+                if trials[index].state == "proposed":
+                    trials[index] = _start(connection, trial_id, trials[index], at)
+        return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
+
+    def observations(
+        self,
+        job_id: str,
+        index: int | None = None,
+        after: ObservationKey | None = None,
+        limit: int | None = None,
+    ) -> list[tuple[int, Observation]]:
+        """Pairs of trial index and observation, of one trial or of all, in step order; all, or so
+        many of those behind ``after``."""
+        query = (
+            select(TrialRow.index, ObservationRow.step, *OBSERVED)
+            .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
+            .where(TrialRow.job_id == job_id)
+            .order_by(TrialRow.index, ObservationRow.step)
+            .limit(limit)
+        )
+        if after is not None:
+            query = query.where(tuple_(TrialRow.index, ObservationRow.step) > tuple_(*after))
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            if index is not None:
+                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
+            return [
+                (trial, _observation(step, values, compute))
+                for trial, step, values, compute in session.execute(query)
+            ]
+
+    def count_observations(self, job_id: str) -> int:
+        """Of all its trials; 0 if there is no such job."""
+        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
+        with self.database.reading() as session:
+            return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
+
+    def observed_steps(self, job_id: str) -> dict[int, Steps]:
+        """By trial index; without the trials of which no step was observed."""
+        with self.database.reading() as session:
+            found = session.connection().execute(STEPS, {"job_id": job_id}).all()
+            return {index: Steps(first, last, count) for index, first, last, count in found}
+
+    def step_times(self, job_id: str) -> list[StepTime]:
+        """In step order. Of a v1 job nothing: what its ranks report are no times."""
+        columns = (TrialRow.index, ObservationRow.step, ObservationRow.slowest)
+        query = select(*columns).join(ObservationRow).where(TrialRow.job_id == job_id)
+        with self.database.reading() as session:
+            found = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
+            return [StepTime(trial, step, slow) for trial, step, slow in found if slow is not None]
+
+    def step_costs(self, job_id: str, trial: int) -> list[float | None]:
+        """Of all steps of a trial, in step order; None where it is not stored."""
+        with self.database.reading() as session:
+            given = {"job_id": job_id, "trial": trial}
+            return list(session.connection().scalars(COSTS, given))
+
+    def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
+        """The last steps of a trial, in step order."""
+        given = {"job_id": job_id, "trial": trial, "count": count}
+        with self.database.reading() as session:
+            found = session.connection().execute(LATEST_OBSERVATIONS, given).all()
+            return [_observation(*row) for row in reversed(found)]
+
+
+def _observation(
+    step: int, values: list[float | None], compute: list[float | None] | None
+) -> Observation:
+    return Observation(step, tuple(values), None if compute is None else tuple(compute))
+
+
+def _count_late(connection: Connection, trial_id: int, steps: int) -> None:
+    if steps:
+        late = TrialRow.late_steps + steps
+        connection.execute(update(TrialRow).where(TrialRow.id == trial_id).values(late_steps=late))
+
+
+def _start(connection: Connection, trial_id: int, trial: Trial, at: float) -> Trial:
+    statement = update(TrialRow).where(TrialRow.id == trial_id)
+    connection.execute(statement.values(state="running", started_at=at))
+    return replace(trial, state="running", started_at=at)
+
+
+def _observation_row(trial_id: int, found: Observation, cost: float | None) -> dict[str, Any]:
+    told = [value for value in found.values if value is not None]
+    return {
+        "trial_id": trial_id,
+        "step": found.step,
+        "values": list(found.values),
+        "slowest": max(told, default=None),
+        "cost": cost,
+        "compute": list(found.compute) if found.compute is not None else None,
+    }

@@ -1,0 +1,78 @@
+"""Profiles: when gradients were ready and buckets travelled in a few steps of each trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ScalarSelect, select
+
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.rows import check_job, locked_row, trial_row
+from bagua_autotune.store.tables import ProfileRow, TrialRow
+
+MOST_PROFILES = 5
+
+
+class Profiles:
+    """The part of the store that keeps them.
+
+    Those that take an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    no such trial.
+    """
+
+    database: Database
+
+    def add_profile(self, job_id: str, index: int, profile: Profile, at: float) -> bool:
+        """Store a profiled step of a trial.
+
+        Returns:
+            False if that step is there already, or enough of the trial's (``MOST_PROFILES``).
+        """
+        with self.database.writing() as session:
+            locked_row(session, job_id).last_contact_at = at
+            trial = trial_row(session, job_id, index)
+            query = select(ProfileRow.step).where(ProfileRow.trial_id == trial.id)
+            known = set(session.scalars(query))
+            if profile.step in known or len(known) >= MOST_PROFILES:
+                return False
+            content = profile.model_dump(mode="json")
+            session.add(ProfileRow(trial_id=trial.id, step=profile.step, content=content))
+            return True
+
+    def profiles(self, job_id: str, index: int | None = None) -> list[tuple[int, Profile]]:
+        """Pairs of trial index and profile, of one trial or of all, in step order."""
+        query = (
+            select(TrialRow.index, ProfileRow.content)
+            .join(ProfileRow, ProfileRow.trial_id == TrialRow.id)
+            .where(TrialRow.job_id == job_id)
+            .order_by(TrialRow.index, ProfileRow.step)
+        )
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            if index is not None:
+                query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
+            return [(trial, _profile(content)) for trial, content in session.execute(query)]
+
+    def latest_profiles(self, job_id: str, count: int, trial: int | None = None) -> list[Profile]:
+        """The last profiled steps of a trial, by default of the newest profiled one; in order."""
+        query = select(ProfileRow.content).order_by(ProfileRow.step.desc())
+        with self.database.reading() as session:
+            of = _newest_profiled(job_id) if trial is None else _trial(job_id, trial)
+            found = session.scalars(query.where(ProfileRow.trial_id == of).limit(count)).all()
+            return [_profile(content) for content in reversed(found)]
+
+
+def _profile(content: dict[str, Any]) -> Profile:
+    return Profile.model_validate(content, strict=False)
+
+
+def _trial(job_id: str, index: int) -> ScalarSelect[int]:
+    query = select(TrialRow.id).where(TrialRow.job_id == job_id, TrialRow.index == index)
+    return query.scalar_subquery()
+
+
+def _newest_profiled(job_id: str) -> ScalarSelect[int]:
+    query = select(TrialRow.id).where(TrialRow.job_id == job_id)
+    query = query.where(select(ProfileRow.id).where(ProfileRow.trial_id == TrialRow.id).exists())
+    return query.order_by(TrialRow.index.desc()).limit(1).scalar_subquery()

@@ -1,0 +1,108 @@
+"""Trials: starting and closing them, and what follows, each one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bagua_autotune.model.job import JobPhase, Result, Trial
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store import rows
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.errors import UnknownTrial
+from bagua_autotune.store.rows import TRIALS, check_job, last_trial_row, locked_row, trial_row
+from bagua_autotune.store.tables import TrialRow
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move of a job: its open trial closes (or there is none), something follows.
+
+    Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
+    ``next_trial`` and ``result`` follows, or none where that is decided later.
+    """
+
+    at: float
+    closes: int | None = None
+    estimate: Estimate | None = None
+    failure: str | None = None
+    next_trial: Trial | None = None
+    result: Result | None = None
+
+
+class Trials:
+    """The part of the store that keeps them.
+
+    Every method raises UnknownJob if there is no such job; those that take an ``index`` raise
+    UnknownTrial if the job has no such trial.
+    """
+
+    database: Database
+
+    def trials(self, job_id: str) -> list[Trial]:
+        """In the order of their indices."""
+        with self.database.reading() as session:
+            read = session.connection().execute(TRIALS, {"job_id": job_id})
+            found = [rows.trial_record(row[2:]) for row in read]
+            if not found:
+                check_job(session, job_id)
+            return found
+
+    def trial(self, job_id: str, index: int) -> Trial:
+        with self.database.reading() as session:
+            check_job(session, job_id)
+            query = TRIALS.where(TrialRow.index == index)
+            row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
+            if row is None:
+                raise UnknownTrial(index)
+            return rows.trial_record(row[2:])
+
+    def start_trial(self, job_id: str, index: int, at: float) -> None:
+        """The ranks run this trial now. Nothing happens unless it is proposed."""
+        with self.database.writing() as session:
+            locked_row(session, job_id)
+            rows.start(trial_row(session, job_id, index), at)
+
+    def advance(self, job_id: str, step: Step) -> bool:
+        """Take a step that was decided on an earlier view of the job.
+
+        Returns:
+            False, with nothing changed, if the job has moved on since that view.
+        """
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            last = last_trial_row(session, job_id)
+            open_index = last.index if last and last.state in ("proposed", "running") else None
+            if row.phase in ("finished", "ended") or open_index != step.closes:
+                return False
+            expected = last.index + 1 if last else 0
+            if step.next_trial and step.next_trial.index != expected:
+                return False
+            if last and step.closes is not None:
+                _close(last, step)
+            if step.next_trial:
+                session.add(rows.new_trial_row(job_id, step.next_trial))
+                row.phase = _phase(step.next_trial)
+            if step.result:
+                row.phase, row.finished_at = "finished", step.at
+                row.result = rows.result_column(step.result)
+            return True
+
+    def update_estimate(self, job_id: str, index: int, measured: Estimate) -> None:
+        """Replace a measured trial's estimate, after data that came late."""
+        with self.database.writing() as session:
+            locked_row(session, job_id)
+            row = trial_row(session, job_id, index)
+            if row.state == "measured":
+                rows.write_estimate(row, measured)
+
+
+def _close(row: TrialRow, step: Step) -> None:
+    row.ended_at = step.at
+    row.failure = step.failure
+    row.state = "measured" if step.failure is None else "failed"
+    if step.estimate is not None:
+        rows.write_estimate(row, step.estimate)
+
+
+def _phase(trial: Trial) -> JobPhase:
+    return "confirming" if trial.purpose == "confirm" else "tuning"

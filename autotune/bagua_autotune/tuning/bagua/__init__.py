@@ -1,1 +1,0 @@
-"""Bagua 0.9's protocol on the shared tuning core: names, buckets, and when ranks may switch."""

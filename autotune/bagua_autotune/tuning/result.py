@@ -1,0 +1,151 @@
+"""What a finished job's user reads: what was found, what that cost, and when it is earned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bagua_autotune.model.job import Job, Result, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
+from bagua_autotune.store import Steps
+from bagua_autotune.tuning.decision import REASON_CODES, WINNER_CODE, Keep
+from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import began_at
+from bagua_autotune.tuning.standing import baseline_estimate
+
+
+@dataclass(frozen=True)
+class Bill:
+    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost.
+
+    Of jobs that report the speed of many steps at once, ``steps`` are those between their reports.
+    """
+
+    steps: int
+    cost_seconds: float
+    cost_steps: float
+
+    def payback_steps(self, speedup: float) -> int | None:
+        """After how many steps at this speed-up the cost is earned; None if never."""
+        if speedup <= 1:
+            return None
+        saved_share = 1 - 1 / speedup
+        return math.ceil(self.cost_steps / saved_share)
+
+
+def bill(
+    trials: Sequence[Trial],
+    observed: Mapping[int, Steps],
+    switch_seconds: Mapping[int, float],
+    baseline_cost: float | None,
+    objective: Objective,
+) -> Bill:
+    """Add up a round.
+
+    Args:
+        trials: of the round; an open one's steps count, and cost once it is closed.
+        observed: by trial index the steps observed under it.
+        switch_seconds: by trial index how long the ranks took to cut their buckets.
+        baseline_cost: of a step.
+        objective: what costs mean; without seconds nothing can be added up.
+    """
+    baseline_seconds = None if baseline_cost is None else objective.seconds(baseline_cost)
+    ran = [trial for trial in trials if trial.index in observed]
+    are_single = objective.seconds(0.0) is not None
+    steps = 0
+    seconds = 0.0
+    for place, trial in enumerate(ran):
+        own = observed[trial.index]
+        count = own.count if are_single else own.last - own.first
+        if place + 1 < len(ran):
+            # A trial's steps run until the next one's begin: those dropped at the switch count too.
+            count = max(count, observed[ran[place + 1].index].first - own.first)
+        steps += count
+        own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
+        if own_seconds is not None and baseline_seconds is not None:
+            seconds += count * max(0.0, own_seconds - baseline_seconds)
+    seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in trials)
+    return Bill(steps, seconds, seconds / baseline_seconds if baseline_seconds else 0.0)
+
+
+def make_result(
+    job: Job, trials: Sequence[Trial], kept: Keep, objective: Objective, bill: Bill, at: float
+) -> Result:
+    """The final choice of a round as a result, with its summary line.
+
+    Args:
+        trials: of the round.
+        bill: what it cost.
+        at: when it ended, in seconds since the epoch.
+    """
+    baseline = baseline_estimate(job, trials)
+    speedup = low = high = 1.0
+    if kept.gain and baseline:
+        gains = (kept.gain.center, kept.gain.low, kept.gain.high)
+        speedup, low, high = (objective.speedup(gain, baseline.center) for gain in gains)
+    is_winner = kept.configuration != job.baseline
+    result = Result(
+        configuration=kept.configuration,
+        kept="winner" if is_winner else "baseline",
+        speedup=speedup,
+        low=low,
+        high=high,
+        trials=sum(trial.state == "measured" for trial in trials),
+        steps=bill.steps,
+        seconds=max(0.0, at - began_at(job, trials)),
+        summary="",
+        cost_steps=bill.cost_steps,
+        cost_seconds=bill.cost_seconds,
+        payback_steps=bill.payback_steps(speedup) if is_winner else None,
+        reason="" if is_winner else kept.reason,
+        reason_code=WINNER_CODE if is_winner else REASON_CODES[kept.reason],
+    )
+    if not is_winner:
+        return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
+    text = describe(kept.configuration)
+    times = describe_speedup(speedup, low, high)
+    summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
+    return replace(result, summary=summary)
+
+
+def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
+    """The result of a job whose ranks gave the winner up and run the baseline."""
+    return replace(
+        result,
+        configuration=job.baseline,
+        kept="baseline",
+        speedup=1.0,
+        low=1.0,
+        high=1.0,
+        payback_steps=None,
+        reason=reason,
+        reason_code=code,
+        summary=_name_kept(job.baseline, reason, result),
+    )
+
+
+def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
+    return f"{describe(baseline)} (the default) kept: {reason}; {_name_cost(result)}"
+
+
+def _name_cost(result: Result) -> str:
+    """Such as ``9 trials, 130 steps, 31 s; cost 4.1 steps, paid back after 18``."""
+    parts = [f"{result.trials} {'trial' if result.trials == 1 else 'trials'}"]
+    if result.steps:
+        parts.append(f"{result.steps} steps")
+    text = ", ".join([*parts, f"{result.seconds:.0f} s"])
+    if result.cost_seconds:
+        text += f"; cost {result.cost_steps:.1f} steps"
+    if result.cost_seconds and result.payback_steps is not None:
+        text += f", paid back after {result.payback_steps}"
+    return text
+
+
+def _name_default(baseline: Configuration) -> str:
+    """``the 25 MiB default``, with its other knobs where they are not the usual ones."""
+    usual = {**UNUSED, "bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
+    if "bucket_bytes" in baseline and all(usual.get(k) == v for k, v in baseline.items()):
+        return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
+    return f"the default ({describe(baseline)})"

@@ -1,0 +1,284 @@
+"""Jobs, on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import inspect, update
+
+from bagua_autotune.model.job import Event, Inherited, Trial
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store import (
+    Contact,
+    JobConflict,
+    Step,
+    Store,
+    UnknownJob,
+    UnknownTrial,
+)
+from bagua_autotune.store.tables import JobRow
+from tests.autotune.store.samples import (
+    BASELINE,
+    FIRST,
+    MEASURED,
+    PROFILE,
+    RESULT,
+)
+from tests.autotune.support import make_spec
+
+
+def test_a_job_comes_back_as_it_was_registered(store: Store) -> None:
+    spec = make_spec(software={"torch": "2.13.0"}, limits={"max_samples": 7})
+    store.create_job("job", spec, at=5.0, protocol="v1", data={"known": [1]})
+    job = store.job("job")
+    assert (job.name, job.phase, job.protocol, job.created_at) == ("digits", "tuning", "v1", 5.0)
+    assert (job.space, job.baseline) == (spec.knobs, spec.default_configuration)
+    assert (job.limits, job.software, job.data) == (spec.limits, spec.software, {"known": [1]})
+    assert store.tensors("job") == list(spec.tensors)
+
+
+def test_registering_again_is_harmless_and_other_content_is_refused(store: Store, job: str) -> None:
+    assert not store.create_job(job, make_spec(), at=9.0)
+    with pytest.raises(JobConflict, match="other content"):
+        store.create_job(job, make_spec(fingerprint="x"), at=9.0)
+    tensors = make_spec().model_dump(mode="json")["tensors"][1:]
+    with pytest.raises(JobConflict, match="other content"):
+        store.create_job(job, make_spec(tensors=tensors), at=9.0)
+
+
+def test_jobs_are_listed_newest_first_and_by_name(store: Store, job: str) -> None:
+    store.create_job("later", make_spec(), at=2.0)
+    store.create_job("other", make_spec(name="other"), at=3.0)
+    assert [found.id for found in store.jobs()] == ["other", "later", "job"]
+    assert [found.id for found in store.jobs("digits", limit=1)] == ["later"]
+
+
+def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str) -> None:
+    before = store.contact(job)
+    store.create_job("later", make_spec(), at=100.0)
+    assert [found.id for found in store.contacts_since(50.0)] == ["later"]
+    store.add_event(job, Event("note", at=60.0))
+    store.end_job("later", 70.0)
+    later, found = store.contacts_since(50.0)
+    assert (later.id, later.phase, later.ended_at) == ("later", "ended", 70.0)
+    assert found == store.contact(job)
+    assert (found.last_contact_at, found.version > before.version) == (60.0, True)
+
+
+def test_contacts_are_listed_newest_first(store: Store, job: str) -> None:
+    for number in range(3):
+        store.create_job(f"new{number}", make_spec(name=f"n{number % 2}"), at=10.0 + number)
+    assert [c.id for c in store.contacts()] == ["new2", "new1", "new0", "job"]
+    assert [c.id for c in store.contacts("n0")] == ["new2", "new0"]
+    assert [c.id for c in store.contacts(limit=1)] == ["new2"]
+    assert [c.id for c in store.contacts_since(11.0)] == ["new2", "new1"]
+    found = store.contact(job)
+    assert (found.name, found.phase, found.version) == ("digits", "tuning", (1.0, 0))
+    with pytest.raises(UnknownJob):
+        store.contact("nobody")
+
+
+def test_jobs_of_the_same_moment_are_listed_once(store: Store) -> None:
+    for number in range(3):
+        store.create_job(f"job{number}", make_spec(), at=0.1 + 0.2)
+    assert [job.id for job in store.contacts(limit=2)] == ["job0", "job1"]
+    assert [job.id for job in store.contacts(after="job1")] == ["job2"]
+
+
+def test_an_index_holds_all_that_contacts_need_or_nothing_that_changes(store: Store) -> None:
+    found = inspect(store.database._engine).get_indexes("jobs")
+    indices = {index["name"]: index["column_names"] for index in found}
+    assert indices["jobs_by_creation"][:2] == ["created_at", "id"]
+    if store.database.url.get_backend_name() == "sqlite":
+        assert set(indices["jobs_by_creation"]) == set(Contact._fields)
+    else:
+        indexed = {column for columns in indices.values() for column in columns}
+        assert not indexed & {"phase", "revision", "last_contact_at", "ended_at"}
+
+
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(
+    store: Store, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.create_job("broken", make_spec(), at=2.0)
+    with store.database.writing() as session:
+        session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
+    assert [found.id for found in store.jobs()] == [job]
+    assert "job broken cannot be read" in caplog.text
+
+
+def test_unknown_things_are_said_to_be(store: Store, job: str) -> None:
+    reads = (store.job, store.trials, store.tensors, store.events, store.observations)
+    for read in (*reads, store.profiles):
+        with pytest.raises(UnknownJob):
+            read("nobody")
+    with pytest.raises(UnknownJob):
+        store.add_event("nobody", Event("note"))
+    with pytest.raises(UnknownTrial):
+        store.add_observations(job, 0, [], 1.0)
+    with pytest.raises(UnknownTrial):
+        store.add_profile(job, 0, PROFILE, 1.0)
+    with pytest.raises(UnknownTrial):
+        store.trial(job, 0)
+
+
+def test_an_ended_job_can_be_resumed_where_it_was(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    store.end_job(job, 5.0)
+    assert (store.job(job).phase, store.job(job).ended_at) == ("ended", 5.0)
+    store.resume_job(job, 6.0)
+    assert (store.job(job).phase, store.job(job).ended_at) == ("tuning", None)
+    store.advance(job, Step(7.0, 0, failure="no", result=RESULT))
+    store.end_job(job, 8.0)
+    store.resume_job(job, 9.0)
+    assert store.job(job).phase == "finished"
+
+
+def test_what_a_job_inherits_comes_back(store: Store, job: str) -> None:
+    inherited = Inherited(
+        configuration={"bucket_bytes": 4 << 20, "buckets": (2, 1)},
+        gain=0.2,
+        ready_seconds=(0.1, 0.2),
+        costs={"flat": (1e-4, 1e-9)},
+        source="job",
+    )
+    store.create_job("heir", make_spec(), at=2.0, inherited=inherited)
+    assert store.job("heir").inherited == inherited
+    assert store.job(job).inherited is None
+
+
+def test_the_latest_alike_job_is_found(store: Store, job: str) -> None:
+    assert store.latest_job(fingerprint="other") is None
+    for number, (fingerprint, model, network) in enumerate(("amn", "bmo", "cno")):
+        spec = make_spec(fingerprint=fingerprint)
+        keys = {"model_key": model, "network_key": network}
+        store.create_job(fingerprint, spec, at=10.0 + number, **keys)
+    bagua = make_spec(fingerprint="a")
+    store.create_job("bagua", bagua, at=99.0, protocol="v1", model_key="m", network_key="o")
+
+    def latest(**wanted: Any) -> str | None:
+        found = store.latest_job(**wanted)
+        return found.id if found else None
+
+    assert latest() == "c"
+    assert latest(fingerprint="a") == "a"
+    assert latest(model_key="m") == "b"
+    assert latest(network_key="o", model_key="m") == "b"
+    assert latest(fingerprint="a", network_key="o") is None
+    assert (latest(finished=True), latest(profiled=True)) == (None, None)
+    for job_id in ("a", "b"):
+        store.advance(job_id, FIRST)
+    store.add_profile("a", 0, PROFILE, 20.0)
+    store.advance("b", Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    assert (latest(finished=True), latest(profiled=True)) == ("b", "a")
+    assert latest(model_key="m", finished=True, profiled=True) is None
+
+
+def test_an_alike_job_that_cannot_be_read_is_passed_over(store: Store, job: str) -> None:
+    store.create_job("broken", make_spec(), at=2.0)
+    with store.database.writing() as session:
+        session.execute(update(JobRow).where(JobRow.id == "broken").values(spec={"odd": 1}))
+    found = store.latest_job(fingerprint="f" * 64)
+    assert found is not None
+    assert found.id == job
+
+
+def test_a_finished_job_can_be_tuned_in_another_round(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    assert not store.open_round(job, 1.5)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    assert store.open_round(job, 3.0)
+    assert not store.open_round(job, 3.0)
+    found = store.job(job)
+    assert (found.phase, found.round, found.result) == ("tuning", 1, RESULT)
+    assert (found.finished_at, found.last_contact_at) == (None, 3.0)
+    again = Trial(1, "search", BASELINE, round=1)
+    assert store.advance(job, Step(4.0, next_trial=again))
+    assert store.trials(job)[1] == again
+    other = replace(RESULT, summary="kept again")
+    assert store.advance(job, Step(5.0, 1, Estimate(1.0, 0.1, 5), result=other))
+    assert (store.job(job).phase, store.job(job).result) == ("finished", other)
+    store.end_job(job, 6.0)
+    assert not store.open_round(job, 7.0)
+
+
+def test_jobs_that_are_gone_are_ended_and_not_heard_of(store: Store) -> None:
+    for number, job_id in enumerate(("tuning", "confirming", "finished", "late")):
+        store.create_job(job_id, make_spec(), at=number + 1.0)
+    store.advance("confirming", Step(2.0, next_trial=Trial(0, "confirm", BASELINE)))
+    store.advance("finished", Step(3.0, result=RESULT))
+    revision = store.job("tuning").revision
+    end = Event("ended", message="gone", at=9.0)
+    assert store.end_silent(1.0, end) == []
+    assert sorted(store.end_silent(4.0, end)) == ["confirming", "tuning"]
+    assert store.end_silent(4.0, end) == []
+    found = store.job("tuning")
+    assert (found.phase, found.ended_at, found.last_contact_at) == ("ended", 9.0, 1.0)
+    assert (found.is_lost, found.revision > revision) == (True, True)
+    assert store.events("tuning") == store.events("confirming") == [end]
+    assert store.end_gone(["tuning", "finished", "nobody"], end) == ["finished"]
+    found = store.job("finished")
+    assert (found.phase, found.ended_at, found.result) == ("finished", 9.0, RESULT)
+    assert [store.job("late").phase, store.events("late")] == ["tuning", []]
+    store.resume_job("confirming", 10.0)
+    found = store.job("confirming")
+    assert (found.phase, found.ended_at, found.is_lost) == ("confirming", None, False)
+
+
+def test_of_many_that_find_a_job_silent_one_ends_it(store: Store, job: str) -> None:
+    end, ended = Event("ended", at=9.0), []
+    threads = [
+        threading.Thread(target=lambda: ended.extend(store.end_silent(2.0, end))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == [job]
+    assert store.events(job) == [end]
+
+
+def test_a_job_that_ended_as_a_round_began_is_resumed_in_its_search(store: Store, job: str) -> None:
+    confirming = Step(1.0, next_trial=Trial(0, "confirm", BASELINE))
+    store.advance(job, confirming)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    store.open_round(job, 3.0)
+    store.end_job(job, 4.0)
+    assert (store.job(job).phase, store.job(job).result) == ("ended", RESULT)
+    store.resume_job(job, 5.0)
+    assert (store.job(job).phase, store.job(job).round) == ("tuning", 1)
+
+
+WRITERS: dict[str, Callable[[Store, str], object]] = {
+    "end": lambda store, job: store.end_job(job, 9.0),
+    "resume": lambda store, job: store.resume_job(job, 9.0),
+    "advance": lambda store, job: store.advance(job, MEASURED),
+    "start": lambda store, job: store.start_trial(job, 0, 9.0),
+    "observe": lambda store, job: store.add_observations(job, 0, [], 9.0),
+    "profile": lambda store, job: store.add_profile(job, 0, PROFILE, 9.0),
+    "event": lambda store, job: store.add_event(job, Event("note", at=9.0)),
+    "result": lambda store, job: store.replace_result(job, RESULT),
+    "estimate": lambda store, job: store.update_estimate(job, 0, Estimate(1.0, 0.1, 5)),
+}
+
+
+def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:
+    assert store.job(job).revision == 0
+    store.advance(job, FIRST)
+    for name, write in WRITERS.items():
+        before = store.contact(job).revision
+        write(store, job)
+        assert store.contact(job).revision == before + 1, name
+    before = store.contact(job)
+    store.touch(job, 99.0)
+    assert store.contact(job) == before._replace(last_contact_at=99.0)
+    finished = Step(9.0, 1, failure="no", result=RESULT)
+    assert store.advance(job, finished)
+    before = store.job(job).revision
+    assert store.open_round(job, 9.0)
+    assert store.job(job).revision == before + 1
+    store.trials(job)
+    assert store.job(job).revision == before + 1

@@ -1,0 +1,58 @@
+"""Profiled steps, on every database."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_autotune.model.job import Trial
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store import (
+    Step,
+    Store,
+    UnknownTrial,
+)
+from bagua_autotune.store.profiles import MOST_PROFILES
+from tests.autotune.store.samples import (
+    BASELINE,
+    FIRST,
+    MEASURED,
+    PROFILE,
+)
+
+
+def profile(step: int) -> Profile:
+    return PROFILE.model_copy(update={"step": step})
+
+
+def test_profiles_come_back_by_trial_and_step(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    following = Trial(1, "search", BASELINE)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=following))
+    for index, step in ((1, 40), (0, 9), (0, 7)):
+        assert store.add_profile(job, index, profile(step), 5.0)
+    assert store.profiles(job) == [(0, profile(7)), (0, profile(9)), (1, profile(40))]
+    assert store.profiles(job, 1) == [(1, profile(40))]
+    assert store.job(job).last_contact_at == 5.0
+    assert store.trial(job, 1).state == "proposed"
+    with pytest.raises(UnknownTrial):
+        store.profiles(job, 2)
+
+
+def test_a_step_is_profiled_once_and_few_of_a_trial_are(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    steps = (3, 3, *range(10, 20))
+    taken = [store.add_profile(job, 0, profile(step), 2.0) for step in steps]
+    assert taken == [True, False] + [True] * (MOST_PROFILES - 1) + [False] * 6
+    assert [found.step for _, found in store.profiles(job)] == [3, 10, 11, 12, 13]
+
+
+def test_the_latest_profiles_are_read_alone(store: Store, job: str) -> None:
+    assert store.latest_profiles(job, 3) == []
+    store.advance(job, FIRST)
+    profiles = [PROFILE.model_copy(update={"step": step}) for step in (7, 8, 9)]
+    for profile in profiles:
+        store.add_profile(job, 0, profile, 1.0)
+    store.advance(job, MEASURED)
+    assert store.latest_profiles(job, 2) == profiles[1:]
+    assert store.latest_profiles(job, 2, trial=1) == []

@@ -1,0 +1,93 @@
+"""Trials and what follows them, on every database."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+
+from bagua_autotune.model.job import Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store import (
+    Step,
+    Store,
+)
+from tests.autotune.store.samples import (
+    BASELINE,
+    FIRST,
+    RESULT,
+    with_buckets_of_its_own,
+)
+from tests.autotune.support import make_spec
+
+
+def test_a_trial_runs_is_measured_and_followed(store: Store, job: str) -> None:
+    assert store.advance(job, FIRST)
+    assert store.trial(job, 0) == Trial(0, "search", BASELINE)
+    store.start_trial(job, 0, 2.0)
+    assert store.trial(job, 0).state == "running"
+    estimate = Estimate(-1.5, 0.01, 9, 1)
+    other = Configuration(BASELINE, bucket_bytes=4 << 20)
+    following = Trial(1, "confirm", other)
+    assert store.advance(job, Step(3.0, closes=0, estimate=estimate, next_trial=following))
+    first, second = store.trials(job)
+    assert (first.state, first.estimate, first.started_at, first.ended_at) == (
+        "measured",
+        estimate,
+        2.0,
+        3.0,
+    )
+    assert (second, store.job(job).phase) == (following, "confirming")
+    assert store.advance(job, Step(4.0, closes=1, failure="they disagreed", result=RESULT))
+    assert store.trial(job, 1).failure == "they disagreed"
+    assert (store.job(job).phase, store.job(job).result) == ("finished", RESULT)
+
+
+def test_an_unknown_error_survives_storing(store: Store, job: str) -> None:
+    store.advance(job, FIRST)
+    following = Trial(1, "search", BASELINE)
+    store.advance(job, Step(2.0, 0, Estimate(1.0, math.inf, 1), next_trial=following))
+    found = store.trial(job, 0).estimate
+    assert found is not None
+    assert found.standard_error == math.inf
+
+
+def test_a_step_decided_on_an_old_view_changes_nothing(store: Store, job: str) -> None:
+    assert store.advance(job, FIRST)
+    closing = Step(2.0, 0, Estimate(1.0, 0.1, 5), next_trial=Trial(1, "search", BASELINE))
+    assert not store.advance(job, FIRST)
+    assert store.advance(job, closing)
+    before = store.trials(job)
+    assert not store.advance(job, closing)
+    assert not store.advance(job, replace(closing, closes=1))
+    assert store.trials(job) == before
+    store.end_job(job, 3.0)
+    assert not store.advance(
+        job, replace(closing, closes=1, next_trial=Trial(2, "search", BASELINE))
+    )
+
+
+def test_an_explicit_list_of_buckets_survives_storing(store: Store) -> None:
+    spec = make_spec(**with_buckets_of_its_own())
+    assert store.create_job("job", spec, at=1.0)
+    assert not store.create_job("job", spec, at=2.0)
+    chosen = Configuration(spec.default_configuration, buckets=(100, 150))
+    store.advance("job", Step(1.0, next_trial=Trial(0, "search", chosen)))
+    assert store.trial("job", 0).configuration == chosen
+    result = replace(RESULT, configuration=chosen, payback_steps=12, cost_steps=1.5)
+    store.advance("job", Step(2.0, 0, Estimate(1.0, 0.1, 5), result=result))
+    assert (store.job("job").result, store.job("job").space) == (result, spec.knobs)
+
+
+def test_of_many_that_take_the_same_step_one_does(store: Store, job: str) -> None:
+    took = []
+    threads = [
+        threading.Thread(target=lambda: took.append(store.advance(job, FIRST))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(took) == [False] * 5 + [True]
+    assert len(store.trials(job)) == 1
