@@ -10,13 +10,13 @@ from flask import Flask
 from bagua_autotune.api import guard, health, page, problems, v1, v2
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.overview import Overviews, Summaries
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.bagua.tuning import BaguaTuning
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews, Summaries
 
 LARGEST_BODY_BYTES = 16 * 1024**2
 

@@ -7,7 +7,7 @@ from flask import Blueprint, Response
 from bagua_autotune.api import pages, views
 from bagua_autotune.api.answers import answer_if_changed, download
 from bagua_autotune.api.export import job_json, trials_csv
-from bagua_autotune.overview import Overviews
+from bagua_autotune.views import Overviews
 
 
 def add_routes(api: Blueprint, overviews: Overviews) -> None:

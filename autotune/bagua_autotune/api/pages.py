@@ -11,9 +11,9 @@ from flask import abort, request
 from bagua_autotune.api import messages, views
 from bagua_autotune.api.problems import query_number
 from bagua_autotune.model.job import LONGEST_NAME
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store.reports import ObservationKey
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 
 Item = TypeVar("Item")
 # So long are pages if nobody says otherwise, and at most.

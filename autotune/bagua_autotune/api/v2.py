@@ -9,9 +9,9 @@ from bagua_autotune.api.answers import answer
 from bagua_autotune.api.openapi import document
 from bagua_autotune.api.problems import parse, problem, query_number
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store import JobConflict
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.views import Overviews
 
 
 def _check_job_id() -> None:

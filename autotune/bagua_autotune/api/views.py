@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bagua_autotune.api import messages, reports
 from bagua_autotune.model.job import Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 
 
 def job_state(status: JobStatus) -> messages.JobState:

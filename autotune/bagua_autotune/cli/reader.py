@@ -14,11 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from bagua_autotune.api import messages, reports, views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
-from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.location import default_url
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

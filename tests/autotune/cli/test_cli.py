@@ -22,10 +22,10 @@ from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.overview.words import stock_ddp_line
 from bagua_autotune.store import Step, Store
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views.words import stock_ddp_line
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
 

@@ -16,10 +16,10 @@ from sqlalchemy import MetaData, create_engine, inspect
 
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store import OtherSchema, Step, Store, StoreError, digests, families
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec
 
 HERE = Path(__file__).parent

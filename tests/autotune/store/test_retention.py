@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store import Store, UnknownJob, digests, retention
 from bagua_autotune.store.reports import MOST_LATE_STEPS
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import DAY_SECONDS, PAUSE_SECONDS, Upkeep
+from bagua_autotune.views import Overviews
 from tests.autotune.support import Ranks, make_spec
 
 

@@ -15,10 +15,10 @@ from sqlalchemy import event
 
 from bagua_autotune.app import create_app
 from bagua_autotune.model.job import CONTACT_SECONDS, Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store, contacts, digests
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec, registration
 from tests.autotune.tuning.bagua_worker import Clock
 

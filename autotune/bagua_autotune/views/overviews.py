@@ -11,11 +11,17 @@ from typing import NamedTuple
 from bagua_autotune.model.job import Event, Job
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.cache import Cache
-from bagua_autotune.overview.curve import Curve, closed, make_curve
-from bagua_autotune.overview.layouts import JobLayouts, Role, make_layouts
-from bagua_autotune.overview.reading import LATEST_STEPS, Reading, read
-from bagua_autotune.overview.steps import (
+from bagua_autotune.store import contacts, digests, read_each
+from bagua_autotune.store.contacts import Contact
+from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import best_trial
+from bagua_autotune.tuning.status import TrialStatus, trial_statuses
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views.cache import Cache
+from bagua_autotune.views.curve import Curve, closed, make_curve
+from bagua_autotune.views.layouts import JobLayouts, Role, make_layouts
+from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
+from bagua_autotune.views.steps import (
     Best,
     RankTime,
     Series,
@@ -26,14 +32,8 @@ from bagua_autotune.overview.steps import (
     switches,
     thin_out,
 )
-from bagua_autotune.overview.summary import LATEST_PROFILES, Summaries, Summary, make_summary
-from bagua_autotune.overview.words import baseline_trial, explain, stock_ddp_snippet
-from bagua_autotune.store import contacts, digests, read_each
-from bagua_autotune.store.contacts import Contact
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial
-from bagua_autotune.tuning.status import TrialStatus, trial_statuses
-from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views.summary import LATEST_PROFILES, Summaries, Summary, make_summary
+from bagua_autotune.views.words import baseline_trial, explain, stock_ddp_snippet
 
 # A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.overview.reading import Reading
-from bagua_autotune.overview.steps import exposed_seconds, rank_spread, step_seconds
 from bagua_autotune.tuning.bill import Bill, bill
 from bagua_autotune.tuning.rounds import of_round, search_seconds
 from bagua_autotune.tuning.standing import best_estimate, is_settled, shown_round, speedup, standing
+from bagua_autotune.views.reading import Reading
+from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from statistics import median
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.reading import Reading
 from bagua_autotune.store.digests import StepTime
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import course
+from bagua_autotune.views.reading import Reading
 
 MOST_POINTS = 1000
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Protocol, TrialState
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.cache import Cache
-from bagua_autotune.overview.figures import Figures, make_figures, spent
-from bagua_autotune.overview.reading import Reading, read
-from bagua_autotune.overview.words import make_headline
 from bagua_autotune.store import Store, digests
 from bagua_autotune.store.contacts import Contact
 from bagua_autotune.tuning.decision import failure_code
 from bagua_autotune.tuning.standing import is_settled
 from bagua_autotune.tuning.status import JobStatus, job_status
+from bagua_autotune.views.cache import Cache
+from bagua_autotune.views.figures import Figures, make_figures, spent
+from bagua_autotune.views.reading import Reading, read
+from bagua_autotune.views.words import make_headline
 
 # Enough for a median.
 LATEST_PROFILES = 3

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.figures import make_figures
-from bagua_autotune.overview.steps import MOST_POINTS, Point, best_so_far, switches, thin_out
 from bagua_autotune.store.digests import StepTime
 from bagua_autotune.tuning.status import job_status
-from tests.autotune.overview.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
+from bagua_autotune.views.figures import make_figures
+from bagua_autotune.views.steps import MOST_POINTS, Point, best_so_far, switches, thin_out
+from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
 
 SECONDS = st.floats(1e-3, 10.0)
 

@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import event, update
 
 from bagua_autotune.model.job import Event, Job, Observation, Trial
-from bagua_autotune.overview import JobSum, Overviews, Summaries
-from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Store, UnknownJob, contacts, retention
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.overview.jobs import SPEC, run
+from bagua_autotune.views import JobSum, Overviews, Summaries
+from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
 from tests.autotune.support import Ranks, peaked
+from tests.autotune.views.jobs import SPEC, run
 
 
 class Clock:
