@@ -179,7 +179,7 @@ FAMILIES = (
         "bagua_autotune_incumbent_knob_value",
         "What the best trial of the latest round ran, of the knobs that are numbers.",
         ("knob",),
-        lambda job: _numbers(job.totals.incumbent),
+        lambda job: _numbers(job.summary.progress.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
+from bagua_autotune.model.view import View
 
 Role = Literal["default", "incumbent"]
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(View):
     """So many tensors in gradient-ready order, the first and the last by name."""
 
     bytes: int
@@ -24,29 +22,29 @@ class Bucket:
     last: str
 
 
-@dataclass(frozen=True)
-class ShownLayout:
+class BucketLayout(View):
     role: Role
     words: str
-    buckets: Sequence[Bucket]
+    buckets: list[Bucket]
 
 
-@dataclass(frozen=True)
-class JobLayouts:
+class JobBuckets(View):
     """``tensors`` and ``bytes``: how many all layouts hold."""
 
     tensors: int
     bytes: int
-    layouts: Sequence[ShownLayout]
+    layouts: list[BucketLayout]
 
 
-def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) -> JobLayouts:
+def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) -> JobBuckets:
     tensors = layouts.tensors
-    return JobLayouts(
-        len(tensors),
-        sum(tensor.bytes for tensor in tensors),
-        [
-            ShownLayout(role, describe(configuration), buckets(layouts, configuration))
+    return JobBuckets(
+        tensors=len(tensors),
+        bytes=sum(tensor.bytes for tensor in tensors),
+        layouts=[
+            BucketLayout(
+                role=role, words=describe(configuration), buckets=buckets(layouts, configuration)
+            )
             for role, configuration in configurations.items()
         ],
     )
@@ -66,6 +64,11 @@ def buckets(layouts: Layouts, configuration: Configuration) -> list[Bucket]:
             waiting.setdefault(groups[position], []).append(tensors[position])
             position += 1
         members = waiting.pop(groups[last])
-        held_bytes = sum(tensor.bytes for tensor in members)
-        found.append(Bucket(held_bytes, len(members), members[0].name, members[-1].name))
+        bucket = Bucket(
+            bytes=sum(tensor.bytes for tensor in members),
+            tensors=len(members),
+            first=members[0].name,
+            last=members[-1].name,
+        )
+        found.append(bucket)
     return found

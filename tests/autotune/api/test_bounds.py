@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import messages_v1, reports
+from bagua_autotune.api.errors import MOST_ERRORS_BUILT
 from bagua_autotune.api.openapi import document
-from bagua_autotune.api.problems import MOST_ERRORS_BUILT
 from bagua_autotune.app import LARGEST_BODY_BYTES
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, registration

@@ -28,7 +28,7 @@ def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
 
 def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     tune(store)
-    before = Overviews(Tuner(store)).overview("job")
+    before = Overviews(store).overview("job")
     stored, steps = store.count_observations("job"), digests.steps(store, "job")
     assert retention.thin(store, 0.0, 100.0) == 0  # heard of at that time
     assert retention.thin(store, 100.1, 1e9) == 0
@@ -36,8 +36,8 @@ def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     assert thinned > stored / 4
     assert store.count_observations("job") == stored - thinned
     assert digests.steps(store, "job") == steps
-    after = Overviews(Tuner(store)).overview("job")
-    assert after.summary.figures == before.summary.figures
+    after = Overviews(store).overview("job")
+    assert after.job.figures == before.job.figures
     assert (after.ranks, after.why, after.switches) == (before.ranks, before.why, before.switches)
     assert (after.trials, after.best) == (before.trials, before.best)
     assert after.steps.points[0] == before.steps.points[0]
