@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,25 @@ def test_who_reads_builds_no_tuner(folder: str) -> None:
 def test_every_folder_has_its_place() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders - {"web"} == set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        # What only a decision needs is imported by the thread that decides.
+        ("bagua_autotune.app", {"skopt", "sklearn", "scipy", "pandas", "schemathesis"}),
+        ("bagua_autotune.search", {"skopt", "sklearn", "scipy", "sqlalchemy", "flask"}),
+        # What only some commands need is imported by those.
+        (
+            "bagua_autotune.cli",
+            {"skopt", "scipy", "numpy", "sqlalchemy", "pydantic", "flask"},
+        ),
+        ("bagua_autotune.cli.service_reader", {"skopt", "scipy", "flask"}),
+    ],
+)
+def test_what_takes_long_to_import_waits_until_it_is_needed(
+    module: str, unwanted: set[str]
+) -> None:
+    code = f"import {module}, sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert unwanted & set(run.stdout.split()) == set()

@@ -13,8 +13,8 @@ from bagua_autotune.api.export import job_json, trials_csv
 from bagua_autotune.api.openapi import JOB_ID, document
 from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.views.lists import MOST_LISTED
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
-MOST_JOBS_LISTED = 1000
 JOBS_LISTED = 100
 
 

@@ -27,7 +27,4 @@ Moment = Annotated[
 class View(BaseModel):
     """Something that is shown of a job."""
 
-    # Built when they are first used: many commands use none of them.
-    model_config = ConfigDict(
-        frozen=True, defer_build=True, json_schema_serialization_defaults_required=True
-    )
+    model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)

@@ -42,6 +42,7 @@ OVERVIEWS_KEPT = 32
 # A list of jobs sums up for so long what changed; what is left is shown as it was, and comes first
 # next time.
 LIST_BUDGET_SECONDS = 0.1
+MOST_JOBS_LISTED = 1000
 NEWEST_EVENTS = 200
 
 
