@@ -33,7 +33,7 @@ from fault_injection.trouble import TroubledService
 from harness import print_table, write_json
 from tuning import truth
 
-from bagua_simulator import problems
+from bagua_simulator import cases
 from tests.e2e.conftest import LIMITS
 from tests.e2e.training import DEFAULT, train
 from tests.ranks import RankPool
@@ -91,7 +91,7 @@ def tune(setting: Setting) -> Ended:
     lines = Lines()
     logging.getLogger("bagua_client").addHandler(lines)
     logging.getLogger("bagua_client").setLevel(logging.INFO)
-    named = [each for each in problems() if each.simulator.cluster.nodes == 4]
+    named = [each for each in cases() if each.simulator.cluster.nodes == 4]
     problem = named[setting.number % len(named)]
     began = time.monotonic()
     seed = 1000 * setting.seed + setting.number

@@ -13,7 +13,7 @@ import numpy as np
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger, Value
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import Profile
-from bagua_simulator import Simulator, problems
+from bagua_simulator import Simulator, cases
 from bagua_simulator.collectives import Phase
 from bagua_simulator.layout import Bucket
 
@@ -162,7 +162,7 @@ def load(problem: str, space: str, is_rippled: bool) -> Landscape:
     Raises:
         KeyError: there is no such problem or space.
     """
-    simulator = {problem.name: problem.simulator for problem in problems()}[problem]
+    simulator = {case.name: case.simulator for case in cases()}[problem]
     if is_rippled:
         simulator = RippledSimulator(simulator.workload, simulator.cluster)
     return Landscape(problem, simulator, SPACES[space])

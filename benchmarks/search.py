@@ -32,7 +32,7 @@ from rich.progress import Progress
 from runs import Run, Setting, run
 from tables import as_json, show, show_wrong_models
 
-from bagua_simulator import problems
+from bagua_simulator import cases
 
 NOISES = (0.01, 0.05, 0.1)
 QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}
@@ -53,7 +53,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
 
 def _problem_names(count: int) -> list[str]:
     """A few are drawn, so that they are of different models and networks."""
-    names = [problem.name for problem in problems()]
+    names = [case.name for case in cases()]
     return random.Random(0).sample(names, min(count, len(names)))
 
 
@@ -66,7 +66,7 @@ def run_all(settings: Sequence[Setting], jobs: int) -> list[Run]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    known = len(problems())
+    known = len(cases())
     parser.add_argument("--engines", nargs="+", choices=[*ENGINES], default=[*ENGINES])
     parser.add_argument("--problems", type=int, default=known, help=f"how many; there are {known}")
     parser.add_argument("--noise", nargs="+", type=float, default=[*NOISES])

@@ -10,7 +10,7 @@ import numpy as np
 
 from bagua_autotune.model.job import Event, JobSpec, Observation
 from bagua_autotune.model.knobs import Configuration, Value
-from bagua_autotune.tuning.status import JobStatus
+from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
 from bagua_client.agent.watch import Watch
@@ -95,7 +95,7 @@ class SimulatedJob:
         return self._watch is not None
 
     @property
-    def status(self) -> JobStatus:
+    def status(self) -> JobState:
         return self.tuner.status(self.job_id)
 
     def true_seconds(self, configuration: Mapping[str, Value]) -> float:

@@ -26,7 +26,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_simulator import Simulator, problems
+from bagua_simulator import Simulator, cases
 
 MOST_STEPS = 3000
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
@@ -55,21 +55,19 @@ def truth(simulator: Simulator, default: Configuration | None = None) -> dict[Co
 def gain(seeds: int, noise: float) -> list[Row]:
     """Jobs at the usual baseline: what is kept, against the true best."""
     return [
-        _tuned(problem.simulator, problem.name, seed, noise)
-        for problem in problems()
-        for seed in range(seeds)
+        _tuned(case.simulator, case.name, seed, noise) for case in cases() for seed in range(seeds)
     ]
 
 
 def best_already(jobs: int, noise: float) -> list[Row]:
     """Jobs whose baseline is the true best."""
     found = []
-    named = problems()
+    named = cases()
     for job in range(jobs):
-        problem = named[job % len(named)]
-        times = truth(problem.simulator)
+        case = named[job % len(named)]
+        times = truth(case.simulator)
         best = min(times, key=times.__getitem__)
-        found.append(_tuned(problem.simulator, problem.name, job, noise, best))
+        found.append(_tuned(case.simulator, case.name, job, noise, best))
     return found
 
 
@@ -106,25 +104,25 @@ def _tuned(
 def drift(noise: float, quiet_steps: int) -> list[Row]:
     """A network that becomes slower for good, one that never does, a disturbance of 20 steps."""
     found = []
-    for number, problem in enumerate(problems()):
-        slower = _slower(problem.simulator, 4)
-        calm = _tuned_job(problem.simulator, number, noise)
+    for number, case in enumerate(cases()):
+        slower = _slower(case.simulator, 4)
+        calm = _tuned_job(case.simulator, number, noise)
         calm.run(quiet_steps)
-        shaken = _tuned_job(problem.simulator, number, noise)
+        shaken = _tuned_job(case.simulator, number, noise)
         begin = shaken.step + 200
         shaken.disturbed = lambda step, begin=begin: 2.0 if begin <= step < begin + 20 else 1.0
         shaken.run(1000)
-        job = _tuned_job(problem.simulator, number, noise)
+        job = _tuned_job(case.simulator, number, noise)
         job.run(300)
         before, changed_at, switches = job.configuration, job.step, len(job.switches)
         job.simulator = slower
         job.run(MOST_STEPS)
         times = truth(slower)
-        change = slower.step_seconds(before) / problem.simulator.step_seconds(before) - 1
+        change = slower.step_seconds(before) / case.simulator.step_seconds(before) - 1
         began = [switch.step for switch in job.switches[switches:]]
         found.append(
             {
-                "problem": problem.name,
+                "problem": case.name,
                 "change": change,
                 "began_after_steps": began[0] - changed_at if began else None,
                 "old_over_new_best": slower.step_seconds(before) / min(times.values()) - 1,
@@ -140,19 +138,19 @@ def drift(noise: float, quiet_steps: int) -> list[Row]:
 def warm_start(noise: float) -> list[Row]:
     """The second run of a job, and the first of one that is similar."""
     found = []
-    for number, problem in enumerate(problems()):
+    for number, case in enumerate(cases()):
         tuner = Tuner(Store("sqlite://"))
-        first = SimulatedJob(tuner, problem.simulator, "first", number, noise)
+        first = SimulatedJob(tuner, case.simulator, "first", number, noise)
         first.run(MOST_STEPS, until_finished=True)
-        second = SimulatedJob(tuner, problem.simulator, "second", 1000 + number, noise)
+        second = SimulatedJob(tuner, case.simulator, "second", 1000 + number, noise)
         second.run(MOST_STEPS, until_finished=True)
-        other = _slower(problem.simulator, 2)
+        other = _slower(case.simulator, 2)
         similar = SimulatedJob(tuner, other, "similar", number, noise, fingerprint="another")
         similar.run(MOST_STEPS, until_finished=True)
         away = [s for s in second.switches if s.configuration != second.baseline]
         found.append(
             {
-                "problem": problem.name,
+                "problem": case.name,
                 "first_trials": first.status.progress.trials_measured,
                 "first_lost_steps": first.lost_steps,
                 "second_trials": second.status.progress.trials_measured,
@@ -260,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
     parser.add_argument("--jobs", type=int, default=200, help="whose baseline is the best")
-    parser.add_argument("--seeds", type=int, default=2, help="of each problem, for the gain")
+    parser.add_argument("--seeds", type=int, default=2, help="of each case, for the gain")
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--tunings", type=int, default=200, help="in each climate of part noise")
     parser.add_argument("--held-out", action="store_true", help="other jobs for part noise")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import guard, health, page, problems, v2
+from bagua_autotune.api import errors, guard, health, page, v2
 from bagua_autotune.bagua import routes as bagua
 from bagua_autotune.bagua.tuning import BaguaTuning
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.overview import Overviews, Summaries
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews, Summaries
 
 LARGEST_BODY_BYTES = 16 * 1024**2
 
@@ -32,12 +32,13 @@ def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListen
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))
     tuner = Tuner(store, settings.searcher, listeners, background=Pool())
-    problems.install(app, metrics.service.count_store_error)
+    overviews = Overviews(store, settings.searcher, tuner.knowledge, summaries, tuner.is_deciding)
+    errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     guard.install(app, settings)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
-    app.register_blueprint(v2.blueprint(Overviews(tuner, summaries)))
+    app.register_blueprint(v2.blueprint(tuner, overviews))
     v1 = BaguaTuning(tuner, settings.limits, settings.world_size, settings.default_bucket_bytes)
     app.register_blueprint(bagua.blueprint(v1))
     return app

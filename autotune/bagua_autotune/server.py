@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from types import FrameType
 
 import waitress
@@ -57,9 +56,6 @@ def serve(settings: Settings) -> None:
     _share_one_heap()
     # First: as process 1 of a container it would ignore them, also while a database is awaited.
     _end_on_signals()
-    # Few points leave a model's scale on its bounds, as expected. skopt silences this for a
-    # while, which in one thread silences or wakes it in another.
-    warnings.filterwarnings("ignore", message="The optimal value found for dimension")
     family, address = _resolve(settings.host)
     if not (address.is_loopback or settings.token or settings.trust_network):
         raise Unguarded(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bagua_simulator.cases import Case, cases
 from bagua_simulator.cluster import Cluster
-from bagua_simulator.problems import Problem, problems
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.workload import Workload
 
-__all__ = ["Cluster", "Problem", "Simulator", "Workload", "problems"]
+__all__ = ["Case", "Cluster", "Simulator", "Workload", "cases"]

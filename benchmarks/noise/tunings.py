@@ -19,7 +19,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from noise.rivals import RIVALS, Budget
-from noise.unseen import problems
+from noise.unseen import cases
 from noise.weather import CLIMATES, Climate, Weather
 
 MOST_STEPS = 3000
@@ -50,7 +50,7 @@ class WeatheredJob(SimulatedJob):
             self.weather.new_block()
 
 
-_problems = cache(problems)
+_problems = cache(cases)
 
 
 @cache

@@ -174,14 +174,14 @@ class JaggedSimulator(Simulator):
 
 
 @dataclass(frozen=True)
-class Problem:
+class Case:
     """A job on a cluster, and which of the two ground truths holds there."""
 
     name: str
     simulator: Simulator
 
 
-def problems(are_held_out: bool = False) -> list[Problem]:
+def cases(are_held_out: bool = False) -> list[Case]:
     """Every model on every cluster under both truths; any part of the list has some of each.
 
     Args:
@@ -191,7 +191,7 @@ def problems(are_held_out: bool = False) -> list[Problem]:
     if are_held_out:
         pace, places, truths = 0.5, held_out_clusters(), (Simulator, JaggedSimulator)
     every = [
-        Problem(f"{model}/{place}/{truth.__name__}", truth(_at_pace(make(), pace), cluster))
+        Case(f"{model}/{place}/{truth.__name__}", truth(_at_pace(make(), pace), cluster))
         for model, make in MODELS.items()
         for place, cluster in places.items()
         for truth in truths

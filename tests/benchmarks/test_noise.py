@@ -8,10 +8,10 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from bagua_simulator.problems import problems as known_problems
+from bagua_simulator.cases import cases as known_cases
 from benchmarks.noise.rivals import RIVALS, Budget
 from benchmarks.noise.tunings import OURS, Setting, figures, tune
-from benchmarks.noise.unseen import MODELS, OddSimulator, problems
+from benchmarks.noise.unseen import MODELS, OddSimulator, cases
 from benchmarks.noise.weather import CLIMATES, Climate, Weather
 
 
@@ -52,21 +52,21 @@ def test_a_drift_slows_the_job_down() -> None:
     assert median(weather.factor(300) for _ in range(9)) == pytest.approx(1.1)
 
 
-def test_the_problems_are_of_models_that_the_search_was_not_made_on() -> None:
-    known = {problem.simulator.workload.name for problem in known_problems()}
+def test_the_cases_are_of_models_that_the_search_was_not_made_on() -> None:
+    known = {case.simulator.workload.name for case in known_cases()}
     assert len(set(MODELS) - known) >= 6
-    found = problems()
-    assert len({problem.name for problem in found}) == len(found)
+    found = cases()
+    assert len({case.name for case in found}) == len(found)
     # Any part of the list has both truths.
-    truths = [isinstance(problem.simulator, OddSimulator) for problem in found[:10]]
+    truths = [isinstance(case.simulator, OddSimulator) for case in found[:10]]
     assert 3 <= sum(truths) <= 7
-    held_out = problems(are_held_out=True)
-    assert not {problem.name for problem in held_out} & {problem.name for problem in found}
+    held_out = cases(are_held_out=True)
+    assert not {case.name for case in held_out} & {case.name for case in found}
 
 
 @pytest.mark.parametrize("name", list(RIVALS))
 def test_a_rival_spends_about_its_steps_and_chooses_what_there_is(name: str) -> None:
-    simulator = problems()[0].simulator
+    simulator = cases()[0].simulator
     budget = Budget(simulator, Weather(CLIMATES[0], 0), 160)
     chosen = RIVALS[name](simulator, budget, 0)
     assert -20 <= budget.left <= 30

@@ -1,10 +1,10 @@
-"""The catalog: real models, and problems that are worth tuning."""
+"""The catalog: real models, and cases that are worth tuning."""
 
 from __future__ import annotations
 
 import pytest
 
-from bagua_simulator import problems
+from bagua_simulator import cases
 from bagua_simulator.workloads import CATALOG, load
 
 # Of the published models: parameters, tensors (a tied weight counts once).
@@ -39,13 +39,13 @@ def test_a_computed_step_has_the_published_throughput() -> None:
     assert load("bert-large").compute_seconds == pytest.approx(7 / 24.29)
 
 
-def test_the_problems_differ_in_what_is_best() -> None:
-    found = problems()
+def test_the_cases_differ_in_what_is_best() -> None:
+    found = cases()
     assert len(found) >= 20
-    assert len({problem.name for problem in found}) == len(found)
+    assert len({case.name for case in found}) == len(found)
     gains, kinds, sizes = [], set(), set()
-    for problem in found:
-        simulator = problem.simulator
+    for case in found:
+        simulator = case.simulator
         times = {
             (size, kind): simulator.step_seconds({"bucket_bytes": size, "hierarchical": kind})
             for size in [2**power for power in range(17, 30, 2)]

@@ -7,10 +7,11 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
-from bagua_autotune.api.messages import Event, JobDetail, Observation, Trial
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.text import clean
+from bagua_autotune.views import Event, JobDetail, Observation, Trial
 
 # A step of a thousand ranks is a line of 40 KB.
 LINES_AT_ONCE = 100
@@ -48,15 +49,16 @@ def job_json(
     Each tensor, trial, observation and event is one line.
     """
     yield job.model_dump_json(indent=2, exclude={"tensors"}).removesuffix("\n}")
-    lists: dict[str, Iterable[BaseModel]] = {
-        "tensors": job.tensors,
-        "trials": trials,
-        "observations": observations,
-        "events": events,
-    }
-    for name, messages in lists.items():
+    lists: tuple[tuple[str, type, Iterable[object]], ...] = (
+        ("tensors", Tensor, job.tensors),
+        ("trials", Trial, trials),
+        ("observations", Observation, observations),
+        ("events", Event, events),
+    )
+    for name, kind, items in lists:
         yield f',\n  "{name}": ['
-        lines = (f"\n    {message.model_dump_json()}" for message in messages)
+        adapter: TypeAdapter[object] = TypeAdapter(kind)
+        lines = (f"\n    {adapter.dump_json(item).decode()}" for item in items)
         yield next(lines, "")
         while part := "".join(f",{line}" for line in islice(lines, LINES_AT_ONCE)):
             yield part

@@ -8,7 +8,7 @@ from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.api.problems import problem
+from bagua_autotune.api.errors import failure
 from bagua_autotune.metrics import Metrics
 from bagua_autotune.store import Store
 
@@ -30,7 +30,7 @@ def blueprint(store: Store, metrics: Metrics) -> Blueprint:
         except SQLAlchemyError as error:
             metrics.service.count_store_error(error)
             logger.error("not ready: the store failed: %s", error)
-            return problem(503, "The store cannot be used at present.")
+            return failure(503, "The store cannot be used at present.")
         return {"status": "ok"}
 
     @health.get("/metrics")

@@ -1,7 +1,8 @@
-"""The OpenAPI 3.1 description of ``/api/v2``, made from the messages."""
+"""The OpenAPI 3.1 description of ``/api/v2``, made from the views."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,11 +10,15 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import bagua_autotune
-from bagua_autotune.api import messages, reports
+from bagua_autotune import views
+from bagua_autotune.api import reports
+from bagua_autotune.api.errors import ErrorDocument
+from bagua_autotune.model.profile import TrialProfile
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"
 OUT: Mode = "serialization"
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REFERENCE = "#/components/schemas/{model}"
 STATUS_TEXTS = {
     200: "Done",
@@ -55,7 +60,7 @@ OPERATIONS = (
         "get",
         "/jobs",
         "List jobs, newest first",
-        messages.JobList,
+        views.JobList,
         query=(("name", "string"), *PAGED),
         statuses=(200, 304, 404, 422),
     ),
@@ -63,25 +68,25 @@ OPERATIONS = (
         "put",
         "/jobs/{job_id}",
         "Register a job, or resume it",
-        messages.JobState,
+        views.JobState,
         reports.Registration,
         statuses=(200, 201, 400, 409, 413, 422),
     ),
     Operation(
-        "get", "/jobs/{job_id}", "Everything about a job", messages.JobDetail, statuses=(200, 404)
+        "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)
     ),
     Operation(
         "get",
         "/jobs/{job_id}/state",
         "What its ranks shall run now",
-        messages.JobState,
+        views.JobState,
         statuses=(200, 404, 422),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/trials",
         "Its trials",
-        messages.TrialList,
+        views.TrialList,
         query=PAGED,
         statuses=(200, 404, 422),
     ),
@@ -89,7 +94,7 @@ OPERATIONS = (
         "get",
         "/jobs/{job_id}/observations",
         "Its observations",
-        messages.ObservationList,
+        views.ObservationList,
         query=(("trial", "integer"), *PAGED),
         statuses=(200, 404, 409, 422),
     ),
@@ -97,7 +102,7 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/observations",
         "Report steps, or poll",
-        messages.JobState,
+        views.JobState,
         reports.Observations,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
@@ -105,7 +110,7 @@ OPERATIONS = (
         "get",
         "/jobs/{job_id}/profiles",
         "Its profiled steps",
-        messages.ProfileList,
+        views.ProfileList,
         query=(("trial", "integer"),),
         statuses=(200, 404, 409, 422),
     ),
@@ -113,15 +118,15 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/profiles",
         "Report a profiled step",
-        messages.JobState,
-        reports.TrialProfile,
+        views.JobState,
+        TrialProfile,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/events",
         "Its events",
-        messages.EventList,
+        views.EventList,
         query=PAGED,
         statuses=(200, 404, 422),
     ),
@@ -129,7 +134,7 @@ OPERATIONS = (
         "post",
         "/jobs/{job_id}/events",
         "Report an event",
-        messages.JobState,
+        views.JobState,
         reports.NewEvent,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
@@ -137,21 +142,21 @@ OPERATIONS = (
         "get",
         "/jobs/{job_id}/overview",
         "All that is shown of it while it runs",
-        messages.JobOverview,
+        views.JobOverview,
         statuses=(200, 304, 404),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/curve",
         "What the search believes of the bucket sizes",
-        messages.Curve,
+        views.Curve,
         statuses=(200, 304, 404),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/buckets",
         "How the default and the best configuration cut its tensors",
-        messages.JobBuckets,
+        views.JobBuckets,
         statuses=(200, 304, 404),
     ),
     Operation(
@@ -175,7 +180,7 @@ OPERATIONS = (
 
 def document() -> dict[str, Any]:
     """The whole description."""
-    models: dict[tuple[type[BaseModel], Mode], None] = {(messages.Problem, OUT): None}
+    models: dict[tuple[type[BaseModel], Mode], None] = {(ErrorDocument, OUT): None}
     for operation in OPERATIONS:
         if operation.body:
             models[operation.body, IN] = None
@@ -200,9 +205,9 @@ def document() -> dict[str, Any]:
 
 def _describe(operation: Operation, references: Any) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    problem = references[(messages.Problem, OUT)]
+    error = references[(ErrorDocument, OUT)]
     for status in sorted({*operation.statuses, *_refusals(operation)}):
-        content: dict[str, Any] = {"application/problem+json": {"schema": problem}}
+        content: dict[str, Any] = {"application/problem+json": {"schema": error}}
         if status < 400:
             content = {operation.content_type: {"schema": _schema(operation, references)}}
         if status == 304:
@@ -236,7 +241,7 @@ def _schema(operation: Operation, references: Any) -> Any:
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = []
     if "{job_id}" in operation.path:
-        schema = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+        schema = {"type": "string", "pattern": f"^{JOB_ID.pattern}$"}
         parameters.append({"name": "job_id", "in": "path", "required": True, "schema": schema})
     for name, kind in operation.query:
         parameters.append({"name": name, "in": "query", "schema": {"type": kind}})

@@ -24,7 +24,6 @@ from bagua_autotune.model.job import (
     count_combinations,
 )
 from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
-from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import without_nul
 
 Registration = JobSpec
@@ -113,16 +112,6 @@ class Observations(_Input):
             if later <= earlier:
                 raise ValueError(f"steps: {later} follows {earlier}; they must increase")
         return self
-
-
-class TrialProfile(Profile):
-    """A step run under a trial, as rank 0 saw it. Safe to send twice."""
-
-    trial: Index
-
-    @property
-    def profile(self) -> Profile:
-        return Profile.model_construct(**{name: value for name, value in self if name != "trial"})
 
 
 class NewEvent(_Input):

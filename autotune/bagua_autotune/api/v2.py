@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from flask import Blueprint, Response, abort, request
 
-from bagua_autotune.api import glance, pages, reports, views
+from bagua_autotune.api import reading, reports
 from bagua_autotune.api.answers import answer
-from bagua_autotune.api.openapi import document
-from bagua_autotune.api.problems import parse, problem, query_number
+from bagua_autotune.api.errors import failure, parse
+from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.overview import Overviews
+from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import JobConflict
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.views import Overviews
 
 
 def _check_job_id() -> None:
-    if not pages.JOB_ID.fullmatch((request.view_args or {}).get("job_id", "any")):
+    if not JOB_ID.fullmatch((request.view_args or {}).get("job_id", "any")):
         abort(422, "The job id must match [A-Za-z0-9_-]{1,64}.")
 
 
-def blueprint(overviews: Overviews) -> Blueprint:
-    """The routes, answered by these overviews and their tuner."""
-    tuner = overviews.tuner
+def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
+    """The routes: what ranks report goes to the tuner, what is read comes from the overviews."""
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
-    _show(api, tuner)
-    glance.add_routes(api, overviews)
+    reading.add_routes(api, overviews, tuner.end_silent)
     return api
 
 
@@ -35,7 +34,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.errorhandler(OtherProtocol)
     def _other_protocol(_error: OtherProtocol) -> Response:
-        return problem(409, "The job is one of /api/v1, whose workers alone report to it.")
+        return failure(409, "The job is one of /api/v1, whose workers alone report to it.")
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -45,11 +44,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
             abort(409, f"{error}; choose another id.")
-        return answer(views.job_state(tuner.ask(job_id)), 201 if is_new else 200)
+        return answer(tuner.ask(job_id), 201 if is_new else 200)
 
     @api.get("/jobs/<job_id>/state")
     def get_state(job_id: str) -> Response:
-        return answer(views.job_state(tuner.ask(job_id)))
+        return answer(tuner.ask(job_id))
 
     @api.post("/jobs/<job_id>/observations")
     def post_observations(job_id: str) -> Response:
@@ -58,19 +57,19 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             Observation(step.step, step.seconds, step.compute_seconds) for step in batch.steps
         ]
         try:
-            status = tuner.observe(job_id, batch.trial, observations)
+            state = tuner.observe(job_id, batch.trial, observations)
         except WrongStep as error:
             abort(422, f"steps: {error}.")
-        return answer(views.job_state(status))
+        return answer(state)
 
     @api.post("/jobs/<job_id>/profiles")
     def post_profile(job_id: str) -> Response:
-        found = parse(reports.TrialProfile)
+        found = parse(TrialProfile)
         try:
             tuner.take_profile(job_id, found.trial, found.profile)
         except WrongStep as error:
             abort(422, f"{error}.")
-        return answer(views.job_state(tuner.ask(job_id)))
+        return answer(tuner.ask(job_id))
 
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
@@ -80,32 +79,4 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             tuner.take_event(job_id, event)
         except TrialNotNamed as error:
             abort(422, f"trial: {error}.")
-        return answer(views.job_state(tuner.ask(job_id)))
-
-
-def _show(api: Blueprint, tuner: Tuner) -> None:
-    """All that is stored of a job; changes nothing."""
-
-    @api.get("/jobs/<job_id>")
-    def get_job(job_id: str) -> Response:
-        return answer(views.job_detail(tuner, job_id))
-
-    @api.get("/jobs/<job_id>/trials")
-    def get_trials(job_id: str) -> Response:
-        return answer(pages.trial_list(tuner, job_id))
-
-    @api.get("/jobs/<job_id>/observations")
-    def get_observations(job_id: str) -> Response:
-        return answer(pages.observation_list(tuner, job_id))
-
-    @api.get("/jobs/<job_id>/profiles")
-    def get_profiles(job_id: str) -> Response:
-        return answer(views.profile_list(tuner, job_id, query_number("trial", 0, 2**31 - 1)))
-
-    @api.get("/jobs/<job_id>/events")
-    def get_events(job_id: str) -> Response:
-        return answer(pages.event_list(tuner, job_id))
-
-    @api.get("/openapi.json")
-    def get_openapi() -> dict[str, object]:
-        return document()
+        return answer(tuner.ask(job_id))

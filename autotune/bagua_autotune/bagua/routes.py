@@ -1,7 +1,7 @@
 """``/api/v1``: the protocol that unmodified Bagua 0.9 workers speak.
 
 Routes, fields and statuses are those of ``bagua/service/autotune_service.py`` (release 0.9.2);
-bad input, for which Bagua answered 500, gets a problem with a 4xx status.
+bad input, for which Bagua answered 500, gets an error document with a 4xx status.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from bagua_autotune.api.problems import parse, problem
+from bagua_autotune.api.errors import failure, parse
 from bagua_autotune.bagua import messages, storage
 from bagua_autotune.bagua.directory import NotRegistered
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
@@ -56,15 +56,15 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
     @api.errorhandler(NotRegistered)
     def _not_registered(error: NotRegistered) -> Response:
         # Bagua's own status for this; its workers know no other.
-        return problem(405, f"No model {str(error)!r} is registered; call register_tensors first.")
+        return failure(405, f"No model {str(error)!r} is registered; call register_tensors first.")
 
     @api.errorhandler(storage.UnknownFamily)
     def _deleted(_error: storage.UnknownFamily) -> Response:
-        return problem(405, "The model was deleted at this moment; call register_tensors again.")
+        return failure(405, "The model was deleted at this moment; call register_tensors again.")
 
     @api.errorhandler(RankOutsideWorld)
     def _rank_outside_world(error: RankOutsideWorld) -> Response:
-        return problem(422, f"rank: {error}, which the service was started with.")
+        return failure(422, f"rank: {error}, which the service was started with.")
 
     return api
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.api.export import job_json, trials_csv
-from bagua_autotune.api.messages import JobOverview
 from bagua_autotune.cli.reader import (
     Reader,
     find_job,
@@ -15,6 +14,7 @@ from bagua_autotune.cli.reader import (
 )
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
+from bagua_autotune.views import JobOverview
 from bagua_simulator.summary import summarise
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.messages import MOST_JOBS_LISTED, JobSummary
 from bagua_autotune.cli.output import print_table, times
 from bagua_autotune.cli.reader import open_reader, source_options
 from bagua_autotune.model.text import describe
+from bagua_autotune.views import JobSummary
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
 COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration")
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bagua_autotune.api.messages import Figures, JobOverview, JobSummary, StepSeries
 from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
+from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries
 
 LABEL_WIDTH = 9
 WIDEST_GRAPH = 80
@@ -150,7 +150,7 @@ def _losses(figures: Figures) -> Iterator[Row]:
 
 def silence(job: JobSummary) -> str:
     """That the job says nothing in the middle of its tuning; empty: all is well."""
-    silent = (datetime.now(timezone.utc) - job.last_contact_at).total_seconds()
+    silent = time.time() - job.last_contact_at
     step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
     if job.state not in BEING_TUNED or job.deciding or silent < patience:

@@ -11,14 +11,12 @@ from typing import Any, Protocol, TypeVar
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.api import messages, reports, views
+from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
-from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import ENVIRONMENT
 from bagua_autotune.store import Store, StoreError, UnknownJob
 from bagua_autotune.store.location import default_url
-from bagua_autotune.tuning.tuner import Tuner
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,19 +24,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Reader(Protocol):
     """Reads jobs; raises UnknownJob, or ClickException where nothing can be read."""
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]: ...
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]: ...
 
-    def job(self, job_id: str) -> messages.JobDetail: ...
+    def job(self, job_id: str) -> views.JobDetail: ...
 
-    def overview(self, job_id: str) -> messages.JobOverview: ...
+    def overview(self, job_id: str) -> views.JobOverview: ...
 
-    def trials(self, job_id: str) -> list[messages.Trial]: ...
+    def trials(self, job_id: str) -> list[views.Trial]: ...
 
-    def observations(self, job_id: str) -> list[messages.Observation]: ...
+    def observations(self, job_id: str) -> list[views.Observation]: ...
 
-    def profiles(self, job_id: str) -> list[reports.TrialProfile]: ...
+    def profiles(self, job_id: str) -> list[views.TrialProfile]: ...
 
-    def events(self, job_id: str) -> list[messages.Event]: ...
+    def events(self, job_id: str) -> list[views.Event]: ...
 
 
 @contextmanager
@@ -55,36 +53,36 @@ class DatabaseReader:
     """Reads the database itself; no service need run."""
 
     def __init__(self, url: str | None) -> None:
-        self._tuner = Tuner(open_store(url))
-        self._overviews = Overviews(self._tuner)
+        self._store = open_store(url)
+        self._overviews = views.Overviews(self._store)
 
     @store_errors_told()
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
-        return views.job_list(self._overviews, name, limit).jobs
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
+        return self._overviews.job_list(name, limit).jobs
 
     @store_errors_told()
-    def overview(self, job_id: str) -> messages.JobOverview:
-        return views.job_overview(self._overviews, job_id)
+    def overview(self, job_id: str) -> views.JobOverview:
+        return self._overviews.overview(job_id)
 
     @store_errors_told()
-    def job(self, job_id: str) -> messages.JobDetail:
-        return views.job_detail(self._tuner, job_id)
+    def job(self, job_id: str) -> views.JobDetail:
+        return self._overviews.detail(job_id)
 
     @store_errors_told()
-    def trials(self, job_id: str) -> list[messages.Trial]:
-        return views.trial_list(self._tuner, job_id).trials
+    def trials(self, job_id: str) -> list[views.Trial]:
+        return views.every_trial(self._store, job_id)
 
     @store_errors_told()
-    def observations(self, job_id: str) -> list[messages.Observation]:
-        return views.observation_list(self._tuner, job_id).observations
+    def observations(self, job_id: str) -> list[views.Observation]:
+        return list(views.every_observation(self._store, job_id))
 
     @store_errors_told()
-    def profiles(self, job_id: str) -> list[reports.TrialProfile]:
-        return views.profile_list(self._tuner, job_id).profiles
+    def profiles(self, job_id: str) -> list[views.TrialProfile]:
+        return views.profile_list(self._store, job_id).profiles
 
     @store_errors_told()
-    def events(self, job_id: str) -> list[messages.Event]:
-        return views.event_list(self._tuner, job_id).events
+    def events(self, job_id: str) -> list[views.Event]:
+        return views.every_event(self._store, job_id)
 
 
 def source_options(command: Command) -> Command:
@@ -117,7 +115,7 @@ def open_reader(database: str | None, url: str | None) -> Reader:
     return DatabaseReader(database)
 
 
-def find_job(reader: Reader, job: str) -> messages.JobOverview:
+def find_job(reader: Reader, job: str) -> views.JobOverview:
     """The job of this id, or else the newest of this name; ClickException if there is none."""
     with suppress(UnknownJob):
         return reader.overview(job)

@@ -14,13 +14,12 @@ from typing import TypeVar
 import click
 from pydantic import BaseModel, ValidationError
 
-from bagua_autotune import __version__
-from bagua_autotune.api import messages, reports
+from bagua_autotune import __version__, views
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
 
 Message = TypeVar("Message", bound=BaseModel)
-Page = TypeVar("Page", messages.TrialList, messages.ObservationList, messages.EventList)
+AnyPage = TypeVar("AnyPage", bound=views.Page)
 TIMEOUT_SECONDS = 30.0
 
 
@@ -40,53 +39,53 @@ class ServiceReader:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def jobs(self, name: str | None = None, limit: int = 1) -> list[messages.JobSummary]:
+    def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
         query = {"limit": str(limit)} | ({} if name is None else {"name": name})
         try:
-            return self._get(messages.JobList, "/jobs?" + urllib.parse.urlencode(query)).jobs
+            return self._get(views.JobList, "/jobs?" + urllib.parse.urlencode(query)).jobs
         except UnknownJob as error:
             raise self._other_release() from error
 
-    def job(self, job_id: str) -> messages.JobDetail:
-        return self._get(messages.JobDetail, self._path(job_id))
+    def job(self, job_id: str) -> views.JobDetail:
+        return self._get(views.JobDetail, self._path(job_id))
 
-    def overview(self, job_id: str) -> messages.JobOverview:
+    def overview(self, job_id: str) -> views.JobOverview:
         path = self._path(job_id)
         with suppress(UnknownJob):
-            return self._get(messages.JobOverview, path + "/overview")
+            return self._get(views.JobOverview, path + "/overview")
         self._ask(path)
         try:
             # Known: since a moment ago, or to a service that has no overviews.
-            return self._get(messages.JobOverview, path + "/overview")
+            return self._get(views.JobOverview, path + "/overview")
         except UnknownJob as error:
             raise self._other_release() from error
 
-    def trials(self, job_id: str) -> list[messages.Trial]:
-        pages = self._pages(messages.TrialList, self._path(job_id) + "/trials")
+    def trials(self, job_id: str) -> list[views.Trial]:
+        pages = self._pages(views.TrialList, self._path(job_id) + "/trials")
         return [trial for page in pages for trial in page.trials]
 
-    def observations(self, job_id: str) -> list[messages.Observation]:
-        pages = self._pages(messages.ObservationList, self._path(job_id) + "/observations")
+    def observations(self, job_id: str) -> list[views.Observation]:
+        pages = self._pages(views.ObservationList, self._path(job_id) + "/observations")
         return [observation for page in pages for observation in page.observations]
 
-    def profiles(self, job_id: str) -> list[reports.TrialProfile]:
-        return self._get(messages.ProfileList, self._path(job_id) + "/profiles").profiles
+    def profiles(self, job_id: str) -> list[views.TrialProfile]:
+        return self._get(views.ProfileList, self._path(job_id) + "/profiles").profiles
 
-    def events(self, job_id: str) -> list[messages.Event]:
-        pages = self._pages(messages.EventList, self._path(job_id) + "/events")
+    def events(self, job_id: str) -> list[views.Event]:
+        pages = self._pages(views.EventList, self._path(job_id) + "/events")
         return [event for page in pages for event in page.events]
 
     def _path(self, job_id: str) -> str:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
 
-    def _pages(self, message: type[Page], path: str) -> Iterator[Page]:
+    def _pages(self, message: type[AnyPage], path: str) -> Iterator[AnyPage]:
         """All of a list; of a service that knows no pages it is one."""
-        page = self._get(message, path)
-        yield page
-        while page.next is not None:
-            after = urllib.parse.urlencode({"after": page.next})
-            page = self._get(message, f"{path}?{after}")
-            yield page
+
+        def read(after: str | None) -> AnyPage:
+            query = "" if after is None else "?" + urllib.parse.urlencode({"after": after})
+            return self._get(message, path + query)
+
+        return views.all_pages(read)
 
     def _get(self, message: type[Message], path: str) -> Message:
         answer = self._ask(path)

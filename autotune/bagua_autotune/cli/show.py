@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.messages import JobSummary, Result, ShownTrial
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
+from bagua_autotune.model.job import Result
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.words import stock_ddp_line
+from bagua_autotune.views import JobSummary, ShownTrial
+from bagua_autotune.views.words import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",

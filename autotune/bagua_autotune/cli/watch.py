@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bagua_autotune.api.messages import JobOverview, JobSummary
 from bagua_autotune.cli.output import say
 from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
@@ -20,6 +19,7 @@ from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import clean, describe
 from bagua_autotune.store import OtherSchema, UnknownJob
+from bagua_autotune.views import JobOverview, JobSummary
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130

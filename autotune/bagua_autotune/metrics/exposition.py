@@ -28,9 +28,9 @@ from bagua_autotune.metrics import reasons
 from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.overview import Summaries
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.views import Summaries
 
 PROPOSAL_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

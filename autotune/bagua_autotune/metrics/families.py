@@ -12,8 +12,8 @@ from bagua_autotune.metrics.reasons import FAILURES, of_result
 from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
-from bagua_autotune.overview import JobSum
 from bagua_autotune.store import Contact
+from bagua_autotune.views import JobSum
 
 PHASES: tuple[str, ...] = get_args(JobPhase)
 JOB = "job_name"  # "job" is what Prometheus calls the scraped target
@@ -179,7 +179,7 @@ FAMILIES = (
         "bagua_autotune_incumbent_knob_value",
         "What the best trial of the latest round ran, of the knobs that are numbers.",
         ("knob",),
-        lambda job: _numbers(job.totals.incumbent),
+        lambda job: _numbers(job.summary.progress.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",

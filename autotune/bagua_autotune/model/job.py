@@ -27,6 +27,7 @@ from bagua_autotune.model.knobs import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import printable
+from bagua_autotune.model.view import Moment
 
 # By which a job's ranks speak: Bagua's own, or this project's.
 Api = Literal["v1", "v2"]
@@ -158,7 +159,7 @@ class Result:
     ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
     is after how many steps at the winner it is earned (None where the baseline was kept), and
     ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
-    has; it is empty in results of releases that had none.
+    has; it is empty in results of releases that had none. Neither goes over the wire.
     """
 
     configuration: Configuration
@@ -173,8 +174,8 @@ class Result:
     cost_steps: float = 0.0
     cost_seconds: float = 0.0
     payback_steps: int | None = None
-    reason: str = ""
-    reason_code: str = ""
+    reason: Annotated[str, Field(exclude=True)] = ""
+    reason_code: Annotated[str, Field(exclude=True)] = ""
 
 
 class Inherited(BaseModel):
@@ -281,4 +282,4 @@ class Event:
     step: int | None = None
     message: str = ""
     seconds: float | None = None
-    at: float = 0.0
+    at: Moment = 0.0

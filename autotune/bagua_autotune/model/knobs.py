@@ -7,9 +7,18 @@ is one small frozen model; it is also its own form on the wire and in the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from bagua_autotune.model.text import printable
 
@@ -165,6 +174,21 @@ class Configuration(Mapping[str, Value]):
 
     def __repr__(self) -> str:
         return f"Configuration({self._values})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """In views; on the wire an object."""
+        values = handler.generate_schema(dict[str, Value])
+        read = core_schema.no_info_after_validator_function(cls, values)
+        return core_schema.json_or_python_schema(
+            json_schema=read,
+            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), read]),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                dict, return_schema=values
+            ),
+        )
 
 
 def check_configuration(configuration: Mapping[str, Value], space: Space) -> None:

@@ -40,3 +40,13 @@ class Profile(BaseModel):
         min_length=1, max_length=MOST_BUCKETS, fail_fast=True
     )
     buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=MOST_BUCKETS, fail_fast=True)
+
+
+class TrialProfile(Profile):
+    """A step run under a trial, as rank 0 saw it. Safe to send twice."""
+
+    trial: Annotated[int, Field(ge=0, lt=2**31)]
+
+    @property
+    def profile(self) -> Profile:
+        return Profile.model_construct(**{name: value for name, value in self if name != "trial"})

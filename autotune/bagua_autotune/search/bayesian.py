@@ -1,8 +1,13 @@
 """Bayesian optimisation: a Gaussian process that starts from the cost model's predictions.
 
-skopt fits the process and computes the expected improvement; it is evaluated on every
-candidate, against the lowest posterior mean instead of the luckiest measurement, and weighed
-with what trying the candidate would cost.
+scikit-optimize is the process, its kernels and the expected improvement; that is evaluated on every
+candidate, against the lowest posterior mean instead of the luckiest measurement, and weighed with
+what trying the candidate would cost.
+
+Its ``Optimizer`` (ask and tell) and its ``Space`` are not used. They draw points from a box of
+independent dimensions, while here a finite list of candidates is all that may be tried; they
+compare with the lowest cost that was told, and know neither an error for each cost, nor a prior
+mean, nor what a trial costs. And an optimizer lives for a search, a searcher for one decision.
 """
 
 from __future__ import annotations

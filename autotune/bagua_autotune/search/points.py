@@ -18,6 +18,7 @@ from bagua_autotune.model.knobs import (
 )
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 
 def varying(space: Space, configurations: Sequence[Configuration]) -> Space:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
-from bagua_autotune.search.points import Floats, Points
+from bagua_autotune.search.points import Floats, Points, Rows
 from bagua_autotune.search.problem import Problem
 
 # The cost model is believed unless the plain process says better, of each measurement that is
@@ -62,30 +62,16 @@ class Posterior:
         seed: int,
         doubted: Collection[Configuration] = (),
     ) -> None:
-        import skopt  # here: takes seconds to import
-
-        from bagua_autotune.search.process import make_process, scaled, top
+        from bagua_autotune.search.process import make_process  # here: takes seconds to import
 
         self.points = points
         self._told = told
         self.doubted = doubted
-        count = len(points.inputs)
-        optimizer = skopt.Optimizer(
-            [(0.0, float(top(count)))],
-            base_estimator=make_process(points, errors, prior, seed),
-            n_initial_points=1,
-            acq_func="EI",
-            # Its own proposal, from random points, is not used: ours are the candidates.
-            acq_optimizer="sampling",
-            acq_optimizer_kwargs={"n_points": 1},
-            avoid_duplicates=False,
-            random_state=seed,
-        )
-        rows = points.rows([t.configuration for t in told])
-        optimizer.tell([[float(row)] for row in rows], [t.cost for t in told])
-        self._process: Any = optimizer.models[-1]
+        rows = np.array(points.rows([t.configuration for t in told]))
+        costs = np.array([t.cost for t in told])
+        self._process: Any = make_process(points, errors, prior, seed).fit(rows, costs)
         residuals, variances = self._process.loo_residuals, self._process.loo_variances
-        self._all = scaled(count)
+        self._all = np.arange(len(points.inputs))
         self.likelihood = float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
 
     @cached_property
@@ -127,7 +113,7 @@ class Posterior:
         """
         from skopt.acquisition import gaussian_ei
 
-        difference = _Difference(self._process, self._all, self.incumbent)
+        difference = _Difference(self._process, self.incumbent)
         found: Floats = gaussian_ei(self._all, difference, y_opt=0.0, xi=0.0)
         return found
 
@@ -135,11 +121,11 @@ class Posterior:
 class _Difference:
     """What points cost more than the incumbent; in the form in which skopt asks a process."""
 
-    def __init__(self, process: Any, all_: Floats, incumbent: int) -> None:
+    def __init__(self, process: Any, incumbent: int) -> None:
         self._process = process
-        self._incumbent = all_[[incumbent]]
+        self._incumbent = np.array([incumbent])
 
-    def predict(self, X: Floats, return_std: bool = False) -> Any:
+    def predict(self, X: Rows, return_std: bool = False) -> Any:
         means, deviations = self._process.predict(X, return_std=True)
         mean, deviation = self._process.predict(self._incumbent, return_std=True)
         covariances = self._process.covariances(X, self._incumbent)

@@ -21,7 +21,7 @@ from skopt.learning.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from bagua_autotune.search.points import Floats, Points
+from bagua_autotune.search.points import Floats, Points, Rows
 from bagua_autotune.search.posterior import Prior
 
 # Nobody knows the level beforehand: 1 is a factor of e.
@@ -63,10 +63,9 @@ class Shared(Kernel):  # type: ignore[misc]
 class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
     """A process of what the costs of candidates differ from a prior mean.
 
-    It is shown candidates by their number (see ``scaled``), so that skopt has one dimension to
-    keep and a prior mean may be anything.  After a fit, ``loo_residuals`` and ``loo_variances``
-    say how each cost compares with what all others predict for it (Rasmussen and Williams,
-    "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
+    It is shown candidates by their number, so that a prior mean may be anything.  After a fit,
+    ``loo_residuals`` and ``loo_variances`` say how each cost compares with what all others predict
+    for it (Rasmussen and Williams, "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
 
     Args:
         kernel: over ``inputs``.
@@ -97,47 +96,30 @@ class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
         self.inputs = inputs
         self.prior_mean = prior_mean
 
-    def fit(self, X: Any, y: Any) -> CandidateProcess:
-        rows = self._rows(X)
-        residuals = np.asarray(y, float) - self.prior_mean[rows]
+    def fit(self, X: Rows, y: Floats) -> CandidateProcess:
+        residuals = y - self.prior_mean[X]
         self.level_ = float(np.median(residuals))
-        super().fit(self.inputs[rows], residuals - self.level_)
+        super().fit(self.inputs[X], residuals - self.level_)
         inverse_diagonal = np.diag(self.K_inv_)
         self.loo_residuals = self.alpha_ / inverse_diagonal
         self.loo_variances = 1.0 / inverse_diagonal
         return self
 
-    def predict(self, X: Any, return_std: bool = False, **others: Any) -> Any:
-        rows = self._rows(X)
-        found = super().predict(self.inputs[rows], return_std=return_std, **others)
-        mean = self.prior_mean[rows] + self.level_
+    def predict(self, X: Rows, return_std: bool = False, **others: Any) -> Any:
+        found = super().predict(self.inputs[X], return_std=return_std, **others)
+        mean = self.prior_mean[X] + self.level_
         if isinstance(found, tuple):
             return (found[0] + mean, *found[1:])
         return found + mean
 
-    def covariances(self, X: Any, point: Any) -> Floats:
+    def covariances(self, X: Rows, point: Rows) -> Floats:
         """Posterior covariances of the costs of some candidates with that of one (Rasmussen and
         Williams, eq. 2.24): shape (candidates,)."""
-        inputs, other = self.inputs[self._rows(X)], self.inputs[self._rows(point)]
+        inputs, other = self.inputs[X], self.inputs[point]
         seen = self.kernel_(self.X_train_, other)
         known = self.kernel_(inputs, self.X_train_) @ self.K_inv_ @ seen
         found: Floats = (self.kernel_(inputs, other) - known)[:, 0]
         return found
-
-    def _rows(self, X: Any) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.rint(np.asarray(X, float)[:, 0] * top(len(self.inputs)))
-        return found.astype(np.int64)
-
-
-def top(count: int) -> int:
-    """The end of skopt's dimension over so many candidates, which must not be empty."""
-    return max(1, count - 1)
-
-
-def scaled(count: int) -> Floats:
-    """All of so many candidates as the process is shown them: shape (candidates, 1)."""
-    found: Floats = np.arange(count, dtype=float)[:, None] / top(count)
-    return found
 
 
 def make_process(

@@ -13,9 +13,13 @@ from functools import partial
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.search import Problem, Searcher, make_searcher
+from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.decision import Keep, Propose, decide, told_searcher
+from bagua_autotune.tuning.decision import (
+    Keep,
+    Propose,
+    decide,
+)
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
@@ -108,20 +112,6 @@ class NextStep:
             trial = Trial(index, decision.purpose, decision.configuration, round=job.round)
             return replace(step, next_trial=trial)
         return replace(step, result=self._result(job, of_round(trials, job.round), decision, at))
-
-    def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
-        """What the round's search knows; see decision.told_searcher.
-
-        Args:
-            trials: all of the job's.
-        """
-        return told_searcher(
-            job,
-            of_round(trials, job.round),
-            OBJECTIVES[job.protocol],
-            self._knowledge.problem(job, trials),
-            partial(make_searcher, self._searcher),
-        )
 
     def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
         objective = OBJECTIVES[job.protocol]

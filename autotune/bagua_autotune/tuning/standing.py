@@ -16,7 +16,7 @@ from math import isfinite
 from bagua_autotune.model.job import BEING_TUNED, Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
-from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
 
 
@@ -137,12 +137,11 @@ def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
     return next((t for t in current if t.estimate and t.configuration == wanted), None)
 
 
-def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval | None:
-    """Of the result once there is one, else of the best so far.
+def speedup(job: Job, trials: Sequence[Trial]) -> Interval | None:
+    """Of the result once there is one, else of the best so far; see speedup_of.
 
-    The latter's bounds are the widest that its own interval and the baseline's allow, both from all
-    their trials; infinite where one of them was measured by a single value. It is not confirmed:
-    that of many configurations which seems the best is partly the luckiest.
+    The latter is not confirmed: that of many configurations which seems the best is partly the
+    luckiest.
 
     Args:
         trials: of all rounds.
@@ -150,13 +149,30 @@ def speedup(job: Job, trials: Sequence[Trial], objective: Objective) -> Interval
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
     current = of_round(trials, job.round)
-    leader, baseline = best(job, current), standing(current, job.baseline)
-    if leader is None or baseline is None:
-        return None
-    found = leader.estimate
-    if leader.configuration == job.baseline:
+    leader = best(job, current)
+    if leader and leader.configuration == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    gains = (baseline.center - found.center, baseline.low - found.high, baseline.high - found.low)
+    return speedup_of(leader.estimate, job, current) if leader else None
+
+
+def speedup_of(measured: Estimate, job: Job, trials: Sequence[Trial]) -> Interval | None:
+    """How many times as fast as the baseline something is; None while that is not measured.
+
+    The baseline counts with all its trials. The bounds are the widest that both intervals allow;
+    infinite where one of them was measured by a single value.
+
+    Args:
+        trials: of the round in which it was measured.
+    """
+    baseline = standing(trials, job.baseline)
+    if baseline is None:
+        return None
+    gains = (
+        baseline.center - measured.center,
+        baseline.low - measured.high,
+        baseline.high - measured.low,
+    )
+    objective = OBJECTIVES[job.protocol]
     return Interval(
         *(objective.speedup(gain, baseline.center) if isfinite(gain) else gain for gain in gains)
     )

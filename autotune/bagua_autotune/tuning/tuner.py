@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from bagua_autotune.costs import Layouts
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
@@ -30,7 +29,6 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import clean, describe, describe_seconds
-from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background, Decisions
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
@@ -40,7 +38,7 @@ from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
-from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
+from bagua_autotune.tuning.status import JobState, job_state
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +85,8 @@ class Tuner:
         self.store = store
         self._listeners = listeners
         self._clock = clock
-        self._knowledge = Knowledge(store)
-        self._next = NextStep(store, searcher, self._knowledge, clock)
+        self.knowledge = Knowledge(store)
+        self._next = NextStep(store, searcher, self.knowledge, clock)
         self._decisions = Decisions(store, self._next, listeners, clock, background)
         # A state is made once for each revision of its job: who polls reads one row.
         self._statuses = lru_cache(maxsize=STATUSES_KEPT)(self._read_status)
@@ -150,12 +148,12 @@ class Tuner:
         else:
             return None
         try:
-            return inherit(spec, self.store, self._knowledge)
+            return inherit(spec, self.store, self.knowledge)
         except Exception:
             logger.exception("job %s: begins without what earlier jobs found", job_id)
             return None
 
-    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> JobStatus:
+    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> JobState:
         """Take in steps of a trial; what the ranks shall run now. Without steps: a poll.
 
         Raises:
@@ -172,13 +170,13 @@ class Tuner:
                 listener.on_observed(job, found.new)
         deciding, current = self.is_deciding(job_id), trials[index]
         if deciding or job.is_over or not current.is_open:
-            return _status(job, trials, deciding)
+            return job_state(job, trials, deciding)
         if self._next.estimate(job, trials, current, found.costs) is None:
-            return _status(job, trials)
+            return job_state(job, trials)
         self._decisions.start(job_id)
         return self.status(job_id)
 
-    def _polled(self, job_id: str) -> JobStatus:
+    def _polled(self, job_id: str) -> JobState:
         contact, status = self._look(job_id)
         now = self._clock()
         if now - contact.last_contact_at >= CONTACT_SECONDS:
@@ -194,7 +192,7 @@ class Tuner:
             WrongStep: not exactly one ready time of each tensor, or more buckets than tensors.
         """
         job = self._heard_of(job_id)
-        tensors = len(self._knowledge.tensors(job))
+        tensors = len(self.knowledge.tensors(job))
         if len(profile.ready_seconds) != tensors:
             raise WrongStep(
                 f"ready_seconds has {len(profile.ready_seconds)} values, "
@@ -313,48 +311,36 @@ class Tuner:
         trials = self.store.trials(job_id)
         return trials[-1] if trials and trials[-1].is_open else None
 
-    def ask(self, job_id: str) -> JobStatus:
+    def ask(self, job_id: str) -> JobState:
         """What the ranks shall run now."""
         return self._with_what_was_left(self.status(job_id))
 
-    def _with_what_was_left(self, status: JobStatus) -> JobStatus:
+    def _with_what_was_left(self, status: JobState) -> JobState:
         """The state, once what a service that is gone left undecided is begun."""
         if status.trial is None and status.state in BEING_TUNED and not status.deciding:
             self._decisions.start(status.id)
             return self.status(status.id)
         return status
 
-    def status(self, job_id: str) -> JobStatus:
+    def status(self, job_id: str) -> JobState:
         """Where the job stands; changes nothing, and mostly reads one row."""
         return self._look(job_id)[1]
 
-    def _look(self, job_id: str) -> tuple[Contact, JobStatus]:
+    def _look(self, job_id: str) -> tuple[Contact, JobState]:
         # Asked first: what is decided meanwhile then shows as an open trial that is about to end.
         deciding = self.is_deciding(job_id)
         contact, claimed_until = self.store.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
         status = self._statuses(job_id, contact.version)
-        return contact, replace(status, deciding=deciding or is_claimed)
+        return contact, status.model_copy(update={"deciding": deciding or is_claimed})
 
-    def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobStatus:
+    def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobState:
         with self.store.database.reading():
-            return _status(self.store.job(job_id), self.store.trials(job_id))
-
-    def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
-        """What the round's search knows of all trials so far; see decision.told_searcher."""
-        return self._next.searcher(job, trials)
-
-    def layouts(self, job: Job) -> Layouts:
-        """Cuts the job's tensors."""
-        return self._knowledge.layouts(job)
+            return job_state(self.store.job(job_id), self.store.trials(job_id))
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so soon."""
         return self._decisions.is_busy(job_id)
-
-    def trials(self, job_id: str) -> list[TrialStatus]:
-        job = self.store.job(job_id)
-        return trial_statuses(job, self.store.trials(job_id), OBJECTIVES[job.protocol])
 
     def _estimate(self, job: Job, observations: Sequence[Observation]) -> Estimate:
         objective = OBJECTIVES[job.protocol]
@@ -366,10 +352,6 @@ def _first_trial(spec: JobSpec) -> Trial | None:
     if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return None
     return Trial(0, "search", Configuration(spec.default_configuration))
-
-
-def _status(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobStatus:
-    return job_status(job, of_round(trials, job.round), OBJECTIVES[job.protocol], deciding)
 
 
 def _check_protocol(job: Job) -> None:

@@ -13,10 +13,11 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import reports
+from bagua_autotune.api.errors import MOST_ERRORS_BUILT
 from bagua_autotune.api.openapi import document
-from bagua_autotune.api.problems import MOST_ERRORS_BUILT
 from bagua_autotune.app import LARGEST_BODY_BYTES
 from bagua_autotune.bagua import messages
+from bagua_autotune.model.profile import TrialProfile
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, registration
 
@@ -40,8 +41,8 @@ WITH_ID = sorted(
         (reports.Observations, {"trial": 0, "steps": BAD}),
         (reports.Observations, {"trial": 0, "steps": [{**STEP, "seconds": BAD}]}),
         (reports.Observations, {"trial": 0, "steps": [{**STEP, "compute_seconds": BAD}]}),
-        (reports.TrialProfile, PROFILE),
-        (reports.TrialProfile, {**PROFILE, "ready_seconds": BAD, "buckets": []}),
+        (TrialProfile, PROFILE),
+        (TrialProfile, {**PROFILE, "ready_seconds": BAD, "buckets": []}),
         (reports.Registration, registration(tensors=BAD)),
         (reports.Registration, registration(ranks_per_node=BAD)),
         (reports.Registration, registration(default_configuration=PARTITION)),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from bagua_autotune.api import pages
+from bagua_autotune.views import lists
 from tests.autotune.api.driving import JOB, drive
 from tests.autotune.support import Ranks, registration
 
@@ -78,7 +78,7 @@ def test_jobs_have_pages_newest_first(client: FlaskClient) -> None:
 
 
 def test_many_ranks_make_pages_short(tuned: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MOST_VALUES", 12)
+    monkeypatch.setattr(lists, "MOST_VALUES", 12)
     page = tuned.get(f"{JOB}/observations").get_json()
     assert len(page["observations"]) == 3
     assert page["next"] is not None

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bagua_autotune.cli import main, output
+from bagua_autotune.cli import COMMANDS, main, output
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.overview.words import stock_ddp_line
 from bagua_autotune.store import Step, Store
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views.words import stock_ddp_line
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
 
@@ -282,3 +282,8 @@ def test_it_runs_as_a_module() -> None:
     assert text.startswith("Usage: bagua-autotune")
     for name in ("serve", "jobs", "show", "export", "prune", "backup", "doctor"):
         assert f"\n  {name} " in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
+    assert COMMANDS[name] in " ".join(run(name, "--help").output.split())

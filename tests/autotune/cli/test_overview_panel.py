@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bagua_autotune.api.messages import JobOverview
 from bagua_autotune.cli.overview_panel import OverviewPanel
 from bagua_autotune.cli.reader import DatabaseReader
+from bagua_autotune.views import JobOverview
 from tests.autotune.cli.driven_job import JOB, DrivenJob
 
 NAME = "[red]d[/]"
@@ -30,7 +30,7 @@ def overviews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Jo
         job.run(until_trial=trial)
         overview = reader.overview(JOB)
         # However long the tests take, it is no silence.
-        heard = overview.job.last_contact_at + timedelta(hours=1)
+        heard = overview.job.last_contact_at + 3600.0
         told = overview.job.model_copy(update={"last_contact_at": heard})
         found[moment] = overview.model_copy(update={"job": told})
     yield found
@@ -121,7 +121,7 @@ def test_a_job_that_says_nothing_any_more_is_shown_as_that(
     overviews: dict[str, JobOverview],
 ) -> None:
     def silent(moment: str, seconds: float = 300, **changes: Any) -> dict[str, str]:
-        past = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        past = time.time() - seconds
         changes = {"last_contact_at": past, **changes}
         job = overviews[moment].job.model_copy(update=changes)
         return rows(draw(overviews[moment].model_copy(update={"job": job}), 80))

@@ -12,7 +12,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
-from bagua_simulator.problems import problems
+from bagua_simulator.cases import cases
 from tests.autotune.costs.profiled import MIB, profile
 
 FLAT = Kind()
@@ -102,8 +102,8 @@ def model_of(simulator: Simulator, generator: np.random.Generator) -> CostModel:
 def test_after_three_trials_it_knows_a_nearly_best_setting_of_most_networks() -> None:
     generator = np.random.default_rng(0)
     lost, default_lost = [], []
-    for problem in problems():
-        simulator = problem.simulator
+    for case in cases():
+        simulator = case.simulator
         space = {knob: simulator.space[knob] for knob in ("bucket_bytes", "hierarchical")}
         default = Configuration({knob: simulator.default[knob] for knob in space})
         candidates = enumerate_candidates(space, default, simulator.workload.tensors)

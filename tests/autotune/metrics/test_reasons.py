@@ -14,8 +14,8 @@ from bagua_autotune.metrics import reasons
 from bagua_autotune.store import rows
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
-from tests.autotune.overview.jobs import RESULT
 from tests.autotune.support import MIB, Ranks, registration
+from tests.autotune.views.jobs import RESULT
 
 ONE_SIZE = {
     "knobs": {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}},

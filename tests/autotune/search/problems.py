@@ -15,7 +15,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_simulator import Simulator
-from bagua_simulator.problems import problems
+from bagua_simulator.cases import cases
 
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
 
@@ -58,7 +58,7 @@ class Simulated:
 
 @cache
 def simulated(name: str = "bert-large-100Gbit-16", knobs: tuple[str, ...] = KNOBS) -> Simulated:
-    (simulator,) = [problem.simulator for problem in problems() if problem.name == name]
+    (simulator,) = [case.simulator for case in cases() if case.name == name]
     space = {knob: simulator.space[knob] for knob in knobs}
     default = Configuration({knob: simulator.default[knob] for knob in knobs})
     candidates = enumerate_candidates(space, default, simulator.workload.tensors)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_autotune.search.points import Floats, Points
 from bagua_autotune.search.posterior import Prior
-from bagua_autotune.search.process import CandidateProcess, make_process, scaled
+from bagua_autotune.search.process import CandidateProcess, make_process
 
 SPACE = {
     "bucket_bytes": LogInteger(low=2**16, high=2**30),
@@ -22,7 +22,7 @@ CONFIGURATIONS = [
     for way in ("off", "leaders", "shards")
 ]
 POINTS = Points(SPACE, CONFIGURATIONS)
-ALL = scaled(len(CONFIGURATIONS))
+ALL = np.arange(len(CONFIGURATIONS))
 ROWS = st.lists(st.integers(0, len(ALL) - 1), min_size=3, max_size=12, unique=True)
 
 

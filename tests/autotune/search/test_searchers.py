@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -211,9 +209,3 @@ def test_random_search_tries_everything_once() -> None:
 def test_an_unknown_method_is_named_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"'grid'.*bayesian, random"):
         make("grid")
-
-
-def test_slow_imports_wait_until_they_are_needed() -> None:
-    code = "import bagua_autotune.cli, bagua_autotune.search, sys; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"skopt", "sklearn", "scipy", "flask"} & set(run.stdout.split())

@@ -17,10 +17,9 @@ from sqlalchemy import MetaData, create_engine, inspect
 from bagua_autotune.bagua import storage
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store import OtherSchema, Step, Store, StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION
-from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec
 
 HERE = Path(__file__).parent
@@ -133,14 +132,14 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_its_jobs_can_be_looked_at(tmp_path: Path, version: int) -> None:
     store = Store(make_old(f"sqlite:///{tmp_path / 'old.db'}", version))
-    overviews = Overviews(Tuner(store))
-    assert {summary.id for summary in overviews.summaries()} >= {"done", "half"}
+    overviews = Overviews(store)
+    assert {summary.id for summary in overviews.job_list().jobs} >= {"done", "half"}
     done = overviews.overview("done")
-    assert done.summary.headline.startswith(
+    assert done.job.headline.startswith(
         "Tuned: the default stays" if version == 2 else "Tuning again"
     )
     assert len(done.steps.points) == store.count_observations("done")
-    assert done.summary.figures.rank_spread_ratio is None
+    assert done.job.figures.rank_spread_ratio is None
     assert overviews.buckets("done").tensors == 3
     assert overviews.curve("half").curves == ()
     store.close()

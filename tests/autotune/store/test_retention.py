@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import Event, Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.upkeep import DAY_SECONDS, PAUSE_SECONDS, Upkeep
+from bagua_autotune.views import Overviews
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import Ranks, make_spec
 
@@ -31,7 +31,7 @@ def tune(store: Store, job_id: str = "job", at: float = 100.0) -> None:
 
 def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     tune(store)
-    before = Overviews(Tuner(store)).overview("job")
+    before = Overviews(store).overview("job")
     stored, steps = store.count_observations("job"), store.observed_steps("job")
     assert retention.thin(store, 0.0, 100.0) == 0  # heard of at that time
     assert retention.thin(store, 100.1, 1e9) == 0
@@ -39,8 +39,8 @@ def test_thinned_out_a_job_has_the_same_figures(store: Store) -> None:
     assert thinned > stored / 4
     assert store.count_observations("job") == stored - thinned
     assert store.observed_steps("job") == steps
-    after = Overviews(Tuner(store)).overview("job")
-    assert after.summary.figures == before.summary.figures
+    after = Overviews(store).overview("job")
+    assert after.job.figures == before.job.figures
     assert (after.ranks, after.why, after.switches) == (before.ranks, before.why, before.switches)
     assert (after.trials, after.best) == (before.trials, before.best)
     assert after.steps.points[0] == before.steps.points[0]

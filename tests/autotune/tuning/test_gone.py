@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
@@ -59,7 +57,7 @@ def test_a_job_that_says_nothing_for_long_in_its_tuning_ends(tuner: Tuner, clock
     # It gets no older than when it was last heard of.
     job, status = tuner.store.job("tuning"), tuner.status("tuning")
     assert job.last_contact_at < clock.now - SILENT_SECONDS < job.ended_at
-    assert status.progress == replace(silent.progress, seconds_left=0.0)
+    assert status.progress == silent.progress.model_copy(update={"seconds_left": 0.0})
 
 
 def test_a_registration_ends_those_before_it(tuner: Tuner, clock: Clock) -> None:

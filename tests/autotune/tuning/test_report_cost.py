@@ -15,10 +15,10 @@ from sqlalchemy import event
 
 from bagua_autotune.app import create_app
 from bagua_autotune.model.job import CONTACT_SECONDS, Observation
-from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews, every_trial
 from tests.autotune.support import Clock, make_spec, registration
 
 JOB = "/api/v2/jobs/job"
@@ -106,7 +106,7 @@ def test_a_poll_reads_one_row_and_changes_nothing(client: FlaskClient, store: St
 def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> None:
     clock = Clock()
     tuner = Tuner(store, clock=clock)
-    overviews = Overviews(tuner)
+    overviews = Overviews(tuner.store)
     tuner.register("job", make_spec())
     before, shown = store.contact("job"), overviews.overview("job")
     tuner.observe("job", 0, [])
@@ -118,8 +118,8 @@ def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> N
     assert after.version == before.version
     later = overviews.overview("job")
     assert later.trials is shown.trials
-    assert later.summary.last_contact_at == after.last_contact_at
-    assert overviews.summary("job").last_contact_at == after.last_contact_at
+    assert later.job.last_contact_at == after.last_contact_at
+    assert overviews.overview("job").job.last_contact_at == after.last_contact_at
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "async"])
@@ -143,5 +143,5 @@ def test_steps_of_an_older_release_count_by_what_it_stored(store: Store) -> None
     store.add_observations("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
     assert store.step_costs("job", 0) == [None] * 6
     tuner.observe("job", 0, [Observation(6, (0.2,) * 4)])
-    first = tuner.trials("job")[0]
+    first = every_trial(store, "job")[0]
     assert (first.state, first.steps, first.seconds) == ("measured", 7, pytest.approx(0.2))

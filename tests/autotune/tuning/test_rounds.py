@@ -123,7 +123,7 @@ def test_while_a_job_is_tuned_again_its_state_says_so(tuner: Tuner) -> None:
     assert (status.state, status.round) == ("tuning", 1)
     assert status.trial is not None
     assert status.trial.configuration == before.configuration
-    assert status.trial.index == len(tuner.trials("job")) - 1
+    assert status.trial.index == len(tuner.store.trials("job")) - 1
     assert status.result == before.result, "the last one, until there is another"
     assert status.progress.trials_measured == 0
     tuner.take_event("job", drift())
@@ -162,7 +162,7 @@ def test_a_drift_of_a_job_that_is_tuned_changes_nothing(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     before = tuner.status("job")
     tuner.take_event("job", drift())
-    assert replace(tuner.status("job"), progress=before.progress) == before
+    assert tuner.status("job").model_copy(update={"progress": before.progress}) == before
     assert [event.kind for event in tuner.store.events("job")] == ["drift"]
 
 

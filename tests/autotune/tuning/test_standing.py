@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.job import Trial
 from bagua_autotune.tuning.standing import best, course
-from tests.autotune.overview.jobs import DEFAULT, FASTER, SLOWER, job, trial
+from tests.autotune.views.jobs import DEFAULT, FASTER, SLOWER, job, trial
 
 TRIALS = st.lists(
     st.tuples(

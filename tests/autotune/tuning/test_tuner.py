@@ -17,8 +17,9 @@ from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.status import JobStatus
+from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.views import every_trial
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 
 BASELINE = Configuration(make_spec().default_configuration)
@@ -29,7 +30,7 @@ def tuner() -> Tuner:
     return Tuner(Store("sqlite://"))
 
 
-def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobStatus:
+def drive(tuner: Tuner, job_id: str, ranks: Ranks, polls: int = 100_000) -> JobState:
     """Let the ranks run what they are told until tuning ends."""
     for _ in range(polls):
         trial = tuner.open_trial(job_id)
@@ -69,7 +70,7 @@ def test_a_job_of_one_candidate_finishes_with_the_baseline(tuner: Tuner) -> None
     spec = make_spec(knobs=knobs, default_configuration={"bucket_bytes": 25 * MIB})
     tuner.register("job", spec)
     status = drive(tuner, "job", Ranks(noise=0.001, step_seconds=lambda _: 0.2))
-    assert (status.state, status.trial, len(tuner.trials("job"))) == ("finished", None, 1)
+    assert (status.state, status.trial, len(tuner.store.trials("job"))) == ("finished", None, 1)
     assert status.result is not None
     assert status.result.summary.startswith("bucket 25 MiB (the default) kept")
 
@@ -81,7 +82,7 @@ def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
     tuner.observe("job", 0, slow)
     assert tuner.status("job").trial.index == 0
     tuner.observe("job", 0, fast)
-    first = tuner.trials("job")[0]
+    first = every_trial(tuner.store, "job")[0]
     assert (first.state, first.seconds) == ("measured", pytest.approx(0.2))
     assert first.outliers == 0
 
@@ -96,7 +97,7 @@ def test_a_trial_that_is_far_slower_is_over_after_two_steps(tuner: Tuner) -> Non
     assert tuner.open_trial("job").index == 1
     tuner.observe("job", 1, [Observation(1002, (2.0,) * 4)])
     assert tuner.open_trial("job").index == 2
-    first = tuner.trials("job")[1]
+    first = every_trial(tuner.store, "job")[1]
     assert (first.state, first.steps) == ("measured", 2)
 
 
@@ -107,7 +108,7 @@ def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:
         spec = make_spec(limits={"remaining_steps": steps}, fingerprint=f"{name:0>64}")
         tuner.register(name, spec)
         drive(tuner, name, Ranks(seed, noise=0.03))
-        trials[steps] += len(tuner.trials(name))
+        trials[steps] += len(tuner.store.trials(name))
     assert 0 < trials[200] < trials[1_000_000]
 
 
@@ -130,9 +131,9 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
     result = tuner.status("job").result
     assert result is not None
     assert result.kept == "winner"
-    extra_seconds = 0.01 * len(tuner.trials("job")) + sum(
+    extra_seconds = 0.01 * len(tuner.store.trials("job")) + sum(
         4 * math.ceil(trial.steps / 4) * max(0.0, (trial.seconds or 0.0) - peaked(BASELINE))
-        for trial in tuner.trials("job")
+        for trial in every_trial(tuner.store, "job")
     )
     assert result.cost_seconds == pytest.approx(extra_seconds, rel=0.05)
     assert result.cost_steps == pytest.approx(result.cost_seconds / peaked(BASELINE), rel=0.01)
@@ -192,7 +193,7 @@ def test_a_disagreement_fails_the_trial_and_the_next_is_another(tuner: Tuner) ->
         drive(tuner, "job", ranks, polls=1)
     banned = tuner.open_trial("job")
     tuner.take_event("job", Event("disagreement", banned.index, 50, "rank 3 has other buckets"))
-    assert tuner.trials("job")[1].failure == "rank 3 has other buckets"
+    assert tuner.store.trials("job")[1].failure == "rank 3 has other buckets"
     status = drive(tuner, "job", ranks)
     assert status.state == "finished"
     later = [trial.configuration for trial in tuner.store.trials("job")[2:]]
@@ -312,7 +313,7 @@ def test_a_search_that_fails_holds_no_job_up(
     assert "singular matrix" in failures[-1].message
 
 
-def finish(tuner: Tuner) -> JobStatus:
+def finish(tuner: Tuner) -> JobState:
     tuner.register("job", make_spec(limits={"max_samples": 6}))
     return drive(tuner, "job", Ranks(noise=0.001))
 
@@ -354,7 +355,7 @@ def test_a_trial_that_harms_the_training_fails(tuner: Tuner) -> None:
     # Of a report that began before the trial did: nothing fails.
     tuner.take_event("job", Event("diverged", None, 5, "x"))
     tuner.take_event("job", Event("diverged", 1, 50, "its loss is not finite"))
-    assert tuner.trials("job")[1].failure == "the training suffered: its loss is not finite"
+    assert tuner.store.trials("job")[1].failure == "the training suffered: its loss is not finite"
     assert tuner.open_trial("job").index == 2
 
 
@@ -368,10 +369,10 @@ def test_a_disagreement_sent_twice_fails_one_trial(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     for _ in range(2):
         tuner.take_event("job", Event("disagreement", 0, 5, "x"))
-    assert [trial.state for trial in tuner.trials("job")] == ["failed", "proposed"]
+    assert [trial.state for trial in tuner.store.trials("job")] == ["failed", "proposed"]
     with pytest.raises(TrialNotNamed):
         tuner.take_event("job", Event("disagreement", None, 5, "x"))
-    assert len(tuner.trials("job")) == 2
+    assert len(tuner.store.trials("job")) == 2
 
 
 def test_messages_of_ranks_reach_the_log_as_one_line(
@@ -381,7 +382,7 @@ def test_messages_of_ranks_reach_the_log_as_one_line(
     tuner.take_event("job", Event("disagreement", 0, 5, "\x1b[2Jx\nERROR forged"))
     assert "\\x1b[2Jx\\nERROR forged" in caplog.text
     assert "\x1b" not in caplog.text
-    assert tuner.trials("job")[0].failure == "\\x1b[2Jx\\nERROR forged"
+    assert tuner.store.trials("job")[0].failure == "\\x1b[2Jx\\nERROR forged"
 
 
 def test_many_tensors_are_cut_once_and_not_for_every_decision(

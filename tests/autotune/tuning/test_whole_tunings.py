@@ -9,6 +9,7 @@ import pytest
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import every_trial
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 
 KNOBS = ("bucket_bytes", "hierarchical", "channels", "buckets")
@@ -49,7 +50,7 @@ def test_where_the_default_is_the_best_what_is_kept_is_no_worse(tuner: Tuner, se
 def test_a_difference_that_is_large_is_confirmed_in_few_steps(tuner: Tuner) -> None:
     job = tuned(tuner, "job", simulator(gbit_per_second=25, inside_gbit_per_second=5))
     assert job.true_seconds(job.baseline) > 1.4 * job.true_seconds(job.configuration)
-    confirming = [trial for trial in tuner.trials("job") if trial.purpose == "confirm"]
+    confirming = [trial for trial in every_trial(tuner.store, "job") if trial.purpose == "confirm"]
     assert [trial.configuration == job.baseline for trial in confirming] == [False, True]
     assert all(trial.steps <= 12 for trial in confirming)
 

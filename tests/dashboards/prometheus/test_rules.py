@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.overview import Summaries
-from bagua_autotune.overview.steps import SLOW_RATIO, SLOW_SHARE
 from bagua_autotune.store import Store
+from bagua_autotune.views import Summaries
+from bagua_autotune.views.steps import SLOW_RATIO, SLOW_SHARE
 
 FOLDER = Path(__file__).parents[3] / "dashboards" / "prometheus"
 RULES = sorted(FOLDER.glob("rules/*.yml"))

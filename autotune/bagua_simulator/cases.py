@@ -1,4 +1,4 @@
-"""Named problems, for benchmarks: a model on a cluster each."""
+"""Named cases, for benchmarks: a model on a cluster each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bagua_simulator.simulator import Simulator
 from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workloads import load
 
-# A fixed set: what was measured on these problems stays comparable when the catalog grows.
+# A fixed set: what was measured on these cases stays comparable when the catalog grows.
 MODELS = ("vgg16", "resnet50", "bert-large", "gpt2-medium")
 RANKS_PER_NODE = 8
 # Ethernet with TCP: half-way latencies of its sockets, and what a few cores can copy.
@@ -21,14 +21,14 @@ PCIE_BYTES_PER_SECOND, PCIE_LATENCY_SECONDS = 10e9, 8e-6
 
 
 @dataclass(frozen=True)
-class Problem:
+class Case:
     """A simulated job to be tuned."""
 
     name: str
     simulator: Simulator
 
 
-def problems() -> list[Problem]:
+def cases() -> list[Case]:
     """Four models on 6 clusters of 8 GPUs a node.
 
     10 to 100 Gbit/s, 4 and 16 nodes, TCP and RDMA, with NVLink inside the nodes and without.
@@ -42,7 +42,7 @@ def problems() -> list[Problem]:
         "100Gbit-4-rdma-pcie": _cluster(4, "100Gbit", has_nvlink=False, is_rdma=True),
     }
     return [
-        Problem(f"{model}-{name}", Simulator(load(model), cluster))
+        Case(f"{model}-{name}", Simulator(load(model), cluster))
         for model in MODELS
         for name, cluster in clusters.items()
     ]

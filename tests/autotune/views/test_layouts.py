@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
-from bagua_autotune.overview.layouts import buckets, make_layouts
+from bagua_autotune.views.layouts import buckets, make_layouts
 
 
 def tensor(index: int, size: int, group: str) -> Tensor:

@@ -6,52 +6,54 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import Api, Job, TrialState
-from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.cache import Cache
-from bagua_autotune.overview.figures import Figures, make_figures, spent
-from bagua_autotune.overview.reading import Reading, read
-from bagua_autotune.overview.words import make_headline
+from bagua_autotune.model.job import Api, TrialState
+from bagua_autotune.model.view import Moment
 from bagua_autotune.store import Contact, Store
 from bagua_autotune.tuning.decision import failure_code
-from bagua_autotune.tuning.standing import is_settled
-from bagua_autotune.tuning.status import JobStatus, job_status
+from bagua_autotune.tuning.status import JobState, job_state
+from bagua_autotune.views.cache import Cache
+from bagua_autotune.views.figures import Figures, make_figures, spent
+from bagua_autotune.views.reading import Reading, read
+from bagua_autotune.views.words import make_headline
 
 # Enough for a median.
 LATEST_PROFILES = 3
 
 
-@dataclass(frozen=True)
-class Summary(JobStatus):
-    """A job's state with its figures; times are seconds since the epoch."""
+class JobSummary(JobState):
+    """A job as a list shows it.
+
+    ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job,
+    and is that of the figures, which in a list may be of a while ago.
+    """
 
     protocol: Api
     world_size: int
-    created_at: float
-    last_contact_at: float
-    ended_at: float | None
+    created_at: Moment
+    last_contact_at: Moment
+    ended_at: Moment | None
     revision: int
     headline: str
     figures: Figures
 
 
-def make_summary(store: Store, reading: Reading) -> Summary:
+def make_summary(store: Store, reading: Reading) -> JobSummary:
     """Of what was read; whether the job is deciding is nothing that is stored."""
     job = reading.job
     profiles = []
     if not any(observation.compute for observation in reading.latest):
         profiles = store.latest_profiles(job.id, LATEST_PROFILES)
-    status = job_status(job, reading.round, reading.objective, deciding=False)
+    state = job_state(job, reading.trials)
     figures = make_figures(reading, profiles)
-    return Summary(
-        **vars(status),
+    return JobSummary(
+        **vars(state),
         protocol=job.protocol,
         world_size=job.world_size,
         created_at=job.created_at,
         last_contact_at=job.last_contact_at,
         ended_at=job.ended_at,
         revision=job.revision,
-        headline=make_headline(reading, status.progress, figures),
+        headline=make_headline(reading, state.progress, figures),
         figures=figures,
     )
 
@@ -63,7 +65,6 @@ class Totals:
     Attributes:
         trials: how many are in each state.
         failures: how many failed, by the code of the reason.
-        incumbent: the best one of the latest round; once tuned, what was kept.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps, search_seconds: of all rounds, as the figures tell them of one.
         is_current: not so between a trial's begin and its first steps: the latest steps are then
@@ -72,14 +73,13 @@ class Totals:
 
     trials: Mapping[TrialState, int]
     failures: Mapping[str, int]
-    incumbent: Configuration | None
     drifts: int
     search_steps: int
     search_seconds: float
     is_current: bool
 
 
-def make_totals(reading: Reading, summary: Summary) -> Totals:
+def make_totals(reading: Reading) -> Totals:
     """Add up what was read."""
     job, trials = reading.job, reading.trials
     last = trials[-1] if trials else None
@@ -87,18 +87,11 @@ def make_totals(reading: Reading, summary: Summary) -> Totals:
     return Totals(
         trials=Counter(trial.state for trial in trials),
         failures=Counter(failure_code(trial.failure) for trial in trials if trial.failure),
-        incumbent=_incumbent(job, summary),
         drifts=reading.drifts,
         search_steps=sum(search.bill.steps for search in searches),
         search_seconds=sum(search.seconds for search in searches),
         is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
     )
-
-
-def _incumbent(job: Job, summary: Summary) -> Configuration | None:
-    if job.result and is_settled(job):
-        return job.result.configuration
-    return summary.progress.incumbent
 
 
 # A few kilobytes each.
@@ -109,7 +102,7 @@ MOST_JOBS = 5000
 class JobSum:
     """A job's latest round, and all of them together."""
 
-    summary: Summary
+    summary: JobSummary
     totals: Totals
 
 
@@ -134,4 +127,4 @@ class Summaries:
         with self._store.database.reading():
             reading = read(self._store, job_id)
             summary = make_summary(self._store, reading)
-            return JobSum(summary, make_totals(reading, summary))
+            return JobSum(summary, make_totals(reading))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from flask import Flask, Response, abort, request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
@@ -26,11 +25,21 @@ LONGEST_DETAIL = 2000
 RETRY_AFTER_SECONDS = 2
 
 
-def problem(status: int, detail: str) -> Response:
+class ErrorDocument(BaseModel):
+    """RFC 9457: ``detail`` is a sentence that says what is wrong."""
+
+    model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+def failure(status: int, detail: str) -> Response:
     """A response that says in one sentence what is wrong."""
-    title = HTTPStatus(status).phrase
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return Response(json.dumps(body), status, content_type="application/problem+json")
+    body = ErrorDocument(title=HTTPStatus(status).phrase, status=status, detail=detail)
+    return Response(body.model_dump_json(), status, content_type="application/problem+json")
 
 
 def parse(message: type[Message]) -> Message:
@@ -69,11 +78,11 @@ def refusal(error: ValidationError) -> tuple[int, str]:
 
 
 def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) -> None:
-    """Let every error of the app leave as a problem; those of the store are counted."""
+    """Let every error of the app leave as an ErrorDocument; those of the store are counted."""
 
     @app.errorhandler(HTTPException)
     def _http(error: HTTPException) -> Response:
-        response = problem(error.code or 500, error.description or "")
+        response = failure(error.code or 500, error.description or "")
         for name, value in error.get_headers():
             if name.lower() not in ("content-type", "content-length"):
                 response.headers[name] = value
@@ -81,21 +90,21 @@ def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) ->
 
     @app.errorhandler(UnknownJob)
     def _unknown_job(error: UnknownJob) -> Response:
-        return problem(404, f"There is no job {str(error)!r}; register it first.")
+        return failure(404, f"There is no job {str(error)!r}; register it first.")
 
     @app.errorhandler(UnknownTrial)
     def _unknown_trial(error: UnknownTrial) -> Response:
-        return problem(409, f"The job has no trial {error}; ask for its state.")
+        return failure(409, f"The job has no trial {error}; ask for its state.")
 
     @app.errorhandler(SQLAlchemyError)
     def _store(error: SQLAlchemyError) -> Response:
         count_store_error(error)
         logger.error("the store failed: %s", error)
-        response = problem(503, "The store cannot be used at present; try again.")
+        response = failure(503, "The store cannot be used at present; try again.")
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return response
 
     @app.errorhandler(Exception)
     def _bug(error: Exception) -> Response:
         logger.exception("%s %r failed", request.method, request.path)
-        return problem(500, "The service has a bug; its log says more.")
+        return failure(500, "The service has a bug; its log says more.")

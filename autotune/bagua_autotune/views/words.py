@@ -14,12 +14,12 @@ from bagua_autotune.model.text import (
     describe_seconds,
     describe_speedup,
 )
-from bagua_autotune.overview.figures import Figures
-from bagua_autotune.overview.reading import Reading
 from bagua_autotune.tuning.decision import NOTHING_FASTER
 from bagua_autotune.tuning.standing import best as best_of
 from bagua_autotune.tuning.standing import best_trial, is_settled, standing
 from bagua_autotune.tuning.status import Progress
+from bagua_autotune.views.figures import Figures
+from bagua_autotune.views.reading import Reading
 
 
 def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str:

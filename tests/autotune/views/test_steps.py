@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.figures import make_figures
-from bagua_autotune.overview.steps import MOST_POINTS, Point, best_so_far, switches, thin_out
 from bagua_autotune.store import StepTime
-from bagua_autotune.tuning.status import job_status
-from tests.autotune.overview.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
+from bagua_autotune.tuning.status import job_state
+from bagua_autotune.views.figures import make_figures
+from bagua_autotune.views.steps import MOST_POINTS, StepPoint, best_so_far, switches, thin_out
+from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
 
 SECONDS = st.floats(1e-3, 10.0)
 
@@ -37,7 +37,9 @@ def test_thinning_out_keeps_every_trial_and_invents_nothing(
             assert times[point.step - 1].trial == index
     assert [p.step for p in series.points] == sorted({p.step for p in series.points})
     if len(times) <= most_points:
-        assert series.points == [Point(t.step, t.trial, t.slowest) for t in times]
+        assert series.points == [
+            StepPoint(step=t.step, trial=t.trial, seconds=t.slowest) for t in times
+        ]
 
 
 def test_many_steps_become_a_thousand_points() -> None:
@@ -69,7 +71,7 @@ def test_the_luckiest_of_two_measurements_is_not_the_best_so_far() -> None:
     ]  # fmt: skip
     figures = make_figures(found, [])
     assert figures.incumbent_seconds == pooled
-    progress = job_status(found.job, trials, found.objective, deciding=False).progress
+    progress = job_state(found.job, trials).progress
     assert progress.speedup == figures.speedup == pytest.approx(0.3 / (0.26 * 0.24) ** 0.5)
     # Two measurements that far apart say that neither is sure to a few thousandths.
     assert figures.speedup_low is not None
@@ -89,7 +91,7 @@ def test_what_the_ranks_failed_with_is_not_the_best() -> None:
     trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), failed]
     found = reading(job(), trials)
     assert make_figures(found, []).incumbent_seconds == pytest.approx(0.3)
-    progress = job_status(found.job, trials, found.objective, deciding=False).progress
+    progress = job_state(found.job, trials).progress
     assert progress.incumbent == DEFAULT
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
+from bagua_autotune.model.view import View
 
 Role = Literal["default", "incumbent"]
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(View):
     """So many tensors in gradient-ready order, the first and the last by name."""
 
     bytes: int
@@ -23,29 +21,29 @@ class Bucket:
     last: str
 
 
-@dataclass(frozen=True)
-class ShownLayout:
+class BucketLayout(View):
     role: Role
     words: str
-    buckets: Sequence[Bucket]
+    buckets: list[Bucket]
 
 
-@dataclass(frozen=True)
-class JobLayouts:
+class JobBuckets(View):
     """``tensors`` and ``bytes``: how many all layouts hold."""
 
     tensors: int
     bytes: int
-    layouts: Sequence[ShownLayout]
+    layouts: list[BucketLayout]
 
 
-def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) -> JobLayouts:
+def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) -> JobBuckets:
     tensors = layouts.tensors
-    return JobLayouts(
-        len(tensors),
-        sum(tensor.bytes for tensor in tensors),
-        [
-            ShownLayout(role, describe(configuration), buckets(layouts, configuration))
+    return JobBuckets(
+        tensors=len(tensors),
+        bytes=sum(tensor.bytes for tensor in tensors),
+        layouts=[
+            BucketLayout(
+                role=role, words=describe(configuration), buckets=buckets(layouts, configuration)
+            )
             for role, configuration in configurations.items()
         ],
     )
@@ -55,6 +53,11 @@ def buckets(layouts: Layouts, configuration: Configuration) -> list[Bucket]:
     """In the order in which they can start."""
     names = [tensor.name for tensor in layouts.tensors]
     return [
-        Bucket(cut.bytes, len(cut.positions), names[cut.positions[0]], names[cut.last])
+        Bucket(
+            bytes=cut.bytes,
+            tensors=len(cut.positions),
+            first=names[cut.positions[0]],
+            last=names[cut.last],
+        )
         for cut in layouts.buckets(configuration)
     ]

@@ -11,16 +11,16 @@ from statistics import median
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
-from bagua_autotune.overview.reading import Reading
+from bagua_autotune.model.view import View
 from bagua_autotune.store import StepTime
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import course
+from bagua_autotune.views.reading import Reading
 
 MOST_POINTS = 1000
 
 
-@dataclass(frozen=True)
-class Point:
+class StepPoint(View):
     """``seconds`` of the slowest rank: of one step, or the median of several of one trial."""
 
     step: int
@@ -28,16 +28,14 @@ class Point:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Series:
+class StepSeries(View):
     """A point stands for ``stride`` steps of a trial, or for what is left of them."""
 
     stride: int
-    points: Sequence[Point]
+    points: list[StepPoint]
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(View):
     """The first observed step of a trial; without a trial: the last one of a tuning."""
 
     step: int
@@ -45,15 +43,14 @@ class Switch:
     words: str
 
 
-@dataclass(frozen=True)
-class Best:
-    """The step time of what was the best configuration up to a trial of the round."""
+class BestSoFar(View):
+    """The step time of what was the best configuration after this trial, from all its trials."""
 
     trial: int
     seconds: float
 
 
-def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> Series:
+def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> StepSeries:
     """At most so many points, but always one of each trial.
 
     Args:
@@ -65,27 +62,29 @@ def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> Serie
         # The next one that can do, by what all steps together need.
         stride += 1
     points = [_point(part) for members in trials for part in _parts(members, stride)]
-    return Series(stride, points)
+    return StepSeries(stride=stride, points=points)
 
 
 def switches(reading: Reading) -> list[Switch]:
     """In step order."""
     found = [
-        Switch(reading.steps[trial.index].first, trial.index, describe(trial.configuration))
+        Switch(
+            step=reading.steps[trial.index].first,
+            trial=trial.index,
+            words=describe(trial.configuration),
+        )
         for trial in reading.trials
         if trial.index in reading.steps
     ]
     found += [
-        Switch(
-            last, None, f"tuned: {_kept(reading, number)}" if _kept(reading, number) else "tuned"
-        )
+        Switch(step=last, trial=None, words=": ".join(["tuned", *_kept(reading, number)]))
         for number in range(reading.job.round + 1)
         if (last := _end_of_round(reading, number)) is not None
     ]
     return sorted(found, key=lambda switch: switch.step)
 
 
-def best_so_far(reading: Reading) -> list[Best]:
+def best_so_far(reading: Reading) -> list[BestSoFar]:
     """After each measured trial of the round that is shown; empty where costs are no times.
 
     Each configuration counts with all its trials until then, not with the luckiest. So this rises
@@ -94,7 +93,7 @@ def best_so_far(reading: Reading) -> list[Best]:
     """
     objective = reading.objective
     return [
-        Best(trial.index, seconds)
+        BestSoFar(trial=trial.index, seconds=seconds)
         for trial, leader in course(reading.job, reading.shown)
         if trial.estimate
         and leader
@@ -106,9 +105,10 @@ def _parts(members: Sequence[StepTime], stride: int) -> list[Sequence[StepTime]]
     return [members[start : start + stride] for start in range(0, len(members), stride)]
 
 
-def _point(part: Sequence[StepTime]) -> Point:
+def _point(part: Sequence[StepTime]) -> StepPoint:
     middle = part[len(part) // 2]
-    return Point(middle.step, middle.trial, median(time.slowest for time in part))
+    slowest = median(time.slowest for time in part)
+    return StepPoint(step=middle.step, trial=middle.trial, seconds=slowest)
 
 
 def _end_of_round(reading: Reading, number: int) -> int | None:
@@ -123,10 +123,10 @@ def _end_of_round(reading: Reading, number: int) -> int | None:
     return max(observed, default=None)
 
 
-def _kept(reading: Reading, number: int) -> str:
+def _kept(reading: Reading, number: int) -> list[str]:
     """What the latest round ended with; of those before it is not known any more."""
     result = reading.job.result
-    return describe(result.configuration) if result and number == reading.job.round else ""
+    return [describe(result.configuration)] if result and number == reading.job.round else []
 
 
 MOST_RANKS = 256
@@ -138,8 +138,7 @@ SLOW_SHARE = 0.5
 LEAST_STEPS = 5
 
 
-@dataclass(frozen=True)
-class RankTime:
+class RankTime(View):
     """Medians over the latest steps."""
 
     rank: int
@@ -218,7 +217,11 @@ def rank_times(observations: Sequence[Observation]) -> list[RankTime]:
     seconds = _medians([observation.values for observation in observations])
     compute = _medians([observation.compute or () for observation in telling])
     found = [
-        RankTime(rank, own, compute[rank] if rank < len(compute) else None)
+        RankTime(
+            rank=rank,
+            seconds=own,
+            compute_seconds=compute[rank] if rank < len(compute) else None,
+        )
         for rank, own in enumerate(seconds)
         if own is not None
     ]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
+from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
+from bagua_autotune.search.searcher import Factory
 from bagua_autotune.store import UnknownJob
+from bagua_autotune.tuning.decision import told_searcher
+from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import baseline_estimate, best_trial, shown_round
-from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +28,7 @@ logger = logging.getLogger(__name__)
 REFINEMENTS = ("channels", *EDGE_KNOBS, PARTITION_KNOB)
 
 
-@dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(View):
     """Seconds of a step, with the 95 % band."""
 
     bucket_bytes: int
@@ -35,17 +37,15 @@ class CurvePoint:
     high: float
 
 
-@dataclass(frozen=True)
-class Line:
+class CurveLine(View):
     """``values``: of all knobs but the bucket size."""
 
     label: str
-    values: dict[str, Value]
-    points: Sequence[CurvePoint]
+    values: Configuration
+    points: list[CurvePoint]
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(View):
     """What the search believes.
 
     Attributes:
@@ -56,27 +56,33 @@ class Curve:
     """
 
     trials: int
-    curves: Sequence[Line] = ()
+    curves: Sequence[CurveLine] = ()
     expected_gain: float | None = None
 
 
-def make_curve(tuner: Tuner, job_id: str) -> Curve:
+def make_curve(
+    job: Job, trials: Sequence[Trial], knowledge: Knowledge, make_searcher: Factory
+) -> Curve:
     """Fit the search's model to the trials of the round that is shown. Takes a while.
 
     There is none with too few trials, and with a search method or a protocol that has none.
+
+    Args:
+        trials: of all rounds.
+        make_searcher: builds the job's search method.
     """
-    job, trials = tuner.store.job(job_id), tuner.store.trials(job_id)
     best = best_trial(job, trials)
     job = replace(job, round=shown_round(job))
     current = of_round(trials, job.round)
-    nothing = Curve(closed(current))
+    nothing = Curve(trials=closed(current))
     objective = OBJECTIVES[job.protocol]
     baseline = baseline_estimate(job, current)
     if baseline is None or best is None or objective.seconds(baseline.center) is None:
         return nothing
     scale = objective.scale(baseline.center)
     try:
-        found = tuner.searcher(job, trials)
+        problem = knowledge.problem(job, trials)
+        found = told_searcher(job, current, objective, problem, make_searcher)
         if found is None:
             return nothing
         searcher, problem = found
@@ -84,7 +90,7 @@ def make_curve(tuner: Tuner, job_id: str) -> Curve:
             return nothing
         gain = searcher.expected_gain()
         lines = [
-            Line(describe(values) or "default", dict(values), points)
+            CurveLine(label=describe(values) or "default", values=values, points=points)
             for values in _tried_values(current, best.configuration)
             if (points := _points(searcher, problem, values, objective, scale))
         ]
@@ -92,9 +98,10 @@ def make_curve(tuner: Tuner, job_id: str) -> Curve:
         raise
     except Exception:
         # The search itself goes on without its model then, see next_step.
-        logger.exception("job %s: there is no curve to show", job_id)
+        logger.exception("job %s: there is no curve to show", job.id)
         return nothing
-    return Curve(nothing.trials, lines, gain if math.isfinite(gain) else None)
+    gain_known = gain if math.isfinite(gain) else None
+    return Curve(trials=nothing.trials, curves=lines, expected_gain=gain_known)
 
 
 def _points(
@@ -108,10 +115,16 @@ def _points(
     along = [candidate for candidate in problem.candidates if _without_size(candidate) == values]
     along.sort(key=_size)
     costs = searcher.predict(along)
+
+    def seconds(cost: float) -> float:
+        return objective.seconds(cost * scale) or 0.0
+
     return [
         CurvePoint(
-            _size(candidate),
-            *(objective.seconds(at * scale) or 0.0 for at in (cost.center, cost.low, cost.high)),
+            bucket_bytes=_size(candidate),
+            seconds=seconds(cost.center),
+            low=seconds(cost.low),
+            high=seconds(cost.high),
         )
         for candidate, cost in zip(along, costs, strict=bool(costs))
     ]

@@ -11,14 +11,15 @@ import pytest
 from sqlalchemy import event, update
 
 from bagua_autotune.model.job import Event, Job, Observation, Trial
-from bagua_autotune.overview import JobSum, Overviews, Summaries
-from bagua_autotune.overview.overviews import LIST_BUDGET_SECONDS
-from bagua_autotune.search import Problem, Searcher
+from bagua_autotune.search import Problem
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.tables import TrialRow
+from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.overview.jobs import SPEC, run
+from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
+from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
 from tests.autotune.support import Ranks, peaked
+from tests.autotune.views.jobs import SPEC, run
 
 
 class Clock:
@@ -50,7 +51,7 @@ def tuner() -> Iterator[Tuner]:
 
 @pytest.fixture
 def overviews(tuner: Tuner) -> Overviews:
-    return Overviews(tuner)
+    return Overviews(tuner.store)
 
 
 def test_a_job_that_was_just_registered_can_be_looked_at(
@@ -58,7 +59,7 @@ def test_a_job_that_was_just_registered_can_be_looked_at(
 ) -> None:
     tuner.register("job", SPEC)
     found = overviews.overview("job")
-    assert found.summary.figures.speedup is None
+    assert found.job.figures.speedup is None
     assert (found.steps.points, found.best, found.ranks, found.events) == ([], [], [], [])
     assert [trial.words for trial in found.trials] == ["bucket 25 MiB, flat"]
     assert overviews.curve("job").curves == ()
@@ -72,8 +73,8 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
     tuner.register("job", SPEC)
     tuner._clock.now += 600.0  # type: ignore[attr-defined]
     run(tuner, Ranks(noise=0.005))
-    first = overviews.summary("job")
-    trials = tuner.trials("job")
+    first = overviews.overview("job").job
+    trials = tuner.store.trials("job")
     assert trials[0].started_at is not None
     assert first.figures.search_seconds == (trials[-1].ended_at or 0) - trials[0].started_at < 600
     assert first.result is not None
@@ -81,7 +82,7 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
     assert first.result.steps == first.figures.search_steps
     tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
     run(tuner, Ranks(noise=0.005, seed=1))
-    second = overviews.summary("job")
+    second = overviews.overview("job").job
     assert second.round == 1
     totals = Summaries(tuner.store).of(tuner.store.contact("job")).totals
     assert totals.search_steps == first.figures.search_steps + second.figures.search_steps
@@ -93,10 +94,12 @@ def test_a_search_lasts_from_its_first_trial_to_the_end_of_its_last(
 def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(seed=1, noise=0.005))
     found = overviews.overview("job")
-    result, figures = found.summary.result, found.summary.figures
+    result, figures = found.job.result, found.job.figures
     assert result is not None
     assert result.kept == "winner"
     assert (figures.speedup, figures.speedup_low) == (result.speedup, result.low)
+    progress = found.job.progress
+    assert (progress.speedup, progress.incumbent) == (result.speedup, result.configuration)
     assert figures.search_steps == result.steps
     assert figures.cost_seconds == pytest.approx(result.cost_seconds)
     assert figures.payback_steps == result.payback_steps
@@ -119,7 +122,7 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
     ranks = Ranks(seed=1, noise=0.005)
     run(tuner, ranks, trials=7)
     curve = overviews.curve("job")
-    trials = [trial for trial in tuner.trials("job") if trial.seconds]
+    trials = [trial for trial in every_trial(tuner.store, "job") if trial.seconds]
     assert curve.trials == len(trials) == 7
     assert {line.label for line in curve.curves} == {"flat", "hierarchical"}
     points = {
@@ -148,14 +151,14 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
 def test_nobody_waits_for_a_curve_that_is_being_made(tuner: Tuner) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    class SlowTuner(Tuner):
-        def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
+    class SlowKnowledge(Knowledge):
+        def problem(self, job: Job, trials: Sequence[Trial]) -> Problem:
             if job.id == "slow":
                 begun.set()
                 assert may_end.wait(60)
-            return super().searcher(job, trials)
+            return super().problem(job, trials)
 
-    overviews = Overviews(SlowTuner(tuner.store, clock=Clock()))
+    overviews = Overviews(tuner.store, knowledge=SlowKnowledge(tuner.store))
     ranks = Ranks(seed=1, noise=0.005)
     for job_id in ("job", "other", "slow"):
         run(tuner, ranks, trials=5, job_id=job_id)
@@ -178,14 +181,14 @@ def test_the_curve_is_of_the_round_that_the_figures_are_of(
     tuner: Tuner, overviews: Overviews
 ) -> None:
     run(tuner, Ranks(seed=1, noise=0.005))
-    tuned = overviews.curve("job"), overviews.summary("job").figures
+    tuned = overviews.curve("job"), overviews.overview("job").job.figures
     tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
     slower = Ranks(seed=1, noise=0.005, step_seconds=lambda c: 3 * peaked(c))
-    run(tuner, slower, trials=len(tuner.trials("job")) + 3)
+    run(tuner, slower, trials=len(tuner.store.trials("job")) + 3)
     assert overviews.curve("job").trials == 4
     tuner.take_event("job", Event("ended"))
     assert overviews.curve("job") == tuned[0]
-    found = overviews.summary("job").figures
+    found = overviews.overview("job").job.figures
     assert found.baseline_seconds == tuned[1].baseline_seconds
     assert found.speedup == tuned[1].speedup
 
@@ -193,34 +196,34 @@ def test_the_curve_is_of_the_round_that_the_figures_are_of(
 def test_there_is_no_curve_where_the_search_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = Tuner(Store("sqlite://"), "random")
     run(tuner, Ranks(noise=0.005), trials=4)
-    assert Overviews(tuner).curve("job").curves == ()
-    monkeypatch.setattr(tuner, "searcher", lambda *_: 1 // 0)
-    assert Overviews(tuner).curve("job").curves == ()
+    assert Overviews(tuner.store, "random").curve("job").curves == ()
+    monkeypatch.setattr(Knowledge, "problem", lambda *_: 1 // 0)
+    assert Overviews(tuner.store).curve("job").curves == ()
 
 
 def test_what_did_not_change_is_not_made_again(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(noise=0.005), trials=2)
-    before = overviews.overview("job"), overviews.summary("job")
-    again = overviews.overview("job"), overviews.summary("job")
+    before = overviews.overview("job"), overviews.overview("job").job
+    again = overviews.overview("job"), overviews.overview("job").job
     assert again[0].trials is before[0].trials
     assert again[1].figures is before[1].figures
     tuner.store.touch("job", 5000.0)
-    assert overviews.summary("job").last_contact_at == 5000.0
-    assert overviews.overview("job").summary.last_contact_at == 5000.0
+    assert overviews.overview("job").job.last_contact_at == 5000.0
+    assert overviews.overview("job").job.last_contact_at == 5000.0
     tuner.take_event("job", Event("note"))
-    assert overviews.overview("job").summary.revision == before[1].revision + 1
+    assert overviews.overview("job").job.revision == before[1].revision + 1
 
 
 def test_another_job_of_the_same_id_is_not_mistaken_for_it(
     tuner: Tuner, overviews: Overviews
 ) -> None:
     tuner.register("job", SPEC)
-    first = overviews.summary("job")
+    first = overviews.overview("job").job
     retention.prune(tuner.store, 1e9)
     with pytest.raises(UnknownJob):
-        overviews.summary("job")
+        overviews.overview("job")
     tuner.register("job", SPEC.model_copy(update={"name": "other"}))
-    second = overviews.summary("job")
+    second = overviews.overview("job").job
     assert (second.revision, second.name) == (first.revision, "other")
 
 
@@ -229,7 +232,7 @@ def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
 ) -> None:
     for number in range(20):
         tuner.register(f"job{number}", SPEC)
-    first = overviews.summaries()
+    first = overviews.job_list().jobs
     assert [summary.id for summary in first] == [f"job{n}" for n in reversed(range(20))]
     statements: list[str] = []
     event.listen(
@@ -237,24 +240,26 @@ def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
         "before_cursor_execute",
         lambda _c, _cursor, statement, *_: statements.append(statement),
     )
-    assert overviews.summaries() == first
+    assert overviews.job_list().jobs == first
     assert len([s for s in statements if s.startswith("SELECT")]) == 1
     assert not any("tensors" in statement for statement in statements)
 
 
 def test_a_list_has_a_budget_and_the_rest_comes_next(tuner: Tuner) -> None:
     now = [0.0]
-    overviews = Overviews(tuner, SlowSummaries(tuner.store, now), lambda: now[0])
+    overviews = Overviews(
+        tuner.store, summaries=SlowSummaries(tuner.store, now), stopwatch=lambda: now[0]
+    )
     jobs = [f"job{number}" for number in range(6)]
     for job_id in jobs:
         tuner.register(job_id, SPEC)
-    assert len(overviews.summaries()) == 6  # of new ones nothing else could be told
+    assert len(overviews.job_list().jobs) == 6  # of new ones nothing else could be told
     for job_id in jobs:
         tuner.observe(job_id, 0, [Observation(0, (0.2,) * 4)])
     tuner.take_event("job5", Event("ended"))
     counts = []
     for _ in range(4):
-        found = {summary.id: summary for summary in overviews.summaries()}
+        found = {summary.id: summary for summary in overviews.job_list().jobs}
         for job_id, summary in found.items():
             job = tuner.store.job(job_id)
             # Who compares revisions must see that the figures are not the newest.
@@ -271,7 +276,10 @@ def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
     run(tuner, Ranks(noise=0.005), trials=2)
     contact = tuner.store.contact("job")
     seen = summaries.of(contact)
-    assert Overviews(tuner, summaries).summary("job").figures is seen.summary.figures
+    assert (
+        Overviews(tuner.store, summaries=summaries).job_list().jobs[0].figures
+        is seen.summary.figures
+    )
     assert summaries.of(contact) is seen
 
 
@@ -291,15 +299,15 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     with tuner.store.database.writing() as session:
         broken = update(TrialRow).where(TrialRow.job_id == "broken")
         session.execute(broken.values(configuration=[1], cost=1e300))
-    assert [summary.id for summary in overviews.summaries()] == ["job"]
+    assert [summary.id for summary in overviews.job_list().jobs] == ["job"]
 
 
 def test_times_are_those_of_the_last_contact(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(noise=0.005), trials=3)
-    before = overviews.summary("job").progress
+    before = overviews.overview("job").job.progress
     tuner._clock()  # time passes, and nobody is heard of
-    assert overviews.summary("job").progress == before
-    assert overviews.summary("job").progress == tuner.status("job").progress
+    assert overviews.overview("job").job.progress == before
+    assert overviews.overview("job").job.progress == tuner.status("job").progress
 
 
 def test_a_drift_that_opens_no_round_is_what_the_job_runs_at_now(
@@ -312,4 +320,4 @@ def test_a_drift_that_opens_no_round_is_what_the_job_runs_at_now(
         steps = ranks.run(trial.configuration, 10)
         tuner.observe("job", trial.index, [Observation(n, tuple(s)) for n, s in steps])
     tuner.take_event("job", Event("drift", None, 10**6, "slower", 0.5))
-    assert overviews.summary("job").figures.current_seconds == 0.5
+    assert overviews.overview("job").job.figures.current_seconds == 0.5

@@ -4,7 +4,7 @@ import pytest
 
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import BucketTiming, Profile
-from bagua_autotune.overview.steps import (
+from bagua_autotune.views.steps import (
     MOST_RANKS,
     exposed_seconds,
     rank_spread,

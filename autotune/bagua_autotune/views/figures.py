@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
-from bagua_autotune.overview.reading import Reading
-from bagua_autotune.overview.steps import exposed_seconds, rank_spread, step_seconds
+from bagua_autotune.model.view import View
 from bagua_autotune.tuning.result import Bill, bill
 from bagua_autotune.tuning.rounds import of_round, search_seconds
 from bagua_autotune.tuning.standing import best_estimate, is_settled, shown_round, speedup, standing
+from bagua_autotune.views.reading import Reading
+from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ def spent(reading: Reading, number: int) -> Spent:
     return Spent(search_seconds(job, trials), cost)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """None where not (yet) known. Seconds are per step, of the slowest rank.
+class Figures(View):
+    """Null where not (yet) known. Seconds are per step, of the slowest rank.
 
     All are of one round: the result's own, or the latest while the job is being tuned.
 
@@ -93,7 +93,7 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     job, objective = reading.job, reading.objective
     baseline = standing(reading.shown, job.baseline)
     best = best_estimate(job, reading.trials)
-    faster = speedup(job, reading.trials, objective)
+    faster = speedup(job, reading.trials)
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
     bounds = _bounds(faster) if faster else (None, None)

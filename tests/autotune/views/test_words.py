@@ -8,10 +8,10 @@ import pytest
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.overview.figures import make_figures
-from bagua_autotune.overview.words import explain, make_headline, stock_ddp_snippet
-from bagua_autotune.tuning.status import job_status
-from tests.autotune.overview.jobs import (
+from bagua_autotune.tuning.status import job_state
+from bagua_autotune.views.figures import make_figures
+from bagua_autotune.views.words import explain, make_headline, stock_ddp_snippet
+from tests.autotune.views.jobs import (
     DEFAULT,
     FASTER,
     RESULT,
@@ -28,7 +28,7 @@ CONFIRMED = [*TRIED[:2], trial(2, FASTER, 0.25, purpose="confirm")]
 
 def headline(of: Job, trials: list[Trial]) -> str:
     found = reading(of, trials)
-    progress = job_status(of, found.round, found.objective, deciding=False).progress
+    progress = job_state(of, trials).progress
     return make_headline(found, progress, make_figures(found, []))
 
 

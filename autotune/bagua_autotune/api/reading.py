@@ -1,0 +1,114 @@
+"""``/api/v2``: what is stored of jobs, what is shown while one runs, and downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask import Blueprint, Response, abort, request
+
+from bagua_autotune import views
+from bagua_autotune.api.answers import answer, answer_if_changed, download
+from bagua_autotune.api.errors import failure, query_number
+from bagua_autotune.api.export import job_json, trials_csv
+from bagua_autotune.api.openapi import JOB_ID, document
+from bagua_autotune.model.job import LONGEST_NAME
+from bagua_autotune.views.lists import MOST_LISTED
+from bagua_autotune.views.overviews import MOST_JOBS_LISTED
+
+JOBS_LISTED = 100
+
+
+def add_routes(api: Blueprint, overviews: views.Overviews, end_silent: Callable[[], None]) -> None:
+    """Add them to the blueprint; they change nothing.
+
+    Args:
+        end_silent: ends the jobs whose training is gone, before they are listed.
+    """
+    _show_at_a_glance(api, overviews, end_silent)
+    _show_lists(api, overviews)
+    _offer_downloads(api, overviews)
+
+
+def _show_at_a_glance(
+    api: Blueprint, overviews: views.Overviews, end_silent: Callable[[], None]
+) -> None:
+    @api.get("/jobs")
+    def get_jobs() -> Response:
+        limit = query_number("limit", 1, MOST_JOBS_LISTED) or JOBS_LISTED
+        after, name = request.args.get("after"), request.args.get("name")
+        if after is not None and not JOB_ID.fullmatch(after):
+            abort(422, "after: must be a job's id, such as an answer's next.")
+        if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
+            abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
+        end_silent()
+        return answer_if_changed(overviews.job_list(name, limit, after))
+
+    @api.get("/jobs/<job_id>/overview")
+    def get_overview(job_id: str) -> Response:
+        return answer_if_changed(overviews.overview(job_id))
+
+    @api.get("/jobs/<job_id>/curve")
+    def get_curve(job_id: str) -> Response:
+        return answer_if_changed(overviews.curve(job_id))
+
+    @api.get("/jobs/<job_id>/buckets")
+    def get_buckets(job_id: str) -> Response:
+        return answer_if_changed(overviews.buckets(job_id))
+
+    @api.get("/openapi.json")
+    def get_openapi() -> dict[str, object]:
+        return document()
+
+
+def _show_lists(api: Blueprint, overviews: views.Overviews) -> None:
+    store = overviews.store
+
+    @api.errorhandler(views.WrongPage)
+    def _wrong_page(wrong: views.WrongPage) -> Response:
+        return failure(422, str(wrong))
+
+    @api.get("/jobs/<job_id>")
+    def get_job(job_id: str) -> Response:
+        return answer(overviews.detail(job_id))
+
+    @api.get("/jobs/<job_id>/trials")
+    def get_trials(job_id: str) -> Response:
+        return answer(views.trial_list(store, job_id, *_page()))
+
+    @api.get("/jobs/<job_id>/observations")
+    def get_observations(job_id: str) -> Response:
+        return answer(views.observation_list(store, job_id, _trial(), *_page()))
+
+    @api.get("/jobs/<job_id>/profiles")
+    def get_profiles(job_id: str) -> Response:
+        return answer(views.profile_list(store, job_id, _trial()))
+
+    @api.get("/jobs/<job_id>/events")
+    def get_events(job_id: str) -> Response:
+        return answer(views.event_list(store, job_id, *_page()))
+
+
+def _offer_downloads(api: Blueprint, overviews: views.Overviews) -> None:
+    store = overviews.store
+
+    @api.get("/jobs/<job_id>/trials.csv")
+    def get_trials_csv(job_id: str) -> Response:
+        job = store.job(job_id)
+        text = trials_csv(job.space, views.every_trial(store, job_id))
+        return download(text, "text/csv; charset=utf-8", job.name, "-trials.csv")
+
+    @api.get("/jobs/<job_id>/export.json")
+    def get_export_json(job_id: str) -> Response:
+        job, trials = overviews.detail(job_id), views.every_trial(store, job_id)
+        observations = views.every_observation(store, job_id)
+        parts = job_json(job, trials, observations, views.every_event(store, job_id))
+        return download(parts, "application/json", job.name, ".json")
+
+
+def _page() -> tuple[int, str | None]:
+    """Which page the query asks for."""
+    return query_number("limit", 1, MOST_LISTED) or MOST_LISTED, request.args.get("after")
+
+
+def _trial() -> int | None:
+    return query_number("trial", 0, 2**31 - 1)

@@ -1,0 +1,70 @@
+"""What every view (API, page, terminal, metrics) shows of jobs, and how it is made. Reads only.
+
+Each type is what goes over the wire: ``/api/v2`` writes them as JSON, its OpenAPI document is made
+from them, and the command line reads them back.
+"""
+
+from __future__ import annotations
+
+from bagua_autotune.model.job import Event
+from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.tuning.status import JobState
+from bagua_autotune.views.curve import Curve
+from bagua_autotune.views.figures import Figures
+from bagua_autotune.views.layouts import JobBuckets
+from bagua_autotune.views.lists import (
+    EventList,
+    JobDetail,
+    Observation,
+    ObservationList,
+    Page,
+    ProfileList,
+    TrialList,
+    WrongPage,
+    all_pages,
+    event_list,
+    every_event,
+    every_observation,
+    every_trial,
+    observation_list,
+    profile_list,
+    trial_list,
+)
+from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
+from bagua_autotune.views.steps import StepSeries
+from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
+from bagua_autotune.views.trials import ShownTrial, Trial
+
+__all__ = [
+    "Curve",
+    "Event",
+    "EventList",
+    "Figures",
+    "JobBuckets",
+    "JobDetail",
+    "JobList",
+    "JobOverview",
+    "JobState",
+    "JobSum",
+    "JobSummary",
+    "Observation",
+    "ObservationList",
+    "Overviews",
+    "Page",
+    "ProfileList",
+    "ShownTrial",
+    "StepSeries",
+    "Summaries",
+    "Trial",
+    "TrialList",
+    "TrialProfile",
+    "WrongPage",
+    "all_pages",
+    "event_list",
+    "every_event",
+    "every_observation",
+    "every_trial",
+    "observation_list",
+    "profile_list",
+    "trial_list",
+]

@@ -1,0 +1,194 @@
+"""What is stored of a job: in full, and its lists in pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from bagua_autotune.model.job import Api, Event, Limits
+from bagua_autotune.model.knobs import Configuration, Knob
+from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.model.view import Moment, View
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import ObservationKey
+from bagua_autotune.tuning.status import JobState, job_state
+from bagua_autotune.views.trials import Trial, trial_views
+
+# So long are pages if nobody says otherwise, and at most.
+MOST_LISTED = 10_000
+# An observation has one value of each rank; so many are held in memory at most.
+MOST_VALUES = 1_000_000
+
+
+class JobDetail(JobState):
+    """All that is known of a job but its trials."""
+
+    world_size: int
+    ranks_per_node: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    knobs: dict[str, Knob]
+    default_configuration: Configuration
+    fingerprint: str
+    limits: Limits
+    software: dict[str, str]
+    protocol: Api
+    created_at: Moment
+    last_contact_at: Moment
+    ended_at: Moment | None
+
+
+class Page(View):
+    """A part of a list; ``next``, given as ``after``, gets what follows. Null at the end."""
+
+    next: str | None = None
+
+
+class TrialList(Page):
+    trials: list[Trial]
+
+
+class Observation(View):
+    """``seconds`` by rank; null where a rank did not report, or did not tell what it computed."""
+
+    trial: int
+    step: int
+    seconds: tuple[float | None, ...]
+    compute_seconds: tuple[float | None, ...] | None
+
+
+class ObservationList(Page):
+    observations: list[Observation]
+
+
+class ProfileList(View):
+    profiles: list[TrialProfile]
+
+
+class EventList(Page):
+    events: list[Event]
+
+
+class WrongPage(ValueError):
+    """No page has this ``next``; the message says what it must be."""
+
+
+Item = TypeVar("Item")
+AnyPage = TypeVar("AnyPage", bound=Page)
+
+
+def all_pages(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
+    """A whole list.
+
+    Args:
+        read: the page behind this one's ``next``; of None the first.
+    """
+    page = read(None)
+    yield page
+    while page.next is not None:
+        page = read(page.next)
+        yield page
+
+
+def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
+    """Raises UnknownJob, as all of these do, if there is no such job."""
+    with store.database.reading():
+        job, trials, tensors = store.job(job_id), store.trials(job_id), store.tensors(job_id)
+    return JobDetail(
+        **vars(job_state(job, trials, deciding)),
+        world_size=job.world_size,
+        ranks_per_node=job.ranks_per_node,
+        tensors=tuple(tensors),
+        knobs=dict(job.space),
+        default_configuration=job.baseline,
+        fingerprint=job.fingerprint,
+        limits=job.limits,
+        software=job.software,
+        protocol=job.protocol,
+        created_at=job.created_at,
+        last_contact_at=job.last_contact_at,
+        ended_at=job.ended_at,
+    )
+
+
+def trial_list(
+    store: Store, job_id: str, limit: int = MOST_LISTED, after: str | None = None
+) -> TrialList:
+    """In the order of their indices. Raises WrongPage, as all of these do."""
+    (last,) = _key(after, r"([0-9]{1,10})", "a trial's index") or (-1,)
+    with store.database.reading():
+        trials = trial_views(store.job(job_id), store.trials(job_id))
+    later = [trial for trial in trials if trial.index > last]
+    page, following = _cut(later, limit, lambda trial: str(trial.index))
+    return TrialList(trials=page, next=following)
+
+
+def observation_list(
+    store: Store,
+    job_id: str,
+    trial: int | None = None,
+    limit: int = MOST_LISTED,
+    after: str | None = None,
+) -> ObservationList:
+    """In the order of trials and steps; of one trial, or all."""
+    told = _key(after, r"([0-9]{1,10})\.([0-9]{1,16})", "TRIAL.STEP")
+    last = ObservationKey(*told) if told else None
+    limit = min(limit, max(1, MOST_VALUES // store.job(job_id).world_size))
+    found = store.observations(job_id, trial, last, limit + 1)
+    page, following = _cut(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")
+    observations = [
+        Observation(trial=index, step=step.step, seconds=step.values, compute_seconds=step.compute)
+        for index, step in page
+    ]
+    return ObservationList(observations=observations, next=following)
+
+
+def event_list(
+    store: Store, job_id: str, limit: int = MOST_LISTED, after: str | None = None
+) -> EventList:
+    """Oldest first."""
+    (last,) = _key(after, r"([0-9]{1,18})", "a number") or (0,)
+    found = store.events_after(job_id, last, limit + 1)
+    page, following = _cut(found, limit, lambda pair: str(pair[0]))
+    return EventList(events=[event for _, event in page], next=following)
+
+
+def profile_list(store: Store, job_id: str, trial: int | None = None) -> ProfileList:
+    """Of one trial, or all."""
+    found = store.profiles(job_id, trial)
+    profiles = [TrialProfile(trial=index, **dict(profile)) for index, profile in found]
+    return ProfileList(profiles=profiles)
+
+
+def every_trial(store: Store, job_id: str) -> list[Trial]:
+    pages = all_pages(lambda after: trial_list(store, job_id, after=after))
+    return [trial for page in pages for trial in page.trials]
+
+
+def every_observation(store: Store, job_id: str) -> Iterator[Observation]:
+    """Page by page: those of a large job would fill the memory."""
+    pages = all_pages(lambda after: observation_list(store, job_id, after=after))
+    return (observation for page in pages for observation in page.observations)
+
+
+def every_event(store: Store, job_id: str) -> list[Event]:
+    pages = all_pages(lambda after: event_list(store, job_id, after=after))
+    return [event for page in pages for event in page.events]
+
+
+def _key(after: str | None, pattern: str, what: str) -> tuple[int, ...] | None:
+    if after is None:
+        return None
+    found = re.fullmatch(pattern, after, re.ASCII)
+    if found is None:
+        raise WrongPage(f"after: must be {what}, such as an answer's next.")
+    return tuple(int(number) for number in found.groups())
+
+
+def _cut(
+    found: list[Item], limit: int, key: Callable[[Item], str]
+) -> tuple[list[Item], str | None]:
+    """The first ones, and the key of the last of them if there are more."""
+    page = found[:limit]
+    return page, key(page[-1]) if len(found) > limit else None

@@ -1,0 +1,252 @@
+"""Summaries and overviews of jobs, each made once per revision of the job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from bagua_autotune.model.job import Event, Job, Limits, Trial
+from bagua_autotune.model.knobs import Configuration, Knob
+from bagua_autotune.model.view import View
+from bagua_autotune.search import make_searcher
+from bagua_autotune.store import Contact, Store, read_each
+from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import best_trial
+from bagua_autotune.views.cache import Cache
+from bagua_autotune.views.curve import Curve, closed, make_curve
+from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
+from bagua_autotune.views.lists import JobDetail, Page, job_detail
+from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
+from bagua_autotune.views.steps import (
+    BestSoFar,
+    RankTime,
+    StepSeries,
+    Switch,
+    best_so_far,
+    exposed_seconds,
+    rank_times,
+    switches,
+    thin_out,
+)
+from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
+from bagua_autotune.views.trials import ShownTrial, shown_trials
+from bagua_autotune.views.words import baseline_trial, explain, stock_ddp_snippet
+
+# A hundred kilobytes each, and only looked at one by one.
+OVERVIEWS_KEPT = 32
+# A list of jobs sums up for so long what changed; what is left is shown as it was, and comes first
+# next time.
+LIST_BUDGET_SECONDS = 0.1
+MOST_JOBS_LISTED = 1000
+NEWEST_EVENTS = 200
+
+
+class JobList(Page):
+    jobs: list[JobSummary]
+
+
+class JobOverview(View):
+    """All that is shown of a job while it runs.
+
+    ``best``: after each measured trial of the round; it rises where the best configuration turns
+    out to be slower when it is measured again. ``ranks``: of more than 256 those that compute
+    longest and shortest. ``why``: why this configuration. ``stock_ddp``: Python for PyTorch's own
+    DistributedDataParallel. ``events``: the newest.
+    """
+
+    job: JobSummary
+    default_configuration: Configuration
+    ranks_per_node: tuple[int, ...]
+    software: dict[str, str]
+    fingerprint: str
+    limits: Limits
+    knobs: dict[str, Knob]
+    trials: list[ShownTrial]
+    steps: StepSeries
+    switches: list[Switch]
+    best: list[BestSoFar]
+    ranks: list[RankTime]
+    why: str
+    stock_ddp: str
+    events: list[Event]
+
+
+class FittedCurve(NamedTuple):
+    """``shown``: when the job was made, its round, whether its training ended; ``trials``: closed
+    ones of that round, which is not the shown one if the training ended within it.
+    """
+
+    shown: tuple[float, int, bool]
+    trials: int
+    curve: Curve
+
+
+class Overviews:
+    """Methods of one job raise UnknownJob if there is no such job. Thread-safe.
+
+    Args:
+        store: is only read.
+        searcher: the search method whose curves are shown, see bagua_autotune.search.
+        knowledge: of the store's jobs, where others need it too.
+        summaries: of the store's jobs, where others look at them too.
+        is_deciding: whether this process decides what follows in a job.
+        stopwatch: seconds, for the budget.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        searcher: str = "bayesian",
+        knowledge: Knowledge | None = None,
+        summaries: Summaries | None = None,
+        is_deciding: Callable[[str], bool] = lambda job_id: False,
+        stopwatch: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._make_searcher = partial(make_searcher, searcher)
+        self._knowledge = knowledge or Knowledge(store)
+        self._summaries = summaries or Summaries(store)
+        self._is_deciding = is_deciding
+        self._stopwatch = stopwatch
+        self._overviews: Cache[JobOverview] = Cache(OVERVIEWS_KEPT)
+        self._curves: Cache[FittedCurve] = Cache(OVERVIEWS_KEPT)
+        self._layouts: Cache[JobBuckets] = Cache(OVERVIEWS_KEPT)
+        # Fits are bound by Python's lock: more at once only slow the requests down, and all that
+        # wait would leave no thread to the ranks.
+        self._one_fit = threading.Lock()
+
+    def job_list(
+        self, name: str | None = None, limit: int = 100, after: str | None = None
+    ) -> JobList:
+        """Newest first, those behind the job ``after``.
+
+        A job that cannot be read is left out. Where many changed, some have the figures, and the
+        ``revision``, of a while ago; never another state, and never an older last contact.
+        """
+        newest = self.store.contacts(name, limit + 1, after)
+        following = newest[limit - 1].id if len(newest) > limit else None
+        newest = newest[:limit]
+        until = self._stopwatch() + LIST_BUDGET_SECONDS
+        longest_ago = sorted(newest, key=self._known_at)
+        each = read_each(longest_ago, lambda contact: self._listed(contact, until))
+        found = {summary.id: summary for summary in each}
+        jobs = [found[contact.id] for contact in newest if contact.id in found]
+        return JobList(jobs=jobs, next=following)
+
+    def _listed(self, contact: Contact, until: float) -> JobSummary:
+        known = self._summaries.known(contact)
+        # Its headline tells the state too, so that cannot be mended.
+        is_alike = known and (known.summary.state, known.summary.ended_at) == (
+            contact.phase,
+            contact.ended_at,
+        )
+        if known is None or not is_alike or self._stopwatch() < until:
+            known = self._summaries.of(contact)
+        return _as_of_now(known.summary, contact, self._is_deciding(contact.id))
+
+    def _known_at(self, contact: Contact) -> float:
+        known = self._summaries.known(contact)
+        return known.summary.last_contact_at if known else 0.0
+
+    def overview(self, job_id: str) -> JobOverview:
+        contact, deciding = self._look(job_id)
+        found = self._overviews.get(job_id, contact.version, lambda: self._make(job_id))
+        return found.model_copy(update={"job": _as_of_now(found.job, contact, deciding)})
+
+    def detail(self, job_id: str) -> JobDetail:
+        """All that is known of a job but its trials."""
+        return job_detail(self.store, job_id, self._look(job_id)[1])
+
+    def _look(self, job_id: str) -> tuple[Contact, bool]:
+        """The job, and whether this process or another decides what follows in it."""
+        is_deciding = self._is_deciding(job_id)
+        contact, claimed_until = self.store.contact_and_claim(job_id)
+        return contact, is_deciding or (claimed_until or 0.0) > time.time()
+
+    def curve(self, job_id: str) -> Curve:
+        """What the search believes; made anew once a trial was closed.
+
+        While one is being made, nobody waits: who asks gets the latest one, or none. That it rests
+        on fewer trials than were closed says that there is more to come.
+        """
+        with self.store.database.reading():
+            job, stored = self.store.job(job_id), self.store.trials(job_id)
+        trials = closed(of_round(stored, job.round))
+        shown = job.created_at, job.round, job.phase == "ended"
+        known = self._curves.known(job_id)
+        if known and (known.shown, known.trials) == (shown, trials):
+            return known.curve
+        if not self._one_fit.acquire(blocking=False):
+            return known.curve if known and known.shown == shown else Curve(trials=0)
+        try:
+            made = self._curves.get(
+                job_id, (shown, trials), lambda: FittedCurve(shown, trials, self._fit(job, stored))
+            )
+        finally:
+            self._one_fit.release()
+        return made.curve
+
+    def _fit(self, job: Job, trials: Sequence[Trial]) -> Curve:
+        return make_curve(job, trials, self._knowledge, self._make_searcher)
+
+    def buckets(self, job_id: str) -> JobBuckets:
+        """How the tensors are cut by default, and by the best configuration so far."""
+        job = self.store.job(job_id)
+        best = best_trial(job, self.store.trials(job_id))
+        configurations: dict[Role, Configuration] = {"default": job.baseline}
+        if best is not None:
+            configurations["incumbent"] = best.configuration
+        version = job.created_at, *configurations.values()
+        return self._layouts.get(
+            job_id, version, lambda: make_layouts(self._knowledge.layouts(job), configurations)
+        )
+
+    def _make(self, job_id: str) -> JobOverview:
+        with self.store.database.reading():
+            return self._put_together(read(self.store, job_id))
+
+    def _put_together(self, reading: Reading) -> JobOverview:
+        summary = make_summary(self.store, reading)
+        job, job_id = reading.job, reading.job.id
+        best = best_trial(job, reading.trials)
+        has_seconds = reading.objective.seconds(0.0) is not None
+        times = self.store.step_times(job_id) if has_seconds else []
+        return JobOverview(
+            job=summary,
+            default_configuration=job.baseline,
+            ranks_per_node=job.ranks_per_node,
+            software=job.software,
+            fingerprint=job.fingerprint,
+            limits=job.limits,
+            knobs=dict(job.space),
+            trials=shown_trials(job, reading.trials),
+            steps=thin_out(times),
+            switches=switches(reading),
+            best=best_so_far(reading),
+            ranks=rank_times(reading.latest) if has_seconds else [],
+            why=explain(reading, summary.figures, self._exposed(reading)),
+            stock_ddp=stock_ddp_snippet(best.configuration if best else job.baseline),
+            events=self.store.events(job_id, NEWEST_EVENTS),
+        )
+
+    def _exposed(self, reading: Reading) -> Mapping[int, float]:
+        """Communication that computing does not hide, of the best trial and the baseline's."""
+        job = reading.job
+        wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.shown)]
+        found: dict[int, float] = {}
+        for trial in filter(None, wanted):
+            steps = self.store.latest_observations(job.id, trial.index, LATEST_STEPS)
+            profiles = self.store.latest_profiles(job.id, LATEST_PROFILES, trial.index)
+            exposed = exposed_seconds(steps, profiles)
+            if exposed is not None:
+                found[trial.index] = exposed
+        return found
+
+
+def _as_of_now(summary: JobSummary, contact: Contact, deciding: bool) -> JobSummary:
+    last = contact.last_contact_at
+    return summary.model_copy(update={"deciding": deciding, "last_contact_at": last})

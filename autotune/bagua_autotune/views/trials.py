@@ -1,0 +1,91 @@
+"""The trials of a job, each with how fast it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bagua_autotune.model import job as records
+from bagua_autotune.model.job import Job, Purpose, TrialState
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.text import describe
+from bagua_autotune.model.view import Moment, View
+from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import best_trial, speedup_of
+
+
+class Trial(View):
+    """``seconds`` per step with its 95 % interval; null where there is none (yet).
+
+    ``speedup``: of this trial alone, over all trials of the default in its round.
+    """
+
+    index: int
+    round: int
+    purpose: Purpose
+    state: TrialState
+    configuration: Configuration
+    steps: int
+    outliers: int
+    seconds: float | None
+    low: float | None
+    high: float | None
+    speedup: float | None
+    started_at: Moment | None
+    ended_at: Moment | None
+    failure: str | None
+
+
+class ShownTrial(Trial):
+    """``is_best``: the first trial of what was kept, or else of the best configuration so far.
+
+    ``words``: its configuration.
+    """
+
+    words: str
+    is_best: bool
+
+
+def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
+    """In their order.
+
+    Args:
+        trials: of all rounds.
+    """
+    rounds = {number: of_round(trials, number) for number in range(job.round + 1)}
+    return [_view(job, trial, rounds[trial.round]) for trial in trials]
+
+
+def shown_trials(job: Job, trials: Sequence[records.Trial]) -> list[ShownTrial]:
+    """The same, and which of them is the best."""
+    best = best_trial(job, trials)
+    return [
+        ShownTrial(
+            **vars(view),
+            words=describe(view.configuration),
+            is_best=best is not None and view.index == best.index,
+        )
+        for view in trial_views(job, trials)
+    ]
+
+
+def _view(job: Job, trial: records.Trial, of_its_round: Sequence[records.Trial]) -> Trial:
+    objective, found = OBJECTIVES[job.protocol], trial.estimate
+    is_bounded = found is not None and found.count > 1
+    faster = speedup_of(found, job, of_its_round) if found else None
+    return Trial(
+        index=trial.index,
+        round=trial.round,
+        purpose=trial.purpose,
+        state=trial.state,
+        configuration=trial.configuration,
+        steps=found.count + found.outliers if found else 0,
+        outliers=found.outliers if found else 0,
+        seconds=objective.seconds(found.center) if found else None,
+        low=objective.seconds(found.low) if found and is_bounded else None,
+        high=objective.seconds(found.high) if found and is_bounded else None,
+        speedup=faster.center if faster else None,
+        started_at=trial.started_at,
+        ended_at=trial.ended_at,
+        failure=trial.failure,
+    )

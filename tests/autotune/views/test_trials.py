@@ -1,0 +1,27 @@
+"""The trials of a job, each with how fast it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_autotune.views.trials import shown_trials, trial_views
+from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, trial
+
+
+def test_a_trial_is_compared_with_all_trials_of_the_default_in_its_round() -> None:
+    first = [trial(0, DEFAULT, 0.2), trial(1, FASTER, 0.15), trial(2, DEFAULT, 0.8)]
+    second = [trial(3, DEFAULT, 0.3, round=1), trial(4, FASTER, 0.1, round=1), trial(5, SLOWER)]
+    found = trial_views(job(round=1), [*first, *second])
+    assert [view.speedup for view in found] == [
+        pytest.approx(2), pytest.approx(8 / 3), pytest.approx(0.5), pytest.approx(1),
+        pytest.approx(3), None,
+    ]  # fmt: skip
+    assert [view.seconds for view in found][3:] == [pytest.approx(0.3), pytest.approx(0.1), None]
+
+
+def test_the_best_is_the_first_trial_of_what_was_kept() -> None:
+    measured = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, FASTER, 0.2)]
+    found = shown_trials(job("finished", RESULT), measured)
+    assert [(view.index, view.words) for view in found if view.is_best] == [
+        (1, "bucket 1 MiB, hierarchical")
+    ]
