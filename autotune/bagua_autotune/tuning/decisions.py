@@ -20,6 +20,8 @@ from bagua_autotune.tuning.next_step import NextStep
 
 logger = logging.getLogger(__name__)
 
+SUPERFLUOUS = "a decision was made for nothing: the job had moved on meanwhile"
+
 
 class Decisions:
     """Moves jobs on.
@@ -99,7 +101,11 @@ class Decisions:
         is_taken = self._store.advance(job_id, step)
         if is_taken:
             self._announce(job, current, step)
-        return is_taken
+            return True
+        logger.info("job %s: %s", job.id, SUPERFLUOUS)
+        for listener in self._listeners:
+            listener.on_superfluous()
+        return False
 
     def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
         if closed:
