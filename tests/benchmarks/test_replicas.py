@@ -1,15 +1,19 @@
-"""A small run of the benchmark of replicas, on a real PostgreSQL."""
+"""A small run of the benchmark of replicas on a real PostgreSQL, and the proxy before them."""
 
 from __future__ import annotations
 
-import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import requests
 
 from benchmarks import replicas
 from benchmarks.fault_injection import replicas as module
-from benchmarks.fault_injection.proxy import FaultyProxy, Request
+from benchmarks.fault_injection.proxy import FaultyProxy
 from tests.autotune.store.postgresql import find_binaries
 
 
@@ -25,9 +29,35 @@ def test_a_job_is_tuned_while_a_replica_is_killed(monkeypatch: pytest.MonkeyPatc
     assert not replace(outcome, statuses={500: 1}).show()
 
 
-def test_a_replica_that_does_not_listen_is_passed_over() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dead = silent.getsockname()[1]
-    proxy = FaultyProxy([dead, dead], seed=1, every=0)
-    with pytest.raises(ConnectionRefusedError):
-        proxy.pass_on(Request("GET", "/", b"", {}))
+def test_each_replica_has_its_turn_and_a_dead_one_is_passed_over() -> None:
+    with ExitStack() as stack:
+        ports = [stack.enter_context(_answering(name)) for name in "abc"]
+        url = stack.enter_context(FaultyProxy(ports, seed=1, every=0)).url
+        assert [requests.get(url, timeout=30).text for _ in range(4)] == ["a", "b", "c", "a"]
+    with ExitStack() as stack:
+        living = [stack.enter_context(_answering(name)) for name in "de"]
+        url = stack.enter_context(FaultyProxy([ports[0], *living], seed=1, every=0)).url
+        assert [requests.get(url, timeout=30).text for _ in range(4)] == ["d", "d", "e", "d"]
+
+
+@contextmanager
+def _answering(name: str) -> Iterator[int]:
+    """Its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(name.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
