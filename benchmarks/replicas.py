@@ -1,11 +1,11 @@
-"""Jobs tuned by several replicas, one of which is killed every few seconds; PostgreSQL crashes once.
+"""Jobs tuned by replicas of which one is killed every few seconds, and PostgreSQL crashes once.
 
-Replicas of ``bagua-autotune serve`` share a PostgreSQL of their own (without fsync: the machine does
-not crash). A proxy lets each have its turn, request by request. The jobs are simulated, all at once:
-their steps take the simulator's time, and the client's own reporter tells them over HTTP.
+The replicas of ``bagua-autotune serve`` share a PostgreSQL of their own (without fsync: the machine
+does not crash). A proxy lets each have its turn, request by request. The jobs are simulated, all at
+once: their steps take the simulator's time, and the client's own reporter tells them over HTTP.
 
-What must hold: no step lost, no rank stuck, each job ends within 5 % of the best configuration or at
-its default with a reason, nothing that was acknowledged is lost, the store is whole, nothing is
+What must hold: no step lost, no rank stuck, each job ends within 5 % of the best configuration or
+at its default with a reason, nothing that was acknowledged is lost, the store is whole, nothing is
 answered by a 500, and no decision is taken twice: none was made for nothing, and no more were made
 than steps were taken, but for those that failed with the database or ended with their replica. The
 exit status is 1 if something does not.
@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # the tests' service and Postgr
 
 from fault_injection import tunings
 from fault_injection.books import Books, audit
-from fault_injection.replicas import FAILED, SUPERFLUOUS, Replicas
+from fault_injection.replicas import FAILED, Replicas
 from fault_injection.tunings import Ended, Setting, show
 from harness import write_json
 from sqlalchemy import func, select
@@ -35,6 +35,7 @@ from sqlalchemy import func, select
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.background import MOST_AT_ONCE
+from bagua_autotune.tuning.decisions import SUPERFLUOUS
 from tests.autotune.store.postgresql import (
     crash_and_restart,
     find_binaries,
@@ -112,8 +113,8 @@ def tune(replicas: int, jobs: int, seed: int, crash_after: int = CRASH_AFTER) ->
             decided=troubled.decided,
             failed=troubled.said(FAILED),
             superfluous=troubled.said(SUPERFLUOUS),
-            troubles=troubled.troubles,
-            statuses=troubled.proxy.statuses,
+            troubles=dict(troubled.troubles),
+            statuses=dict(troubled.proxy.statuses),
         )
 
 

@@ -15,7 +15,6 @@ from types import TracebackType
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from bagua_autotune.tuning.decisions import SUPERFLUOUS
 from tests.autotune.server import ServeProcess
 
 from .proxy import FaultyProxy
@@ -26,7 +25,7 @@ DECIDED = "bagua_autotune_proposal_seconds_count"
 
 
 class Replicas:
-    """Context manager: so many ``bagua-autotune serve`` behind a proxy that lets each have its turn.
+    """Context manager: so many ``bagua-autotune serve`` behind a proxy; each has its turn.
 
     Args:
         url: of the database that they share.
