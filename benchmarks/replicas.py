@@ -73,7 +73,7 @@ class Outcome:
     @property
     def unaccounted(self) -> int:
         """Decisions beyond those that jobs needed, or that can have been lost."""
-        lost = self.failed + MOST_AT_ONCE * self.troubles["kill"]
+        lost = self.failed + MOST_AT_ONCE * self.troubles.get("kill", 0)
         return max(0, self.decided - self.steps - lost)
 
     def show(self) -> bool:
@@ -88,7 +88,11 @@ class Outcome:
             "decisions made that nothing explains": self.unaccounted,
         }
         is_once = not self.superfluous and not self.unaccounted
-        return show(self.ended, self.books, others) and is_once and not self.statuses.get(500)
+        has_crashed = bool(self.troubles.get("crash"))
+        if not has_crashed:
+            print("the tunings ended before PostgreSQL crashed: that shows too little")
+        is_right = show(self.ended, self.books, others) and not self.statuses.get(500)
+        return is_right and is_once and has_crashed
 
 
 def tune(replicas: int, jobs: int, seed: int, crash_after: int = CRASH_AFTER) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -18,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.autotune.server import ServeProcess
 
 from .proxy import FaultyProxy
-from .trouble import QUIET_SECONDS, QUIET_STARTS, TROUBLE_SECONDS
+from .trouble import QUIET_SECONDS, TROUBLE_SECONDS
 
 FAILED = "a decision failed"
 DECIDED = "bagua_autotune_proposal_seconds_count"
@@ -61,15 +60,12 @@ class Replicas:
         self.decided = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._trouble)
-        self._start_seconds = 0.0
         self._services: list[ServeProcess] = []
 
     def __enter__(self) -> Replicas:
         self._services = [self._begun(place) for place in range(len(self._ports))]
-        began = time.monotonic()
         for service in self._services:
             service.__enter__()
-        self._start_seconds = time.monotonic() - began
         self.proxy.__enter__()
         self._thread.start()
         return self
@@ -101,7 +97,7 @@ class Replicas:
         return ServeProcess(self._folder / f"replica-{place}.db", "--port", port, *shared)
 
     def _trouble(self) -> None:
-        while not self._over.wait(self._quiet_seconds()):
+        while not self._over.wait(self._random.uniform(*QUIET_SECONDS)):
             if self.troubles["kill"] == self._crash_after and not self.troubles["crash"]:
                 self._crash_database()
                 self.troubles["crash"] += 1
@@ -110,13 +106,8 @@ class Replicas:
             self.decided += _decisions(self._ports[place])
             self._services[place].__exit__(None, None, None)
             self.troubles["kill"] += 1
-            self._over.wait(self._random.uniform(*TROUBLE_SECONDS))
-            began = time.monotonic()
-            self._services[place] = self._begun(place).__enter__()
-            self._start_seconds = time.monotonic() - began
-
-    def _quiet_seconds(self) -> float:
-        return self._random.uniform(*QUIET_SECONDS) + QUIET_STARTS * self._start_seconds
+            if not self._over.wait(self._random.uniform(*TROUBLE_SECONDS)):
+                self._services[place] = self._begun(place).__enter__()
 
 
 def _free_ports(count: int) -> list[int]:

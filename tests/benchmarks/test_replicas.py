@@ -20,13 +20,15 @@ from tests.autotune.store.postgresql import find_binaries
 def test_a_job_is_tuned_while_a_replica_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_binaries() is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(module, "QUIET_SECONDS", (0.1, 0.2))
-    outcome = replicas.tune(replicas=2, jobs=1, seed=1, crash_after=1)
+    monkeypatch.setattr(module, "QUIET_SECONDS", (0.5, 0.5))
+    monkeypatch.setattr(module, "TROUBLE_SECONDS", (60.0, 60.0))
+    outcome = replicas.tune(replicas=2, jobs=1, seed=1, crash_after=0)
     assert outcome.troubles["kill"] >= 1
     assert outcome.show(), "all is right"
     assert not replace(outcome, superfluous=1).show()
     assert not replace(outcome, decided=outcome.decided + 1000).show()
     assert not replace(outcome, statuses={500: 1}).show()
+    assert not replace(outcome, troubles={"kill": 1}).show()
 
 
 def test_each_replica_has_its_turn_and_a_dead_one_is_passed_over() -> None:
