@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
-STATUSES_KEPT = 4096
+STATUSES_KEPT = 1024
 SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
 HEARD_AGAIN = "heard of again, so it goes on"
 
@@ -93,8 +93,9 @@ class Tuner:
         self._knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self._knowledge, clock)
         self._decisions = Decisions(store, self._next, listeners, clock, background)
-        # A state is made once for each revision of its job: who polls reads one row.
-        self._statuses = lru_cache(maxsize=STATUSES_KEPT)(self._read_status)
+        # By job the state of its newest revision, made once: who polls reads one row.
+        self._latest: Callable[[str], dict[tuple[float, int], JobStatus]]
+        self._latest = lru_cache(maxsize=STATUSES_KEPT)(lambda _job_id: {})
 
     def register(
         self,
@@ -336,12 +337,18 @@ class Tuner:
         deciding = self.is_deciding(job_id)
         contact, claimed_until = contacts.with_claim(self.store, job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
-        status = self._statuses(job_id, contact.version)
+        status = self._status_of(job_id, contact.version)
         return contact, replace(status, deciding=deciding or is_claimed)
 
-    def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobStatus:
-        with self.store.database.reading():
-            return _status(self.store.job(job_id), self.store.trials(job_id))
+    def _status_of(self, job_id: str, version: tuple[float, int]) -> JobStatus:
+        latest = self._latest(job_id)
+        status = latest.get(version)
+        if status is None:
+            with self.store.database.reading():
+                status = _status(self.store.job(job_id), self.store.trials(job_id))
+            latest.clear()
+            latest[version] = status
+        return status
 
     def searcher(self, job: Job, trials: Sequence[Trial]) -> tuple[Searcher, Problem] | None:
         """What the round's search knows of all trials so far; see decision.told_searcher."""

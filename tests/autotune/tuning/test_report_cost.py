@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import log
@@ -14,10 +15,11 @@ from flask.testing import FlaskClient
 from sqlalchemy import event
 
 from bagua_autotune.app import create_app
-from bagua_autotune.model.job import CONTACT_SECONDS, Observation
+from bagua_autotune.model.job import CONTACT_SECONDS, Event, Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store, contacts, digests
+from bagua_autotune.tuning.status import JobStatus
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import make_spec, registration
 from tests.autotune.tuning.bagua_worker import Clock
@@ -121,6 +123,19 @@ def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> N
     assert later.trials is shown.trials
     assert later.summary.last_contact_at == after.last_contact_at
     assert overviews.summary("job").last_contact_at == after.last_contact_at
+
+
+def test_of_a_job_one_state_is_kept(store: Store) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, JobStatus) for each in gc.get_objects())
+
+    tuner, before = Tuner(store), kept()
+    tuner.register("job", make_spec())
+    for step in range(20):
+        tuner.take_event("job", Event("note", None, step, f"note {step}"))
+        tuner.status("job")
+    assert kept() - before == 1
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "async"])
