@@ -58,9 +58,9 @@ def fill(store: Store, filling: Filling) -> list[str]:
 
 def _make(store: Store, job_id: str, trials: int, at: float, *, is_done: bool) -> None:
     """A job of 8 ranks whose last trial was just proposed, or that has a result and ended."""
-    simulator = _simulator()
+    simulator = make_simulator()
     generator, draw = np.random.default_rng(0), random.Random(0)
-    store.create_job(job_id, _spec(job_id), at=at)
+    store.create_job(job_id, make_spec(job_id), at=at)
     store.advance(job_id, Step(at, next_trial=Trial(0, "search", simulator.default)))
     configuration, step = simulator.default, 0
     for index in range(trials):
@@ -85,15 +85,15 @@ def _make(store: Store, job_id: str, trials: int, at: float, *, is_done: bool) -
 
 
 @cache
-def _simulator() -> Simulator:
+def make_simulator() -> Simulator:
     cluster = Cluster(
         nodes=4, ranks_per_node=2, bandwidth_bytes_per_second=1.25e9, latency_seconds=1e-4
     )
     return Simulator(load("resnet50"), cluster)
 
 
-def _spec(name: str) -> JobSpec:
-    simulator = _simulator()
+def make_spec(name: str) -> JobSpec:
+    simulator = make_simulator()
     return JobSpec(
         name=name,
         world_size=8,

@@ -65,7 +65,8 @@ def serve(settings: Settings) -> None:
     listener = _listen(family, str(address), settings.port)
     store = Store(settings.database)
     in_hand = InHand(store)
-    upkeep = Upkeep(store, settings.thin_days, settings.keep_days)
+    pause_seconds = 60 * settings.upkeep_minutes
+    upkeep = Upkeep(store, settings.thin_days, settings.keep_days, pause_seconds)
     try:
         if settings.parent_pid is not None:
             # It shares the training's machine and must not take its cores.

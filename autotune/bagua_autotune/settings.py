@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "world_size": "WORLD_SIZE",
     "thin_days": "BAGUA_AUTOTUNE_THIN_DAYS",
     "keep_days": "BAGUA_AUTOTUNE_KEEP_DAYS",
+    "upkeep_minutes": "BAGUA_AUTOTUNE_UPKEEP_MINUTES",
     "csv_log": "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",
     "default_bucket_bytes": "BAGUA_DEFAULT_BUCKET_SIZE",
     "max_samples": "BAGUA_AUTOTUNE_MAX_SAMPLES",
@@ -60,6 +61,7 @@ class Settings(BaseModel):
     # A job of 8 ranks takes 0.1 to 2 MB, thinned 0.1: a hundred a day stay near 1 GB.
     thin_days: float = Field(default=7.0, ge=0, le=36_500)
     keep_days: float = Field(default=90.0, ge=0, le=36_500)
+    upkeep_minutes: float = Field(default=60.0, ge=0.01, le=1440)
     # Of /api/v1 only: its protocol carries neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)

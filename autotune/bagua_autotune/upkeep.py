@@ -14,16 +14,17 @@ from bagua_autotune.store import Store, retention
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
-LOOK_SECONDS = 300.0
-PAUSE_SECONDS = 3600.0
+LOOKS = 12
+"""So often in its pause a replica looks whether it is its turn."""
 
 
 class Upkeep:
-    """Thins and deletes once an hour, in whichever replica comes first.
+    """Thins and deletes from time to time, in whichever replica comes first.
 
     Args:
         thin_days: so long after its last contact a job keeps all its steps; 0: for ever.
         keep_days: so long after it a job is kept; 0: for ever.
+        pause_seconds: from one time to the next.
         clock: seconds since the epoch.
     """
 
@@ -32,11 +33,13 @@ class Upkeep:
         store: Store,
         thin_days: float,
         keep_days: float,
+        pause_seconds: float = 3600.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._thin_days = thin_days
         self._keep_days = keep_days
+        self._pause_seconds = pause_seconds
         self._clock = clock
         self._stopping = threading.Event()
 
@@ -49,18 +52,18 @@ class Upkeep:
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
+        while not self._stopping.wait(self._pause_seconds / LOOKS):
             try:
                 self.once()
             except SQLAlchemyError as error:
                 logger.error("the upkeep of the database waits: the store failed: %s", error)
             except Exception:
-                logger.exception("the upkeep of the database failed; it is tried again in an hour")
+                logger.exception("the upkeep of the database failed; the next one tries it again")
 
     def once(self) -> bool:
         """What there is to do now. False if it is not this replica's turn."""
         now = self._clock()
-        thinned_until = retention.claim(self._store, now, PAUSE_SECONDS)
+        thinned_until = retention.claim(self._store, now, self._pause_seconds)
         if thinned_until is None:
             return False
         pruned, steps = 0, 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+
+from sqlalchemy import select
 
 from bagua_autotune.store import Store
+from bagua_autotune.store.checkup import examine
 from bagua_autotune.store.observations import MOST_LATE_STEPS
+from bagua_autotune.store.tables import TrialRow
 
 from .proxy import Report
 
@@ -20,7 +22,7 @@ class Books:
     Attributes:
         acknowledged: steps and events whose client was told that they were taken.
         lost: those of them that are not in the store, in words.
-        damage: what SQLite's own checks found.
+        damage: the faults that ``bagua-autotune doctor`` finds.
     """
 
     acknowledged: int
@@ -28,15 +30,14 @@ class Books:
     damage: list[str]
 
 
-def audit(database: Path, reports: Iterable[Report]) -> Books:
+def audit(url: str, reports: Iterable[Report]) -> Books:
     """Compare what was acknowledged with what is in the store; the service has ended."""
-    store = Store(f"sqlite:///{database}")
-    with sqlite3.connect(database) as connection:
-        checks = [*connection.execute("PRAGMA integrity_check")]
-        checks += connection.execute("PRAGMA foreign_key_check")
-        # A closed trial takes so many late steps; the rest is dropped on purpose.
-        query = 'SELECT job_id, "index" FROM trials WHERE late_steps >= ?'
-        full = set(connection.execute(query, (MOST_LATE_STEPS,)))
+    store = Store(url)
+    damage = [finding.words for finding in examine(store) if finding.is_fault]
+    # A closed trial takes so many late steps; the rest is dropped on purpose.
+    query = select(TrialRow.job_id, TrialRow.index).where(TrialRow.late_steps >= MOST_LATE_STEPS)
+    with store.database.reading() as session:
+        full = {tuple(row) for row in session.execute(query)}
     found: dict[str, set[object]] = {}
     acknowledged, lost = 0, []
     for report in reports:
@@ -48,7 +49,6 @@ def audit(database: Path, reports: Iterable[Report]) -> Books:
             if item not in found[report.job_id] and not is_full:
                 lost.append(f"{report.job_id}: {item}")
     store.close()
-    damage = [str(row) for row in checks if row != ("ok",)]
     return Books(acknowledged, sorted(set(lost)), damage)
 
 

@@ -23,7 +23,7 @@ from bagua_client.environment import Environment
 from bagua_client.service_client import BucketTiming, Profile
 
 PAUSE_SECONDS = 0.002
-"""A step's, that the reporter may come in between."""
+"""Of a step, that the reporter may come in between."""
 
 
 class Lines(logging.Handler):
@@ -107,6 +107,7 @@ class ServedJob(SimulatedJob):
     """Its ranks follow the reporter's commands."""
 
     tuner: ReportingTuner  # type: ignore[assignment]
+    pause_seconds: float = PAUSE_SECONDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +133,7 @@ class ServedJob(SimulatedJob):
         super()._run_step()
         if self._watch is not None and self._switch_at is None:
             self._follow()
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(self.pause_seconds)
 
     def _report(self) -> None:
         reported, self._reported = self._reported, []

@@ -35,7 +35,7 @@ class TroubledService:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])
-        self.proxy = FaultyProxy(self._port, seed)
+        self.proxy = FaultyProxy([self._port], seed)
         self.troubles: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._over = threading.Event()

@@ -20,7 +20,7 @@ import requests
 from bagua_autotune.store import Store
 from bagua_autotune.store.database import SQLITE_BUSY_SECONDS
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import Ranks, registration
+from tests.autotune.support import Ranks, make_spec, registration
 
 PATIENCE_SECONDS = 60
 
@@ -222,6 +222,17 @@ def test_what_cannot_be_is_said_in_a_sentence(
     assert run.returncode == 1
     assert word in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_it_deletes_old_jobs_as_often_as_it_is_told_to(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'a.db'}")
+    store.create_job("old", make_spec(), at=1.0)
+    with ServeProcess(tmp_path / "a.db", "--upkeep-minutes", "0.01"):
+        deadline = time.monotonic() + 60
+        while store.jobs():
+            assert time.monotonic() < deadline, "nothing was deleted"
+            time.sleep(0.05)
+    store.close()
 
 
 def test_many_jobs_at_once(tmp_path: Path) -> None:

@@ -41,9 +41,8 @@ def test_each_fault_is_what_it_says_and_the_books_are_right(
     service: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, database = service
-    monkeypatch.setattr(module, "EVERY", 1)
     monkeypatch.setattr(module, "LONGEST_DELAY_SECONDS", 0.01)
-    with FaultyProxy(port, seed=1) as proxy:
+    with FaultyProxy([port], seed=1, every=1) as proxy:
         url = f"{proxy.url}/api/v2/jobs/job"
         monkeypatch.setattr(module, "FAULTS", ("",))
         assert requests.put(url, json=registration(), timeout=30).ok
@@ -60,17 +59,18 @@ def test_each_fault_is_what_it_says_and_the_books_are_right(
         monkeypatch.setattr(module, "HANG_SECONDS", 0.01)
         assert _report(url, 100) == 0
     assert len(proxy.acknowledged) == len(TAKEN)
-    books = audit(database, proxy.acknowledged)
+    stored = f"sqlite:///{database}"
+    books = audit(stored, proxy.acknowledged)
     assert (books.acknowledged, books.lost, books.damage) == (len(TAKEN), [], [])
     never = Report("job", "observations", {"trial": 0, "steps": [{"step": 7000, "seconds": [1.0]}]})
-    (lost,) = audit(database, [*proxy.acknowledged, never]).lost
+    (lost,) = audit(stored, [*proxy.acknowledged, never]).lost
     assert "7000" in lost
 
 
 def test_the_same_seed_makes_the_same_faults() -> None:
     made = []
     for _ in range(2):
-        proxy = FaultyProxy(1, seed=5)
+        proxy = FaultyProxy([1], seed=5)
         made.append([proxy.next_fault() for _ in range(300)])
         proxy._server.server_close()
     assert made[0] == made[1]

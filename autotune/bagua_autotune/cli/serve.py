@@ -42,6 +42,12 @@ class _Misused(click.ClickException):
     help="Delete a job not heard of for so long; 0: never.  [default: 90]",
 )
 @click.option(
+    "--upkeep-minutes",
+    type=float,
+    metavar="MINUTES",
+    help="How long from one look for what to delete to the next.  [default: 60]",
+)
+@click.option(
     "--allowed-host",
     "allowed_hosts",
     metavar="NAME",

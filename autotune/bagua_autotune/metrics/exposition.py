@@ -56,6 +56,11 @@ class ServiceMetrics:
             "Decisions that failed, and are tried again at the job's next report.",
             registry=registry,
         )
+        self.superfluous_decisions = Counter(
+            "bagua_autotune_superfluous_decisions",
+            "Decisions made for nothing: another replica, or a failed trial, moved the job on.",
+            registry=registry,
+        )
         self._requests = Counter(
             "bagua_autotune_requests",
             "Requests answered.",
@@ -130,6 +135,9 @@ class Metrics(TunerListener):
 
     def on_decided(self, seconds: float) -> None:
         self.service.proposal_seconds.observe(seconds)
+
+    def on_superfluous(self) -> None:
+        self.service.superfluous_decisions.inc()
 
     def on_failed(self, error: Exception) -> None:
         self.service.failed_decisions.inc()

@@ -291,6 +291,10 @@ def _pg8000_connect() -> Callable[..., Any]:
             with _told():
                 super().handle_messages(context)
 
+        def close(self) -> None:
+            with suppress(pg8000.InterfaceError):  # to a server that is gone, nothing can be said
+                super().close()
+
     @contextmanager
     def _told() -> Iterator[None]:
         try:

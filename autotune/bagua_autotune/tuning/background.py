@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 # Fits are bound by Python's lock: more at once only slow the requests down.
 MOST_AT_ONCE = 2
 
+SUPERFLUOUS = "a decision was made for nothing: the job had moved on meanwhile"
+
 
 class Decisions:
     """Moves jobs on.
@@ -104,7 +106,11 @@ class Decisions:
         is_taken = self._store.advance(job_id, step)
         if is_taken:
             self._announce(job, current, step)
-        return is_taken
+            return True
+        logger.info("job %s: %s", job.id, SUPERFLUOUS)
+        for listener in self._listeners:
+            listener.on_superfluous()
+        return False
 
     def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
         if closed:

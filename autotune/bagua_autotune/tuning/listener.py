@@ -31,6 +31,9 @@ class TunerListener:
     def on_decided(self, seconds: float) -> None:
         """A decision on what follows took so long."""
 
+    def on_superfluous(self) -> None:
+        """A decision was not needed: another replica, or a failed trial, had moved the job on."""
+
     def on_round(self, job: Job) -> None:
         """A finished job is tuned again."""
 

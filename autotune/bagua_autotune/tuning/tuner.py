@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
-STATUSES_KEPT = 4096
+STATUSES_KEPT = 1024
 SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
 HEARD_AGAIN = "heard of again, so it goes on"
 
@@ -88,8 +88,9 @@ class Tuner:
         self.knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self.knowledge, clock)
         self._decisions = Decisions(store, self._next, listeners, clock, background)
-        # A state is made once for each revision of its job: who polls reads one row.
-        self._statuses = lru_cache(maxsize=STATUSES_KEPT)(self._read_status)
+        # By job the state of its newest revision, made once: who polls reads one row.
+        self._latest: Callable[[str], dict[tuple[float, int], JobState]]
+        self._latest = lru_cache(maxsize=STATUSES_KEPT)(lambda _job_id: {})
 
     def register(
         self,
@@ -331,12 +332,18 @@ class Tuner:
         deciding = self.is_deciding(job_id)
         contact, claimed_until = self.store.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
-        status = self._statuses(job_id, contact.version)
-        return contact, status.model_copy(update={"deciding": deciding or is_claimed})
+        state = self._state_of(job_id, contact.version)
+        return contact, state.model_copy(update={"deciding": deciding or is_claimed})
 
-    def _read_status(self, job_id: str, _version: tuple[float, int]) -> JobState:
-        with self.store.database.reading():
-            return job_state(self.store.job(job_id), self.store.trials(job_id))
+    def _state_of(self, job_id: str, version: tuple[float, int]) -> JobState:
+        latest = self._latest(job_id)
+        state = latest.get(version)
+        if state is None:
+            with self.store.database.reading():
+                state = job_state(self.store.job(job_id), self.store.trials(job_id))
+            latest.clear()
+            latest[version] = state
+        return state
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so soon."""

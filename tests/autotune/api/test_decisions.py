@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from typing import Any
 
 import pytest
+from bagua_autotune.tuning.background import SUPERFLUOUS
 from flask.testing import FlaskClient
 
+from bagua_autotune.model.job import Job
+from bagua_autotune.store import Step
 from bagua_autotune.tuning.next_step import NextStep
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
@@ -46,3 +51,25 @@ def test_a_decision_that_fails_is_counted(
     body = {"trial": 0, "steps": steps}
     settle(client, client.post(f"{JOB}/observations", json=body).get_json())
     assert of(scrape(client), "failed_decisions_total")[()] == 1
+
+
+def test_a_decision_that_another_replica_has_made_is_counted(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    after = NextStep.after
+
+    def outrun(self: NextStep, job: Job, *arguments: Any) -> Step:
+        step = after(self, job, *arguments)
+        assert self._store.advance(job.id, step)
+        return step
+
+    client.put(JOB, json=registration())
+    assert of(scrape(client), "superfluous_decisions_total")[()] == 0
+    monkeypatch.setattr(NextStep, "after", outrun)
+    steps = [{"step": step, "seconds": [0.2] * 4} for step in range(1, 40)]
+    with caplog.at_level(logging.INFO):
+        told = client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+        state = settle(client, told.get_json())
+    assert state["trial"]["index"] == 1
+    assert of(scrape(client), "superfluous_decisions_total")[()] == 1
+    assert caplog.text.count(SUPERFLUOUS) == 1

@@ -11,6 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+# PostgreSQL refuses to run as root.
+USER = "postgres" if os.geteuid() == 0 else None
+
 
 def find_binaries() -> Path | None:
     """Where initdb and pg_ctl are; Debian keeps them off the PATH."""
@@ -27,14 +33,11 @@ def running_cluster(binaries: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="autotune-postgresql-") as folder:
-        # PostgreSQL refuses to run as root.
-        user = "postgres" if os.geteuid() == 0 else None
-        if user:
-            shutil.chown(folder, user)
+        if USER:
+            shutil.chown(folder, USER)
 
         def run(program: str, *arguments: str) -> None:
-            command = [str(binaries / program), "-D", f"{folder}/data", *arguments]
-            subprocess.run(command, check=True, user=user, stdout=subprocess.DEVNULL, cwd=folder)
+            _run(binaries / program, "-D", f"{folder}/data", *arguments, cwd=folder)
 
         run("initdb", "-A", "trust", "-U", "autotune")
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
@@ -43,3 +46,42 @@ def running_cluster(binaries: Path) -> Iterator[str]:
             yield f"postgresql+pg8000://autotune@127.0.0.1:{port}/postgres"
         finally:
             run("pg_ctl", "stop", "-m", "immediate")
+
+
+def crash_and_restart(binaries: Path, url: str) -> None:
+    """The server's processes end at once, and it begins with what its log holds."""
+    with _connected(url) as connection:
+        folder = Path(connection.exec_driver_sql("SHOW data_directory").scalar_one())
+    restart = ("restart", "-w", "-m", "immediate", "-l", f"{folder.parent}/log")
+    _run(binaries / "pg_ctl", "-D", str(folder), *restart, cwd=folder.parent)
+
+
+def find_damage(url: str) -> list[str]:
+    """What PostgreSQL's amcheck finds wrong with tables and indices, in words."""
+    tables = (
+        "SELECT c.oid::regclass || ': ' || msg FROM pg_class c, verify_heapam(c.oid) "
+        "WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace"
+    )
+    indices = (
+        "SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
+        "WHERE a.amname = 'btree' AND c.relnamespace = 'public'::regnamespace"
+    )
+    with _connected(url) as connection:
+        connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS amcheck")
+        try:
+            connection.exec_driver_sql(indices)
+        except DBAPIError as error:
+            return [str(error.orig)]
+        return [str(row[0]) for row in connection.exec_driver_sql(tables)]
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
+def _run(program: Path, *arguments: str, cwd: str | Path) -> None:
+    command = [str(program), *arguments]
+    subprocess.run(command, check=True, user=USER, stdout=subprocess.DEVNULL, cwd=cwd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import log
@@ -14,9 +15,10 @@ from flask.testing import FlaskClient
 from sqlalchemy import event
 
 from bagua_autotune.app import create_app
-from bagua_autotune.model.job import CONTACT_SECONDS, Observation
+from bagua_autotune.model.job import CONTACT_SECONDS, Event, Observation
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, every_trial
 from tests.autotune.support import Clock, make_spec, registration
@@ -120,6 +122,19 @@ def test_a_poll_is_a_contact_that_leaves_every_view_as_it_was(store: Store) -> N
     assert later.trials is shown.trials
     assert later.job.last_contact_at == after.last_contact_at
     assert overviews.overview("job").job.last_contact_at == after.last_contact_at
+
+
+def test_of_a_job_one_state_is_kept(store: Store) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, JobState) for each in gc.get_objects())
+
+    tuner, before = Tuner(store), kept()
+    tuner.register("job", make_spec())
+    for step in range(20):
+        tuner.take_event("job", Event("note", None, step, f"note {step}"))
+        tuner.status("job")
+    assert kept() - before == 1
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "async"])
