@@ -1,4 +1,4 @@
-"""What the service does by itself from time to time: it keeps its database small."""
+"""What the service does by itself: it finds lost jobs, and keeps its database small."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store, families, retention
+from bagua_autotune.tuning.leases import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
-LOOK_SECONDS = 300.0
+LOOKS_BETWEEN = 10
 PAUSE_SECONDS = 3600.0
 
 
 class Upkeep:
-    """Thins and deletes once an hour, in whichever replica comes first.
+    """Looks for lost jobs; thins and deletes once an hour, in whichever replica comes first.
 
     Args:
         thin_days: so long after its last contact a job keeps all its steps; 0: for ever.
@@ -38,6 +39,7 @@ class Upkeep:
         self._thin_days = thin_days
         self._keep_days = keep_days
         self._clock = clock
+        self._leases = Leases(store, clock)
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -49,13 +51,17 @@ class Upkeep:
         self._stopping.set()
 
     def _run(self) -> None:
+        looks = 0
         while not self._stopping.wait(LOOK_SECONDS):
+            looks += 1
             try:
-                self.once()
+                self._leases.look()
+                if looks % LOOKS_BETWEEN == 0:
+                    self.once()
             except SQLAlchemyError as error:
                 logger.error("the upkeep of the database waits: the store failed: %s", error)
             except Exception:
-                logger.exception("the upkeep of the database failed; it is tried again in an hour")
+                logger.exception("the upkeep of the database failed; it is tried again later")
 
     def once(self) -> bool:
         """What there is to do now. False if it is not this replica's turn."""

@@ -11,12 +11,12 @@ from bagua_autotune.overview import Overviews
 
 
 def add_routes(api: Blueprint, overviews: Overviews) -> None:
-    """Add them to the blueprint; all that they change is that jobs whose training is gone end."""
+    """Add them to the blueprint; all that they change is that jobs whose lease ran out are lost."""
     tuner = overviews.tuner
 
     @api.get("/jobs")
     def get_jobs() -> Response:
-        tuner.end_silent()
+        tuner.leases.look()
         return answer_if_changed(pages.job_list(overviews))
 
     @api.get("/jobs/<job_id>/overview")

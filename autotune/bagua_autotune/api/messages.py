@@ -85,7 +85,10 @@ class JobState(_Output):
 
 
 class JobDetail(JobState):
-    """All that is known of a job but its trials."""
+    """All that is known of a job but its trials.
+
+    ``is_lost``: its ranks did not say that it ended; nothing is heard of them any more.
+    """
 
     world_size: int
     ranks_per_node: tuple[int, ...]
@@ -99,6 +102,7 @@ class JobDetail(JobState):
     created_at: datetime
     last_contact_at: datetime
     ended_at: datetime | None
+    is_lost: bool
 
 
 class Figures(_Output):
@@ -148,6 +152,7 @@ class JobSummary(JobState):
     created_at: datetime
     last_contact_at: datetime
     ended_at: datetime | None
+    is_lost: bool
     revision: int
     headline: str
     figures: Figures

@@ -61,6 +61,7 @@ def job_detail(tuner: Tuner, job_id: str) -> messages.JobDetail:
             "created_at": job.created_at,
             "last_contact_at": job.last_contact_at,
             "ended_at": job.ended_at,
+            "is_lost": job.is_lost,
         }
     )
 

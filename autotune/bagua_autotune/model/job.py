@@ -28,13 +28,21 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import printable
 
 Protocol = Literal["v1", "v2"]
-JobPhase = Literal["tuning", "confirming", "finished", "ended"]
+JobPhase = Literal["tuning", "confirming", "finished", "ended", "lost"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
+# The training ended, or is lost, before its tuning did.
+CUT_SHORT: tuple[JobPhase, ...] = ("ended", "lost")
+OVER: tuple[JobPhase, ...] = ("finished", *CUT_SHORT)
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
-EventKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
-# A job that is being tuned is heard of every few seconds; so long after its last word its training
-# is taken for gone.
+# What ranks tell; that a job is lost, only the service can.
+ToldKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
+EventKind = Literal[ToldKind, "lost"]
+# The client says every minute that its training lives, also while it has nothing else to say
+# (RENEWAL_SECONDS of bagua_client.agent.renewal). So long after its last word it is lost: one such
+# request may take two minutes, and the pause before it another.
+LEASE_SECONDS = 300.0
+# The same where nothing is promised, as by Bagua's workers, or where nobody listened all the while.
 SILENT_SECONDS = 3600.0
 # While its ranks say nothing new their contact is written so often: the page warns of a minute's
 # silence.
@@ -203,6 +211,7 @@ class Job:
 
     ``data`` is the protocol's own state.  ``round`` counts the tunings: 0 is the first, another
     one follows each lasting change.  ``revision`` is raised by whatever is written of the job.
+    ``absences``: from when until when its training was away.
     Times are seconds since the epoch.
     """
 
@@ -226,16 +235,22 @@ class Job:
     round: int = 0
     inherited: Inherited | None = None
     revision: int = 0
+    absences: tuple[tuple[float, float], ...] = ()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is tried: it is tuned, or its training ended before."""
-        return self.phase in ("finished", "ended")
+        return self.phase in OVER
 
     @property
     def is_lost(self) -> bool:
         """Whether it was ended since nothing was heard of it, not by its ranks' own word."""
         return self.ended_at is not None and self.ended_at > self.last_contact_at
+
+    def present_seconds(self, begin: float, end: float) -> float:
+        """The time between two moments in which its training was there."""
+        away = (min(end, until) - max(begin, since) for since, until in self.absences)
+        return max(0.0, end - begin - sum(seconds for seconds in away if seconds > 0))
 
 
 @dataclass(frozen=True)

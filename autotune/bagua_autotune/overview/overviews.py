@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from bagua_autotune.model.job import Event, Job
+from bagua_autotune.model.job import CUT_SHORT, Event, Job
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
 from bagua_autotune.overview.cache import Cache
@@ -162,7 +162,7 @@ class Overviews:
         """
         job = self._store.job(job_id)
         trials = closed(of_round(self._store.trials(job_id), job.round))
-        shown = job.created_at, job.round, job.phase == "ended"
+        shown = job.created_at, job.round, job.phase in CUT_SHORT
         known = self._curves.known(job_id)
         if known and (known.shown, known.trials) == (shown, trials):
             return known.curve

@@ -31,6 +31,7 @@ class Summary(JobStatus):
     created_at: float
     last_contact_at: float
     ended_at: float | None
+    is_lost: bool
     revision: int
     headline: str
     figures: Figures
@@ -51,6 +52,7 @@ def make_summary(store: Store, reading: Reading) -> Summary:
         created_at=job.created_at,
         last_contact_at=job.last_contact_at,
         ended_at=job.ended_at,
+        is_lost=job.is_lost,
         revision=job.revision,
         headline=make_headline(reading, status.progress, figures),
         figures=figures,

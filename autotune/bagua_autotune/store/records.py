@@ -34,6 +34,9 @@ from bagua_autotune.store.tables import EventRow, JobRow, TrialRow
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384
+# In a job's data; the newest of them.
+ABSENCES = "absences"
+MOST_ABSENCES = 100
 
 
 def _as_text(column: Any) -> ColumnElement[str]:
@@ -131,6 +134,7 @@ def job_record(row: Row[Any]) -> Job:
         finished_at=row.finished_at,
         result=result_record(row.result) if row.result else None,
         data=row.data,
+        absences=tuple(map(tuple, row.data.get(ABSENCES, ()))),
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
         revision=row.revision,

@@ -12,6 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from bagua_autotune.model.buckets import Tensor
 from bagua_autotune.model.job import (
     BEING_TUNED,
+    CUT_SHORT,
+    OVER,
     Event,
     Inherited,
     Job,
@@ -200,9 +202,17 @@ class Store(Reports):
             if row.phase != "finished":
                 row.phase = "ended"
 
-    def end_silent(self, before: float, event: Event) -> list[str]:
-        """End the jobs that are being tuned and were last heard of before then; see end_gone."""
-        return self._end(event, JobRow.phase.in_(BEING_TUNED), JobRow.last_contact_at < before)
+    def lose_silent(
+        self, protocol: Protocol, before: float, event: Event, *, also_finished: bool = False
+    ) -> list[str]:
+        """The jobs that are being tuned and were last heard of before then are lost; see end_gone.
+
+        Args:
+            also_finished: those as well of which a result is known already.
+        """
+        phases = (*BEING_TUNED, "finished") if also_finished else BEING_TUNED
+        which = JobRow.protocol == protocol, JobRow.phase.in_(phases), JobRow.ended_at.is_(None)
+        return self._end("lost", event, *which, JobRow.last_contact_at < before)
 
     def end_gone(self, job_ids: Collection[str], event: Event) -> list[str]:
         """End those of the jobs that have not ended, by an event that is not their ranks' own.
@@ -212,14 +222,14 @@ class Store(Reports):
         Returns:
             The ids of those that it ended.
         """
-        return self._end(event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
+        return self._end("ended", event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
 
-    def _end(self, event: Event, *which: ColumnElement[bool]) -> list[str]:
+    def _end(self, phase: JobPhase, event: Event, *which: ColumnElement[bool]) -> list[str]:
         with self.database.reading() as session:  # mostly there is none, and writers take turns
             if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
                 return []
-        phase = case((JobRow.phase == "finished", JobRow.phase), else_="ended")
-        changes = {"phase": phase, "ended_at": event.at, "revision": JobRow.revision + 1}
+        after = case((JobRow.phase == "finished", JobRow.phase), else_=phase)
+        changes = {"phase": after, "ended_at": event.at, "revision": JobRow.revision + 1}
         statement = update(JobRow).where(*which).values(changes).returning(JobRow.id)
         with self.database.writing() as session:
             ended = list(session.scalars(statement))
@@ -230,8 +240,11 @@ class Store(Reports):
         """Training goes on after an end, from the trial at which it stood."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
+            if row.ended_at is not None:
+                absences = [*row.data.get(records.ABSENCES, ()), [row.last_contact_at, at]]
+                row.data = {**row.data, records.ABSENCES: absences[-records.MOST_ABSENCES :]}
             row.ended_at, row.last_contact_at = None, at
-            if row.phase == "ended":
+            if row.phase in CUT_SHORT:
                 last = last_trial_row(session, job_id)
                 is_confirming = last and (last.round, last.purpose) == (row.round, "confirm")
                 row.phase = "confirming" if is_confirming else "tuning"
@@ -294,7 +307,7 @@ class Store(Reports):
             row = locked_row(session, job_id)
             last = last_trial_row(session, job_id)
             open_index = last.index if last and last.state in ("proposed", "running") else None
-            if row.phase in ("finished", "ended") or open_index != step.closes:
+            if row.phase in OVER or open_index != step.closes:
                 return False
             expected = last.index + 1 if last else 0
             if step.next_trial and step.next_trial.index != expected:

@@ -30,8 +30,9 @@ class Progress:
     """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
-    ranks are gone gets no older. ``incumbent`` is the best configuration of the round so far and
-    ``speedup`` what it is over the baseline, both from all their trials.
+    ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
+    best configuration of the round so far and ``speedup`` what it is over the baseline, both from
+    all their trials.
     """
 
     trials_measured: int
@@ -149,7 +150,7 @@ def _progress(job: Job, trials: Sequence[Trial], objective: Objective) -> Progre
     leader = best(job, trials)
     max_trials = job.limits.max_samples + 2 * MOST_PAIRS
     end = job.finished_at or job.last_contact_at
-    elapsed_seconds = max(0.0, end - began_at(job, trials))
+    elapsed_seconds = job.present_seconds(began_at(job, trials), end)
     seconds_left: float | None = None
     if job.is_over:
         seconds_left = 0.0

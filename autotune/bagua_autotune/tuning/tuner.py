@@ -18,7 +18,6 @@ from bagua_autotune.model import job as model
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
-    SILENT_SECONDS,
     Event,
     Inherited,
     Job,
@@ -29,7 +28,7 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import clean, describe, describe_seconds
+from bagua_autotune.model.text import clean, describe
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.store import Store, UnknownJob, contacts, digests
 from bagua_autotune.store.contacts import Contact
@@ -38,6 +37,7 @@ from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HA
 from bagua_autotune.tuning.decisions import Decisions
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.leases import Leases
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
 STATUSES_KEPT = 4096
-SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
-HEARD_AGAIN = "heard of again, so it goes on"
 
 
 class WrongStep(Exception):
@@ -88,6 +86,7 @@ class Tuner:
         background: Background = AtOnce(),  # noqa: B008  (it has no state)
     ) -> None:
         self.store = store
+        self.leases = Leases(store, clock)
         self._listeners = listeners
         self._clock = clock
         self._knowledge = Knowledge(store)
@@ -108,7 +107,7 @@ class Tuner:
         Raises:
             JobConflict: it exists with other content.
         """
-        self.end_silent()
+        self.leases.look()
         now = self._clock()
         is_new = self.store.create_job(
             job_id,
@@ -132,17 +131,6 @@ class Tuner:
         self._met(self.store.job(job_id))
         self.ask(job_id)
         return is_new
-
-    def end_silent(self) -> None:
-        """End the jobs that were being tuned when their training was gone without a word.
-
-        Who finds out depends on who comes first: a registration, or someone who lists the jobs. If
-        the ranks were paused and report after all, their job goes on.
-        """
-        now = self._clock()
-        end = Event("ended", message=SILENT, at=now)
-        for job_id in self.store.end_silent(now - SILENT_SECONDS, end):
-            logger.info("job %s: %s", job_id, SILENT)
 
     def _inherit(self, job_id: str, spec: JobSpec) -> Inherited | None:
         """What a new job takes over; nothing of earlier jobs keeps it from being registered."""
@@ -303,13 +291,7 @@ class Tuner:
         """A job whose ranks spoke; one that was only taken for gone goes on."""
         for listener in self._listeners:
             listener.on_heard(job.id)
-        if not job.is_lost:
-            return job
-        now = self._clock()
-        self.store.resume_job(job.id, now)
-        self.store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
-        logger.info("job %s: %s", job.id, HEARD_AGAIN)
-        return self.store.job(job.id)
+        return self.leases.heard(job)
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""
