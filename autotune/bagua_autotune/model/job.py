@@ -183,26 +183,59 @@ class Result:
     reason_code: str = ""
 
 
+class EarlierTrial(BaseModel):
+    """A trial of a tuning that was cut short; ``cost`` is over its default's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    configuration: dict[str, Value]
+    cost: float = 0.0
+    standard_error: float | None = None
+    count: int = 0
+    outliers: int = 0
+    failure: str | None = None
+
+
+class Earlier(BaseModel):
+    """What a tuning that was cut short leaves to the same job when it is started again.
+
+    Attributes:
+        baseline: what its default cost; None if it ran on other ranks, so that costs do not hold.
+        trials: its search trials, without the default.
+        under_way: the configuration that ran when it was cut short; those of its earlier lives
+            before that.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    baseline: float | None = None
+    trials: tuple[EarlierTrial, ...] = ()
+    under_way: tuple[dict[str, Value], ...] = ()
+
+
 class Inherited(BaseModel):
     """What a new job knows from earlier ones in the store.
 
     Attributes:
         configuration: the stored best of a job with the same fingerprint; None if only parts
             are known.
-        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best.
+        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best,
+            None if nothing was confirmed for this job.
         ready_seconds: of the same model's tensors; None if unknown.
         costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and
             those of the rest of a chain.
         source: the job that it comes from.
+        earlier: of the same job, if its tuning was cut short.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     configuration: dict[str, Value] | None = None
-    gain: float = 0.0
+    gain: float | None = 0.0
     ready_seconds: tuple[float, ...] | None = None
     costs: dict[str, tuple[float, ...]] = {}
     source: str
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ class Store(Reports):
         fingerprint: str | None = None,
         model_key: str | None = None,
         network_key: str | None = None,
+        name: str | None = None,
         finished: bool = False,
         profiled: bool = False,
     ) -> Job | None:
@@ -167,10 +168,14 @@ class Store(Reports):
             finished: whether only a job with a result will do.
             profiled: whether only a job with a profiled step will do.
         """
-        keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
-        given = {name: key for name, key in keys.items() if key is not None}
+        keys = {
+            JobRow.fingerprint: fingerprint,
+            JobRow.model_key: model_key,
+            JobRow.network_key: network_key,
+            JobRow.name: name,
+        }
         query = select(*records.JOB_COLUMNS).where(JobRow.protocol == "v2")
-        query = query.where(*(getattr(JobRow, name) == key for name, key in given.items()))
+        query = query.where(*(column == key for column, key in keys.items() if key is not None))
         if finished:
             query = query.where(JobRow.result.is_not(null()))
         if profiled:

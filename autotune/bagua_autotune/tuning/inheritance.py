@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from bagua_autotune.model.job import Inherited, Job, JobSpec, Result
+from bagua_autotune.costs import Costs
+from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
 from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.resize import resized_costs
+from bagua_autotune.tuning.restart import fits, left_by
+from bagua_autotune.tuning.standing import best_configuration
 
 
 def model_key(spec: JobSpec) -> str:
@@ -29,28 +33,56 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     """What is known of a job that is about to be registered; None if nothing is.
 
     The result of a job with the same fingerprint counts; ready times may come from any job of
-    the same model, costs from any on the same network.
+    the same model, costs from any on the same network. The newest job of the same name, on the
+    same ranks if there is one, may be this one before it was started again: see restart, resize.
     """
     same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
     same_model = store.latest_job(model_key=model_key(spec), profiled=True)
     same_network = store.latest_job(network_key=network_key(spec), profiled=True)
+    previous = store.latest_job(name=spec.name, fingerprint=spec.fingerprint) or store.latest_job(
+        name=spec.name, model_key=model_key(spec)
+    )
     ready = knowledge.fit_whole(same_model) if same_model else None
-    costs = knowledge.fit_whole(same_network) if same_network else None
+    network = knowledge.fit_whole(same_network) if same_network else None
+    costs: Costs = network.costs if network else {}
     configuration: dict[str, Any] | None = None
-    gain = 0.0
-    if same and same.result and _is_telling(same) and _fits(same.result, spec):
+    gain: float | None = None
+    earlier: Earlier | None = None
+    sources = [same_model, same_network]
+    if same and same.result and _is_telling(same) and fits(same.result.configuration, spec):
         configuration = dict(same.result.configuration)
         gain = math.log(max(same.result.speedup, 1.0))
-    sources = [job for job in (same if configuration else None, same_model, same_network) if job]
-    if configuration is None and ready is None and costs is None:
+        sources.insert(0, same)
+    if previous:
+        earlier = left_by(previous, store.trials(previous.id), spec)
+        if gain is None:
+            costs = costs or resized_costs(previous, spec, knowledge)
+            configuration = _begins_with(previous, spec, store)
+        elif earlier:
+            # What was confirmed needs no trials of before.
+            earlier = Earlier(under_way=earlier.under_way)
+        sources.insert(0 if earlier or (configuration and gain is None) else 3, previous)
+    if configuration is None and ready is None and not costs and earlier is None:
         return None
     return Inherited(
         configuration=configuration,
         gain=gain,
         ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
-        costs={kind.key: astuple(cost) for kind, cost in (costs.costs if costs else {}).items()},
-        source=sources[0].id,
+        costs={kind.key: astuple(cost) for kind, cost in costs.items()},
+        source=next(job.id for job in sources if job),
+        earlier=earlier,
     )
+
+
+def _begins_with(previous: Job, spec: JobSpec, store: Store) -> dict[str, Any] | None:
+    """The best of the same job before it was started again; not confirmed for these ranks."""
+    is_resized = previous.ranks_per_node != spec.ranks_per_node
+    if previous.software != spec.software or (previous.phase == "finished" and not is_resized):
+        return None
+    found = best_configuration(previous, store.trials(previous.id))
+    if found is None or found == dict(spec.default_configuration) or not fits(found, spec):
+        return None
+    return dict(found)
 
 
 def _is_telling(job: Job) -> bool:
@@ -60,14 +92,6 @@ def _is_telling(job: Job) -> bool:
     if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
         return result is not None
     return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
-
-
-def _fits(result: Result, spec: JobSpec) -> bool:
-    try:
-        spec.check(result.configuration)
-    except ValueError:
-        return False
-    return True
 
 
 def _key(content: Sequence[Any]) -> str:

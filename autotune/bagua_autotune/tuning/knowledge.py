@@ -19,6 +19,7 @@ from bagua_autotune.search.candidates import (
     explicit_candidates,
 )
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.restart import told_before
 from bagua_autotune.tuning.rounds import TRIAL_STEPS, of_round
 from bagua_autotune.tuning.warm_start import stored_best
 
@@ -56,7 +57,7 @@ class Knowledge:
             trials: all of the job's, of all rounds.
         """
         candidates, layouts = self._fixed(job.id, job.created_at)
-        told = [trial.configuration for trial in of_round(trials, job.round)]
+        told = told_before(job) + [t.configuration for t in of_round(trials, job.round)]
         model = self._fit(job, trials, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
         if model and _offers_lists(job, told):

@@ -42,6 +42,7 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.report import revoke
+from bagua_autotune.tuning.restart import describe_source
 from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.status import JobStatus, TrialStatus, job_status, trial_statuses
 
@@ -109,6 +110,7 @@ class Tuner:
         """
         self.leases.look()
         now = self._clock()
+        inherited = self._inherit(job_id, spec) if protocol == "v2" else None
         is_new = self.store.create_job(
             job_id,
             spec,
@@ -116,7 +118,7 @@ class Tuner:
             protocol=protocol,
             data=data,
             first=_first_trial(spec),
-            inherited=self._inherit(job_id, spec) if protocol == "v2" else None,
+            inherited=inherited,
             model_key=model_key(spec),
             network_key=network_key(spec),
         )
@@ -126,6 +128,9 @@ class Tuner:
                 *(job_id, spec.name, spec.world_size, len(spec.tensors)),
                 describe(spec.default_configuration),
             )
+            if inherited and (source := describe_source(inherited)):
+                self.store.add_event(job_id, Event("note", message=source, at=now))
+                logger.info("job %s: %s", job_id, source)
         else:
             self.store.resume_job(job_id, now)
         self._met(self.store.job(job_id))
