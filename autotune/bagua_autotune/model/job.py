@@ -38,7 +38,7 @@ TrialState = Literal["proposed", "running", "measured", "failed"]
 # What ranks tell; that a job is lost, only the service can.
 ToldKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
 EventKind = Literal[ToldKind, "lost"]
-# The client says every minute that its training lives, also while it has nothing else to say
+# The client says every 45 s that its training lives, also while it has nothing else to say
 # (RENEWAL_SECONDS of bagua_client.agent.renewal). So long after its last word it is lost: one such
 # request may take two minutes, and the pause before it another.
 LEASE_SECONDS = 300.0

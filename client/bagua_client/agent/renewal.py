@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-RENEWAL_SECONDS = 60.0
-"""The service takes a job for lost of which it heard nothing for five of these."""
+RENEWAL_SECONDS = 45.0
+"""The page warns of a minute's silence; after five minutes the service takes the job for lost."""
 STANDSTILL_SECONDS = 1800.0
 """Ranks that hang are ended by then: it is torch's longest usual timeout of a collective. An
 evaluation may be as long."""
 
 
 class Renewal:
-    """Due once a minute, also while nothing changes; not if the training stands still for too long.
+    """Due every 45 seconds, whatever changes; not if the training stands still for too long.
 
     Args:
         clock: seconds.
@@ -28,7 +28,7 @@ class Renewal:
         self._stepped_at = self._clock()
 
     def take_due(self) -> bool:
-        """Whether it is time; then the next is due a minute later."""
+        """Whether it is time; then the next is due 45 seconds later."""
         now = self._clock()
         if now - self._renewed_at < RENEWAL_SECONDS:
             return False

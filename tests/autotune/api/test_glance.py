@@ -63,6 +63,8 @@ def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
     store.touch("gone", time.time() - SILENT_SECONDS - 1)
     listed = client.get("/api/v2/jobs").get_json()["jobs"]
     assert {job["id"]: job["state"] for job in listed} == {"gone": "lost", "here": "tuning"}
+    assert {job["id"]: job["is_lost"] for job in listed} == {"gone": True, "here": False}
+    assert client.get("/api/v2/jobs/gone").get_json()["is_lost"]
     steps = [{"step": 1, "seconds": [0.2] * 4}]
     body = {"trial": 0, "steps": steps}
     answer = client.post("/api/v2/jobs/gone/observations", json=body).get_json()
