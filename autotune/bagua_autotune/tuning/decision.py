@@ -141,7 +141,7 @@ def _start(
         if configuration is not None and measured_in(known, configuration) is None:
             return Propose("search", configuration)
     again = offered_again(job, known, banned)
-    if again is not None and job.limits.max_samples > 1:
+    if again is not None:
         return Propose("search", again)
     baseline = baseline_estimate(job, trials)
     if stored is None or baseline is None or len(trials) > len(set(first)):

@@ -25,6 +25,7 @@ from bagua_autotune.tuning.warm_start import measured_in
 SAME_SPEED = 0.1
 # A configuration under which the training was cut short so often may be what ends it.
 MOST_DEATHS = 2
+LIVES_REMEMBERED = 10
 DEADLY = f"the training was cut short under it {MOST_DEATHS} times"
 
 
@@ -41,7 +42,7 @@ def left_by(previous: Job, trials: Sequence[Trial], spec: JobSpec) -> Earlier | 
     before = previous.inherited.earlier if previous.inherited else None
     deaths = list(before.under_way) if before else []
     deaths += [dict(trial.configuration) for trial in current if trial.is_open]
-    fitting = tuple(config for config in deaths if fits(config, spec))
+    fitting = tuple(config for config in deaths if fits(config, spec))[-LIVES_REMEMBERED:]
     if previous.fingerprint != spec.fingerprint:
         return Earlier(under_way=fitting) if fitting else None
     baseline = measured_in(current, previous.baseline)
@@ -88,7 +89,7 @@ def carried_over(job: Job, trials: Sequence[Trial]) -> list[Trial]:
     Args:
         trials: of this round.
     """
-    earlier = job.inherited.earlier if job.inherited and job.round == 0 else None
+    earlier = _earlier(job)
     baseline = measured_in(trials, job.baseline)
     if earlier is None or baseline is None:
         return []
@@ -111,7 +112,7 @@ def offered_again(
     Args:
         known: trials of this round, and those that are carried over.
     """
-    earlier = job.inherited.earlier if job.inherited and job.round == 0 else None
+    earlier = _earlier(job)
     if earlier is None or earlier.baseline is None or not earlier.under_way:
         return None
     last = Configuration(earlier.under_way[-1])
@@ -121,11 +122,18 @@ def offered_again(
 
 def told_before(job: Job) -> list[Configuration]:
     """What trials of before were made of."""
-    earlier = job.inherited.earlier if job.inherited and job.round == 0 else None
+    earlier = _earlier(job)
     if earlier is None:
         return []
     configurations = [trial.configuration for trial in earlier.trials]
     return list(map(Configuration, [*configurations, *earlier.under_way[-1:]]))
+
+
+def _earlier(job: Job) -> Earlier | None:
+    """What counts in its first round; not in a job that shall try nothing."""
+    if job.inherited is None or job.round > 0 or job.limits.max_samples == 1:
+        return None
+    return job.inherited.earlier
 
 
 def _holds(job: Job, baseline: Estimate, earlier: Earlier) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.overview import Overviews
 from bagua_autotune.store import Store, UnknownJob, digests, retention
 from bagua_autotune.store.reports import MOST_LATE_STEPS
@@ -126,6 +127,7 @@ def test_it_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("bagua_autotune.upkeep.LOOK_SECONDS", 0.01)
     store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
     store.create_job("old", make_spec(), at=1.0)
+    store.create_job("lost", make_spec(), at=time.time() - SILENT_SECONDS - 1)
 
     class Told(Upkeep):
         def once(self) -> bool:
@@ -137,5 +139,5 @@ def test_it_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     upkeep.start()
     assert came.wait(60)
     upkeep.stop()
-    assert store.jobs() == []
+    assert [(job.id, job.phase) for job in store.jobs()] == [("lost", "lost")]
     store.close()

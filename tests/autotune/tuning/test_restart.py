@@ -93,6 +93,14 @@ def test_what_is_best_may_have_been_measured_before_the_restart(tuner: Tuner) ->
     assert (result.configuration, result.kept) == (fast, "winner")
 
 
+def test_a_job_that_shall_try_nothing_takes_over_nothing(tuner: Tuner) -> None:
+    cut_short(tuner, "before", 4)
+    tuner.register("after", make_spec(limits={"max_samples": 1}))
+    run(tuner, "after", Ranks(noise=0.002))
+    assert tried(tuner, "after") == [make_spec().default_configuration]
+    assert tuner.status("after").state == "finished"
+
+
 def test_lives_add_up(tuner: Tuner) -> None:
     limits = {"max_samples": 8}
     for life in range(3):
