@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import LIMITS, wait_until
 from tests.e2e.service import ServiceProcess
 from tests.e2e.test_faults import begin
 from tests.e2e.test_tuning import check
@@ -17,6 +17,24 @@ from tests.e2e.training import train
 from tests.ranks import RankFailure, RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+FEW_TRIALS = {**LIMITS, "BAGUA_AUTOTUNE_MAX_SAMPLES": "4"}
+
+
+@pytest.fixture
+def ranks(service: ServiceProcess) -> Iterator[Callable[[int], RankPool]]:
+    """Makes so many ranks that tune against the service."""
+    pools: list[RankPool] = []
+
+    def make(count: int) -> RankPool:
+        variables = {**FEW_TRIALS, "BAGUA_AUTOTUNE_URL": service.url}
+        pools.append(RankPool([count], collective_timeout_seconds=40, variables=variables))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
 
 
 def trials_of(service: ServiceProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -28,17 +46,17 @@ def newest(service: ServiceProcess) -> dict[str, Any]:
 
 
 def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
-    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+    service: ServiceProcess, ranks: Callable[[int], RankPool]
 ) -> None:
     service.start()
-    pool = tuned_ranks(service.url, (2,))
+    pool = ranks(2)
     training = begin(pool, 20_000)
 
-    def runs_its_fourth_trial() -> bool:
+    def runs_its_third_trial() -> bool:
         jobs = service.get("jobs")["jobs"]
-        return bool(jobs) and [t["state"] for t in trials_of(service, jobs[0])[3:4]] == ["running"]
+        return bool(jobs) and [t["state"] for t in trials_of(service, jobs[0])[2:3]] == ["running"]
 
-    wait_until(runs_its_fourth_trial, "the fourth trial", 100)
+    wait_until(runs_its_third_trial, "the third trial", 100)
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(RankFailure):
@@ -46,13 +64,13 @@ def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
     killed = newest(service)
     before = trials_of(service, killed)
 
-    reports = tuned_ranks(service.url, (3,)).run(train, 3000, timeout_seconds=100)
+    reports = ranks(3).run(train, 3000, timeout_seconds=100)
     check(reports)
     resized = newest(service)
     assert (resized["name"], resized["world_size"]) == (killed["name"], 3)
     assert (resized["state"], reports[0].tuned) == ("finished", True)
 
-    reports = tuned_ranks(service.url, (2,)).run(train, 3000, timeout_seconds=100)
+    reports = ranks(2).run(train, 3000, timeout_seconds=100)
     check(reports)
     again = newest(service)
     assert (again["name"], again["world_size"]) == (killed["name"], 2)
