@@ -25,7 +25,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # the tests' service and PostgreSQL
 
-from bagua_autotune.tuning.background import SUPERFLUOUS
 from fault_injection import tunings
 from fault_injection.books import Books, audit
 from fault_injection.replicas import FAILED, Replicas
@@ -35,7 +34,7 @@ from sqlalchemy import func, select
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import TrialRow
-from bagua_autotune.tuning.background import MOST_AT_ONCE
+from bagua_autotune.tuning.background import MOST_AT_ONCE, SUPERFLUOUS
 from tests.autotune.store.postgresql import (
     crash_and_restart,
     find_binaries,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -183,5 +183,6 @@ class SimulatedJob:
             default_configuration=dict(self.baseline),
             fingerprint=self.fingerprint,
             limits={"warmup_seconds": 0.0, **self.limits},
-            software={"network": str(hash(cluster))},
+            # How many nodes there are is said above.
+            software={"network": str(hash(replace(cluster, nodes=1)))},
         )

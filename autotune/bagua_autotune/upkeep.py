@@ -1,4 +1,4 @@
-"""What the service does by itself from time to time: it keeps its database small."""
+"""What the service does by itself: it finds lost jobs, and keeps its database small."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store, retention
+from bagua_autotune.tuning.leases import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
 LOOKS = 12
-"""So often in its pause a replica looks whether it is its turn."""
+"""So often in its pause, at least, a replica looks whether it is its turn."""
 
 
 class Upkeep:
-    """Thins and deletes from time to time, in whichever replica comes first.
+    """Looks for lost jobs; thins and deletes from time to time, in whichever replica comes first.
 
     Args:
         thin_days: so long after its last contact a job keeps all its steps; 0: for ever.
@@ -41,6 +42,7 @@ class Upkeep:
         self._keep_days = keep_days
         self._pause_seconds = pause_seconds
         self._clock = clock
+        self._leases = Leases(store, clock)
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -52,8 +54,10 @@ class Upkeep:
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._pause_seconds / LOOKS):
+        look_seconds = min(LOOK_SECONDS, self._pause_seconds / LOOKS)
+        while not self._stopping.wait(look_seconds):
             try:
+                self._leases.look()
                 self.once()
             except SQLAlchemyError as error:
                 logger.error("the upkeep of the database waits: the store failed: %s", error)

@@ -24,7 +24,13 @@ from dashboards.grafana.queries import SOURCE, STATES
 
 # What belongs together has one colour on all panels.
 NOW, BEST, BASELINE, WARNING, BAD, CALM = "blue", "green", "#8e8e8e", "orange", "red", "text"
-STATE_COLOURS = {"tuning": "blue", "confirming": "purple", "finished": "green", "ended": "#8e8e8e"}
+STATE_COLOURS = {
+    "tuning": "blue",
+    "confirming": "purple",
+    "finished": "green",
+    "ended": "#8e8e8e",
+    "lost": "red",
+}
 TIMES_UNIT = "suffix:×"  # noqa: RUF001
 STEPS_UNIT = "suffix: steps"
 # As a mapping, of a payback that is none.

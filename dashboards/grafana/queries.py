@@ -16,7 +16,7 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 # Grafana escapes a variable for neither kind of PromQL's quoted strings; a raw string needs none.
 JOB = "job_name=`${job:raw}`"
 SERVICE = '{job="bagua-autotune"}'
-STATES = {"tuning": 1, "confirming": 2, "finished": 3, "ended": 4}
+STATES = {"tuning": 1, "confirming": 2, "finished": 3, "ended": 4, "lost": 5}
 # How finely the past is looked at where trials are told apart: the interval of scraping.
 PAST = "[$__range:5s]"
 
@@ -57,7 +57,7 @@ def by_round(expression: str) -> str:
 
 
 def state_number(expression: str) -> str:
-    """One number for the state, 1 to 4, of ``max by (job_name, state)``: a lane, or a cell."""
+    """One number for the state, 1 to 5, of ``max by (job_name, state)``: a lane, or a cell."""
     alike = f"{expression} == 1"
     numbers = " or ".join(
         f'label_replace(vector({number}), "state", "{state}", "", "")'

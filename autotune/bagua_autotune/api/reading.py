@@ -18,20 +18,18 @@ from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 JOBS_LISTED = 100
 
 
-def add_routes(api: Blueprint, overviews: views.Overviews, end_silent: Callable[[], None]) -> None:
+def add_routes(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
     """Add them to the blueprint; they change nothing.
 
     Args:
-        end_silent: ends the jobs whose training is gone, before they are listed.
+        look: finds the jobs whose lease ran out, before they are listed.
     """
-    _show_at_a_glance(api, overviews, end_silent)
+    _show_at_a_glance(api, overviews, look)
     _show_lists(api, overviews)
     _offer_downloads(api, overviews)
 
 
-def _show_at_a_glance(
-    api: Blueprint, overviews: views.Overviews, end_silent: Callable[[], None]
-) -> None:
+def _show_at_a_glance(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
     @api.get("/jobs")
     def get_jobs() -> Response:
         limit = query_number("limit", 1, MOST_JOBS_LISTED) or JOBS_LISTED
@@ -40,7 +38,7 @@ def _show_at_a_glance(
             abort(422, "after: must be a job's id, such as an answer's next.")
         if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
             abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
-        end_silent()
+        look()
         return answer_if_changed(overviews.job_list(name, limit, after))
 
     @api.get("/jobs/<job_id>/overview")

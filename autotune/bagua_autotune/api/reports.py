@@ -19,8 +19,8 @@ from bagua_autotune.model.job import (
     MOST_RANKS,
     MOST_SOFTWARE,
     MOST_TENSORS,
-    EventKind,
     JobSpec,
+    ToldKind,
     count_combinations,
 )
 from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
@@ -117,7 +117,7 @@ class Observations(_Input):
 class NewEvent(_Input):
     """Something that happened to a job."""
 
-    kind: EventKind
+    kind: ToldKind
     trial: Index | None = None
     step: StepNumber | None = None
     message: Annotated[str, Field(max_length=2000), AfterValidator(without_nul)] = ""

@@ -25,7 +25,7 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
-    reading.add_routes(api, overviews, tuner.end_silent)
+    reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
 

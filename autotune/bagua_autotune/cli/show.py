@@ -6,7 +6,7 @@ import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
-from bagua_autotune.model.job import Result
+from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobSummary, ShownTrial
 from bagua_autotune.views.words import stock_ddp_line
@@ -30,7 +30,7 @@ def show(job: str, database: str | None, url: str | None) -> None:
     if found.result:
         _say_result(found.result)
     chosen = found.configuration
-    if best and not (found.result and found.state in ("finished", "ended")):
+    if best and not (found.result and found.state in OVER):
         chosen = best.configuration
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)

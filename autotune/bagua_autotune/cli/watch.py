@@ -161,4 +161,6 @@ def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
 def _outcome(job: JobSummary) -> str:
     if job.result is not None:
         return f"result: {job.result.summary}"
+    if job.state == "lost":
+        return f"job {job.name} is lost: nothing is heard of its training any more"
     return f"job {job.name} ended before its tuning did"

@@ -18,7 +18,7 @@ from bagua_autotune.store import Contact, Store, read_each
 from bagua_autotune.views import Summaries
 
 # How long a job is shown after its last word: if it ended; and once it is tuned, from when on it
-# says nothing. One that is being tuned is shown until it is taken for gone.
+# says nothing. One that is being tuned, or lost, is shown for an hour of silence.
 ENDED_SECONDS = 900.0
 TUNED_SECONDS = 24 * 3600.0
 # A job that is tuned is heard of every few seconds; so long after its last word it may be gone.
@@ -149,7 +149,7 @@ def preferred(one: Contact, other: Contact, now: float) -> Contact:
 def is_shown(contact: Contact, now: float) -> bool:
     """Whether the job still matters to whoever looks at the metrics."""
     kept_seconds = TUNED_SECONDS if contact.phase == "finished" else SILENT_SECONDS
-    if contact.ended_at is not None:
+    if contact.ended_at is not None and contact.phase != "lost":
         kept_seconds = ENDED_SECONDS
     return contact.last_contact_at >= now - kept_seconds
 

@@ -31,13 +31,21 @@ from bagua_autotune.model.view import Moment
 
 # By which a job's ranks speak: Bagua's own, or this project's.
 Api = Literal["v1", "v2"]
-JobPhase = Literal["tuning", "confirming", "finished", "ended"]
+JobPhase = Literal["tuning", "confirming", "finished", "ended", "lost"]
 BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
+# The training ended, or is lost, before its tuning did.
+CUT_SHORT: tuple[JobPhase, ...] = ("ended", "lost")
+OVER: tuple[JobPhase, ...] = ("finished", *CUT_SHORT)
 Purpose = Literal["search", "confirm"]
 TrialState = Literal["proposed", "running", "measured", "failed"]
-EventKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
-# A job that is being tuned is heard of every few seconds; so long after its last word its training
-# is taken for gone.
+# What ranks tell; that a job is lost, only the service can.
+ToldKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
+EventKind = Literal[ToldKind, "lost"]
+# The client says every 45 s that its training lives, also while it has nothing else to say
+# (RENEWAL_SECONDS of bagua_client.agent.renewal). So long after its last word it is lost: one such
+# request may take two minutes, and the pause before it another.
+LEASE_SECONDS = 300.0
+# The same where nothing is promised, as by Bagua's workers, or where nobody listened all the while.
 SILENT_SECONDS = 3600.0
 # While its ranks say nothing new their contact is written so often: the page warns of a minute's
 # silence.
@@ -178,26 +186,59 @@ class Result:
     reason_code: Annotated[str, Field(exclude=True)] = ""
 
 
+class EarlierTrial(BaseModel):
+    """A trial of a tuning that was cut short; ``cost`` is over its default's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    configuration: dict[str, Value]
+    cost: float = 0.0
+    standard_error: float | None = None
+    count: int = 0
+    outliers: int = 0
+    failure: str | None = None
+
+
+class Earlier(BaseModel):
+    """What a tuning that was cut short leaves to the same job when it is started again.
+
+    Attributes:
+        baseline: what its default cost; None if it ran on other ranks, so that costs do not hold.
+        trials: its search trials, without the default.
+        under_way: the configuration that ran when it was cut short; those of its earlier lives
+            before that.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    baseline: float | None = None
+    trials: tuple[EarlierTrial, ...] = ()
+    under_way: tuple[dict[str, Value], ...] = ()
+
+
 class Inherited(BaseModel):
     """What a new job knows from earlier ones in the store.
 
     Attributes:
         configuration: the stored best of a job with the same fingerprint; None if only parts
             are known.
-        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best.
+        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best,
+            None if nothing was confirmed for this job.
         ready_seconds: of the same model's tensors; None if unknown.
         costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and
             those of the rest of a chain.
         source: the job that it comes from.
+        earlier: of the same job, if its tuning was cut short.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     configuration: dict[str, Value] | None = None
-    gain: float = 0.0
+    gain: float | None = 0.0
     ready_seconds: tuple[float, ...] | None = None
     costs: dict[str, tuple[float, ...]] = {}
     source: str
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +247,7 @@ class Job:
 
     ``data`` is the protocol's own state.  ``round`` counts the tunings: 0 is the first, another
     one follows each lasting change.  ``revision`` is raised by whatever is written of the job.
+    ``absences``: from when until when its training was away.
     Times are seconds since the epoch.
     """
 
@@ -229,16 +271,22 @@ class Job:
     round: int = 0
     inherited: Inherited | None = None
     revision: int = 0
+    absences: tuple[tuple[float, float], ...] = ()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is tried: it is tuned, or its training ended before."""
-        return self.phase in ("finished", "ended")
+        return self.phase in OVER
 
     @property
     def is_lost(self) -> bool:
         """Whether it was ended since nothing was heard of it, not by its ranks' own word."""
         return self.ended_at is not None and self.ended_at > self.last_contact_at
+
+    def present_seconds(self, begin: float, end: float) -> float:
+        """The time between two moments in which its training was there."""
+        away = (min(end, until) - max(begin, since) for since, until in self.absences)
+        return max(0.0, end - begin - sum(seconds for seconds in away if seconds > 0))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from sqlalchemy import ColumnElement, bindparam, case, null, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from bagua_autotune.model.job import BEING_TUNED, Api, Event, Inherited, Job, JobSpec, Result, Trial
+from bagua_autotune.model.job import (
+    BEING_TUNED,
+    CUT_SHORT,
+    Api,
+    Event,
+    Inherited,
+    Job,
+    JobPhase,
+    JobSpec,
+    Result,
+    Trial,
+)
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
@@ -136,6 +147,7 @@ class Jobs:
         fingerprint: str | None = None,
         model_key: str | None = None,
         network_key: str | None = None,
+        name: str | None = None,
         finished: bool = False,
         profiled: bool = False,
     ) -> Job | None:
@@ -145,10 +157,14 @@ class Jobs:
             finished: whether only a job with a result will do.
             profiled: whether only a job with a profiled step will do.
         """
-        keys = {"fingerprint": fingerprint, "model_key": model_key, "network_key": network_key}
-        given = {name: key for name, key in keys.items() if key is not None}
+        keys = {
+            JobRow.fingerprint: fingerprint,
+            JobRow.model_key: model_key,
+            JobRow.network_key: network_key,
+            JobRow.name: name,
+        }
         query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2")
-        query = query.where(*(getattr(JobRow, name) == key for name, key in given.items()))
+        query = query.where(*(column == key for column, key in keys.items() if key is not None))
         if finished:
             query = query.where(JobRow.result.is_not(null()))
         if profiled:
@@ -215,9 +231,17 @@ class Jobs:
             if row.phase != "finished":
                 row.phase = "ended"
 
-    def end_silent(self, before: float, event: Event) -> list[str]:
-        """End the jobs that are being tuned and were last heard of before then; see end_gone."""
-        return self._end(event, JobRow.phase.in_(BEING_TUNED), JobRow.last_contact_at < before)
+    def lose_silent(
+        self, protocol: Api, before: float, event: Event, *, also_finished: bool = False
+    ) -> list[str]:
+        """The jobs that are being tuned and were last heard of before then are lost; see end_gone.
+
+        Args:
+            also_finished: those as well of which a result is known already.
+        """
+        phases = (*BEING_TUNED, "finished") if also_finished else BEING_TUNED
+        which = JobRow.protocol == protocol, JobRow.phase.in_(phases), JobRow.ended_at.is_(None)
+        return self._end("lost", event, *which, JobRow.last_contact_at < before)
 
     def end_gone(self, job_ids: Collection[str], event: Event) -> list[str]:
         """End those of the jobs that have not ended, by an event that is not their ranks' own.
@@ -227,14 +251,14 @@ class Jobs:
         Returns:
             The ids of those that it ended.
         """
-        return self._end(event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
+        return self._end("ended", event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
 
-    def _end(self, event: Event, *which: ColumnElement[bool]) -> list[str]:
+    def _end(self, phase: JobPhase, event: Event, *which: ColumnElement[bool]) -> list[str]:
         with self.database.reading() as session:  # mostly there is none, and writers take turns
             if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
                 return []
-        phase = case((JobRow.phase == "finished", JobRow.phase), else_="ended")
-        changes = {"phase": phase, "ended_at": event.at, "revision": JobRow.revision + 1}
+        after = case((JobRow.phase == "finished", JobRow.phase), else_=phase)
+        changes = {"phase": after, "ended_at": event.at, "revision": JobRow.revision + 1}
         statement = update(JobRow).where(*which).values(changes).returning(JobRow.id)
         with self.database.writing() as session:
             ended = list(session.scalars(statement))
@@ -245,8 +269,11 @@ class Jobs:
         """Training goes on after an end, from the trial at which it stood."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
+            if row.ended_at is not None:
+                absences = [*row.data.get(rows.ABSENCES, ()), [row.last_contact_at, at]]
+                row.data = {**row.data, rows.ABSENCES: absences[-rows.MOST_ABSENCES :]}
             row.ended_at, row.last_contact_at = None, at
-            if row.phase == "ended":
+            if row.phase in CUT_SHORT:
                 last = last_trial_row(session, job_id)
                 is_confirming = last and (last.round, last.purpose) == (row.round, "confirm")
                 row.phase = "confirming" if is_confirming else "tuning"

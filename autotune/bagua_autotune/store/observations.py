@@ -135,7 +135,8 @@ class Observations:
     ) -> Reported:
         """Store the steps that are new to the trial.
 
-        Of steps that come when it is closed already, MOST_LATE_STEPS are.
+        Of steps that come when it is closed already, MOST_LATE_STEPS are; the step in which a lost
+        job stood still is not.
 
         The trial is running from now on, unless the ranks told of their switch to it before.
 
@@ -158,7 +159,11 @@ class Observations:
             known = connection.execute(KNOWN_COSTS, {"trial_id": trial_id}).all()
             costs: dict[int, float | None] = dict(known)
             pairs = zip(observations, weighed, strict=True)
-            told = [(each, cost) for each, cost in pairs if each.step not in costs]
+            told = [
+                (each, cost)
+                for each, cost in pairs
+                if each.step not in costs and not _is_absence(job, each, at)
+            ]
             if not trials[index].is_open:
                 told = told[: max(0, MOST_LATE_STEPS - trial_rows[index].late_steps)]
                 _count_late(connection, trial_id, len(told))
@@ -236,6 +241,16 @@ def _observation(
     step: int, values: list[float | None], compute: list[float | None] | None
 ) -> Observation:
     return Observation(step, tuple(values), None if compute is None else tuple(compute))
+
+
+def _is_absence(job: Job, told: Observation, at: float) -> bool:
+    """Whether it is the step in which a job that was lost stood still: it measures nothing."""
+    silent_seconds = at - job.last_contact_at
+    return (
+        job.is_lost
+        and job.protocol == "v2"  # others tell speeds
+        and max(value or 0.0 for value in told.values) > silent_seconds / 2
+    )
 
 
 def _count_late(connection: Connection, trial_id: int, steps: int) -> None:

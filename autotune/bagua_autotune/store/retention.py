@@ -12,6 +12,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from bagua_autotune.model.job import OVER
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
@@ -107,7 +108,7 @@ def thin(store: Store, since: float, before: float) -> int:
     """
     over = select(JobRow.id).where(
         JobRow.protocol == "v2",
-        JobRow.phase.in_(("finished", "ended")),
+        JobRow.phase.in_(OVER),
         JobRow.last_contact_at >= since,
         JobRow.last_contact_at < before,
     )

@@ -36,6 +36,9 @@ from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384
+# In a job's data; the newest of them.
+ABSENCES = "absences"
+MOST_ABSENCES = 100
 
 
 def _as_text(column: Any) -> ColumnElement[str]:
@@ -179,6 +182,7 @@ def job_record(row: Row[Any]) -> Job:
         finished_at=row.finished_at,
         result=result_record(row.result) if row.result else None,
         data=row.data,
+        absences=tuple(map(tuple, row.data.get(ABSENCES, ()))),
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
         revision=row.revision,

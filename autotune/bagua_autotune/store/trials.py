@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import JobPhase, Result, Trial
+from bagua_autotune.model.job import OVER, JobPhase, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
@@ -72,7 +72,7 @@ class Trials:
             row = locked_row(session, job_id)
             last = last_trial_row(session, job_id)
             open_index = last.index if last and last.state in ("proposed", "running") else None
-            if row.phase in ("finished", "ended") or open_index != step.closes:
+            if row.phase in OVER or open_index != step.closes:
                 return False
             expected = last.index + 1 if last else 0
             if step.next_trial and step.next_trial.index != expected:

@@ -89,7 +89,7 @@ def confirmed_gain(
     was confirmed at length, they say whether that still holds (the usual weighted mean of two
     measurements).
     """
-    if job.round > 0 or job.inherited is None:
+    if job.round > 0 or job.inherited is None or job.inherited.gain is None:
         return None
     scale = objective.scale(baseline.center)
     expected = job.inherited.gain * scale

@@ -16,6 +16,7 @@ from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import confirm, confirmed_gain
 from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.restart import carried_over, offered_again
 from bagua_autotune.tuning.rounds import TRIAL_STEPS, stored_best
 from bagua_autotune.tuning.standing import baseline_estimate, measured_in
 from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
@@ -97,8 +98,9 @@ def decide(
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):
         return Keep(job.baseline, reason=DISAGREED)
-    banned = _banned(job, trials)
-    start = _start(job, trials, banned, objective)
+    known = [*carried_over(job, trials), *trials]
+    banned = _banned(job, known)
+    start = _start(job, trials, known, banned, objective)
     if start is not None:
         return start
     baseline = baseline_estimate(job, trials)
@@ -106,8 +108,8 @@ def decide(
     scale = objective.scale(baseline.center)
     winner = _being_confirmed(job, trials, banned)
     if winner is None:
-        allowed = _allowed(job, trials, problem())
-        found = _search(job, trials, allowed, make_searcher, scale, trial_steps)
+        allowed = _allowed(job, known, problem())
+        found = _search(job, known, allowed, make_searcher, scale, trial_steps)
         if isinstance(found, Propose):
             return found
         winner = found
@@ -122,17 +124,25 @@ def decide(
 
 
 def _start(
-    job: Job, trials: Sequence[Trial], banned: set[Configuration], objective: Objective
+    job: Job,
+    trials: Sequence[Trial],
+    known: Sequence[Trial],
+    banned: set[Configuration],
+    objective: Objective,
 ) -> Propose | Keep | None:
-    """The trials before the search: what runs already, the baseline, what was best before."""
+    """The trials before the search: what runs already, the baseline, what was best before, what
+    was under way."""
     stored = stored_best(job) if job.limits.max_samples > 1 else None
     if stored in banned:
         stored = None
     # What runs already needs no switch: the baseline at first, the kept one in a later round.
     first = [job.baseline, stored] if job.round == 0 else [stored, job.baseline]
     for configuration in first:
-        if configuration is not None and measured_in(trials, configuration) is None:
+        if configuration is not None and measured_in(known, configuration) is None:
             return Propose("search", configuration)
+    again = offered_again(job, known, banned)
+    if again is not None:
+        return Propose("search", again)
     baseline = baseline_estimate(job, trials)
     if stored is None or baseline is None or len(trials) > len(set(first)):
         return None
@@ -177,8 +187,9 @@ def told_searcher(
     baseline = baseline_estimate(job, trials)
     if baseline is None:
         return None
-    problem = _allowed(job, trials, problem)
-    return _tell(job, trials, make_searcher(problem), objective.scale(baseline.center)), problem
+    known = [*carried_over(job, trials), *trials]
+    problem = _allowed(job, known, problem)
+    return _tell(job, known, make_searcher(problem), objective.scale(baseline.center)), problem
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:

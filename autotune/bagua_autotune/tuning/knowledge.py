@@ -1,27 +1,22 @@
-"""What is known of a job besides its trials' costs: candidates, the fitted cost model, and what it
-took over from earlier jobs (the best setting, or parts of their cost models)."""
+"""What is known of a job besides its trials' costs: candidates and the fitted cost model, of which
+an earlier job may have left parts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import lru_cache
-from typing import Any
 
 from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model, kinds_of
-from bagua_autotune.model.job import Inherited, Job, JobSpec, Result, Trial
+from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.search import Problem
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
+from bagua_autotune.tuning.restart import told_before
 from bagua_autotune.tuning.rounds import TRIAL_STEPS, of_round, stored_best
 
 logger = logging.getLogger(__name__)
@@ -58,7 +53,7 @@ class Knowledge:
             trials: all of the job's, of all rounds.
         """
         candidates, layouts = self._fixed(job.id, job.created_at)
-        told = [trial.configuration for trial in of_round(trials, job.round)]
+        told = told_before(job) + [t.configuration for t in of_round(trials, job.round)]
         model = self._fit(job, trials, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
         if model and _offers_lists(job, told):
@@ -139,62 +134,3 @@ def _profiled_in(
 
 def _offers_lists(job: Job, told: Sequence[Configuration]) -> bool:
     return isinstance(job.space.get(PARTITION_KNOB), Partition) and len(set(told)) > 1
-
-
-def model_key(spec: JobSpec) -> str:
-    """Equal for jobs that train the same model: tensors and their order."""
-    return _key([[tensor.bytes, tensor.dtype, tensor.group] for tensor in spec.tensors])
-
-
-def network_key(spec: JobSpec) -> str:
-    """Equal for jobs whose collectives cost the same: topology, hardware and software."""
-    return _key([spec.ranks_per_node, sorted(spec.software.items())])
-
-
-def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | None:
-    """What is known of a job that is about to be registered; None if nothing is.
-
-    The result of a job with the same fingerprint counts; ready times may come from any job of
-    the same model, costs from any on the same network.
-    """
-    same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
-    same_model = store.latest_job(model_key=model_key(spec), profiled=True)
-    same_network = store.latest_job(network_key=network_key(spec), profiled=True)
-    ready = knowledge.fit_whole(same_model) if same_model else None
-    costs = knowledge.fit_whole(same_network) if same_network else None
-    configuration: dict[str, Any] | None = None
-    gain = 0.0
-    if same and same.result and _is_telling(same) and _fits(same.result, spec):
-        configuration = dict(same.result.configuration)
-        gain = math.log(max(same.result.speedup, 1.0))
-    sources = [job for job in (same if configuration else None, same_model, same_network) if job]
-    if configuration is None and ready is None and costs is None:
-        return None
-    return Inherited(
-        configuration=configuration,
-        gain=gain,
-        ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
-        costs={kind.key: astuple(cost) for kind, cost in (costs.costs if costs else {}).items()},
-        source=sources[0].id,
-    )
-
-
-def _is_telling(job: Job) -> bool:
-    """Whether its result says what is fast: a default that was kept for want of trials, or because
-    the ranks failed in the others, does not."""
-    result = job.result
-    if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
-        return result is not None
-    return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
-
-
-def _fits(result: Result, spec: JobSpec) -> bool:
-    try:
-        spec.check(result.configuration)
-    except ValueError:
-        return False
-    return True
-
-
-def _key(content: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

@@ -94,7 +94,7 @@ def make_result(
         high=high,
         trials=sum(trial.state == "measured" for trial in trials),
         steps=bill.steps,
-        seconds=max(0.0, at - began_at(job, trials)),
+        seconds=job.present_seconds(began_at(job, trials), at),
         summary="",
         cost_steps=bill.cost_steps,
         cost_seconds=bill.cost_seconds,

@@ -86,11 +86,11 @@ def began_at(job: Job, trials: Sequence[Trial]) -> float:
 
 def search_seconds(job: Job, trials: Sequence[Trial]) -> float:
     """Wall time from a round's first trial to the end of its last; while one is open, up to the
-    job's last word.
+    job's last word. Without the time in which the job was lost.
 
     Args:
         trials: of the round.
     """
     last_word = job.last_contact_at
     ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
-    return max(0.0, max(ends) - began_at(job, trials)) if ends else 0.0
+    return job.present_seconds(began_at(job, trials), max(ends)) if ends else 0.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from bagua_autotune.model.job import BEING_TUNED, Job, Trial
+from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
 from bagua_autotune.tuning.objective import OBJECTIVES
@@ -109,7 +109,7 @@ def shown_round(job: Job) -> int:
 
     They differ where the training ended while the job was tuned again.
     """
-    return job.round - 1 if is_settled(job) and job.phase == "ended" else job.round
+    return job.round - 1 if is_settled(job) and job.phase in CUT_SHORT else job.round
 
 
 def best_configuration(job: Job, trials: Sequence[Trial]) -> Configuration | None:

@@ -28,8 +28,8 @@ class Progress(View):
     """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
-    ranks are gone gets no older. ``incumbent`` is the best configuration so far, or what was kept,
-    and ``speedup`` what it is over the baseline.
+    ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
+    best configuration so far, or what was kept, and ``speedup`` what it is over the baseline.
     """
 
     trials_measured: int
@@ -91,7 +91,7 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     current = of_round(trials, job.round)
     measured = sum(trial.state == "measured" for trial in current)
     end = job.finished_at or job.last_contact_at
-    elapsed_seconds = max(0.0, end - began_at(job, current))
+    elapsed_seconds = job.present_seconds(began_at(job, current), end)
     seconds_left: float | None = None
     if job.is_over:
         seconds_left = 0.0

@@ -16,7 +16,6 @@ from typing import Any
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
-    SILENT_SECONDS,
     Api,
     Event,
     Inherited,
@@ -28,14 +27,17 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import clean, describe, describe_seconds
+from bagua_autotune.model.text import clean, describe
 from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background, Decisions
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
-from bagua_autotune.tuning.knowledge import Knowledge, inherit, model_key, network_key
+from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
+from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.leases import Leases
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.restart import describe_source
 from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.status import JobState, job_state
@@ -45,8 +47,6 @@ logger = logging.getLogger(__name__)
 # Of a model with very many tensors the first trials' profiles are enough, and large.
 MOST_READY_TIMES = 500_000
 STATUSES_KEPT = 1024
-SILENT = f"not heard of for {describe_seconds(SILENT_SECONDS)}: its training is taken for gone"
-HEARD_AGAIN = "heard of again, so it goes on"
 
 
 class WrongStep(Exception):
@@ -83,6 +83,7 @@ class Tuner:
         background: Background = AtOnce(),  # noqa: B008  (it has no state)
     ) -> None:
         self.store = store
+        self.leases = Leases(store, clock)
         self._listeners = listeners
         self._clock = clock
         self.knowledge = Knowledge(store)
@@ -104,8 +105,9 @@ class Tuner:
         Raises:
             JobConflict: it exists with other content.
         """
-        self.end_silent()
+        self.leases.look()
         now = self._clock()
+        inherited = self._inherit(job_id, spec) if protocol == "v2" else None
         is_new = self.store.create_job(
             job_id,
             spec,
@@ -113,7 +115,7 @@ class Tuner:
             protocol=protocol,
             data=data,
             first=_first_trial(spec),
-            inherited=self._inherit(job_id, spec) if protocol == "v2" else None,
+            inherited=inherited,
             model_key=model_key(spec),
             network_key=network_key(spec),
         )
@@ -123,22 +125,14 @@ class Tuner:
                 *(job_id, spec.name, spec.world_size, len(spec.tensors)),
                 describe(spec.default_configuration),
             )
+            if inherited and (source := describe_source(inherited)):
+                self.store.add_event(job_id, Event("note", message=source, at=now))
+                logger.info("job %s: %s", job_id, source)
         else:
             self.store.resume_job(job_id, now)
         self._met(self.store.job(job_id))
         self.ask(job_id)
         return is_new
-
-    def end_silent(self) -> None:
-        """End the jobs that were being tuned when their training was gone without a word.
-
-        Who finds out depends on who comes first: a registration, or someone who lists the jobs. If
-        the ranks were paused and report after all, their job goes on.
-        """
-        now = self._clock()
-        end = Event("ended", message=SILENT, at=now)
-        for job_id in self.store.end_silent(now - SILENT_SECONDS, end):
-            logger.info("job %s: %s", job_id, SILENT)
 
     def _inherit(self, job_id: str, spec: JobSpec) -> Inherited | None:
         """What a new job takes over; nothing of earlier jobs keeps it from being registered."""
@@ -299,13 +293,7 @@ class Tuner:
         """A job whose ranks spoke; one that was only taken for gone goes on."""
         for listener in self._listeners:
             listener.on_heard(job.id)
-        if not job.is_lost:
-            return job
-        now = self._clock()
-        self.store.resume_job(job.id, now)
-        self.store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
-        logger.info("job %s: %s", job.id, HEARD_AGAIN)
-        return self.store.job(job.id)
+        return self.leases.heard(job)
 
     def open_trial(self, job_id: str) -> Trial | None:
         """The trial that the ranks shall run now; None once the job is finished."""

@@ -23,7 +23,10 @@ MOST_VALUES = 1_000_000
 
 
 class JobDetail(JobState):
-    """All that is known of a job but its trials."""
+    """All that is known of a job but its trials.
+
+    ``is_lost``: its ranks did not say that it ended; nothing is heard of them any more.
+    """
 
     world_size: int
     ranks_per_node: tuple[int, ...]
@@ -37,6 +40,7 @@ class JobDetail(JobState):
     created_at: Moment
     last_contact_at: Moment
     ended_at: Moment | None
+    is_lost: bool
 
 
 class Page(View):
@@ -109,6 +113,7 @@ def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
         created_at=job.created_at,
         last_contact_at=job.last_contact_at,
         ended_at=job.ended_at,
+        is_lost=job.is_lost,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from bagua_autotune.model.job import Event, Job, Limits, Trial
+from bagua_autotune.model.job import CUT_SHORT, Event, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration, Knob
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
@@ -176,7 +176,7 @@ class Overviews:
         with self.store.database.reading():
             job, stored = self.store.job(job_id), self.store.trials(job_id)
         trials = closed(of_round(stored, job.round))
-        shown = job.created_at, job.round, job.phase == "ended"
+        shown = job.created_at, job.round, job.phase in CUT_SHORT
         known = self._curves.known(job_id)
         if known and (known.shown, known.trials) == (shown, trials):
             return known.curve

@@ -32,6 +32,7 @@ class JobSummary(JobState):
     created_at: Moment
     last_contact_at: Moment
     ended_at: Moment | None
+    is_lost: bool
     revision: int
     headline: str
     figures: Figures
@@ -52,6 +53,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         created_at=job.created_at,
         last_contact_at=job.last_contact_at,
         ended_at=job.ended_at,
+        is_lost=job.is_lost,
         revision=job.revision,
         headline=make_headline(reading, state.progress, figures),
         figures=figures,

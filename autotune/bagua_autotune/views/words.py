@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import CUT_SHORT, Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, Value
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import (
@@ -21,6 +21,9 @@ from bagua_autotune.tuning.status import Progress
 from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
 
+ENDED_EARLY = "Ended before the tuning did"
+LOST_EARLY = "Lost before the tuning ended; it goes on when the training does"
+
 
 def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str:
     """For example ``Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB, hierarchical``."""
@@ -34,14 +37,18 @@ def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str
             outcome = ", ".join(["the default stays", *filter(None, [clean(result.reason)])])
         if job.phase == "finished":
             return f"Tuned: {outcome}"
-        return f"Ended while it was tuned again; before that: {outcome}"
+        return f"{_end(job)} while it was tuned again; before that: {outcome}"
     so_far = _so_far(job, progress, figures)
-    if job.phase == "ended":
-        return ", ".join(["Ended before the tuning did", *so_far])
+    if job.phase in CUT_SHORT:
+        return ", ".join([LOST_EARLY if job.phase == "lost" else ENDED_EARLY, *so_far])
     word = "Confirming" if job.phase == "confirming" else "Tuning"
     again = " again" if job.round else ""
     pace = _pace(max(1, len(reading.round)), progress)
     return f"{word}{again}: " + ", ".join([*(so_far or ["measuring the default"]), *pace])
+
+
+def _end(job: Job) -> str:
+    return "Lost" if job.phase == "lost" else "Ended"
 
 
 def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
@@ -71,7 +78,8 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
     job = reading.job
     best = best_trial(job, reading.trials)
     if job.result and is_settled(job):
-        again = "Ended while it was tuned again; before that: " if job.phase == "ended" else ""
+        is_cut = job.phase in CUT_SHORT
+        again = f"{_end(job)} while it was tuned again; before that: " if is_cut else ""
         sentences = [again + _result(reading)]
     elif best is None:
         sentences = ["Nothing is measured yet: the default comes first."]

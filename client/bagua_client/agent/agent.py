@@ -364,7 +364,7 @@ class Agent:
                     return  # The ranks have yet to vote.
                 self._will_watch = False  # Reports would hold the fast ones back.
                 if self._reporter is not None:
-                    self._reporter.finish()
+                    self._reporter.finish("tuned; the steps of its algorithm are not watched")
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bagua_client.agent.circuit import Circuit
@@ -90,6 +91,12 @@ class Connection:
             else:
                 self._circuit.answered()
                 return state
+
+    def renew(self) -> None:
+        """Say once that the training lives. If that fails, the next time is soon."""
+        if self._service is not None:
+            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable):
+                self._service.renew()
 
     def register(self) -> JobState:
         """Make the job known. Raises what :meth:`call` does."""

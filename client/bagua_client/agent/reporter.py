@@ -3,7 +3,7 @@
 Whatever the service does, training goes on: errors are waited out here, step times that nobody
 takes are dropped, and the ranks stay at the configuration they have, or go back to the default
 from a trial if it is long. After the tuning the thread
-watches the step times, and says nothing while they stay as they are.
+watches the step times, and says nothing while they stay as they are but that the training lives.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bagua_client.agent.announcement import announce
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.profiler import Recording
+from bagua_client.agent.renewal import Renewal
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
 from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
@@ -56,6 +57,7 @@ class Reporter:
         self._inbox = Inbox()
         self._steps = StepTable(int(description["world_size"]))
         self._watch = Watch()
+        self._renewal = Renewal()
         self._stopping = threading.Event()
         self._connection = Connection(
             environment,
@@ -112,11 +114,17 @@ class Reporter:
             self.put(Event("ended", None, 0, "the training process ended"))
             self._thread.join(wait_seconds)
 
-    def finish(self) -> None:
-        """The last command is in force on all ranks: the thread may end."""
+    def finish(self, reason: str = "") -> None:
+        """The last command is in force on all ranks: the thread may end.
+
+        Args:
+            reason: told to the service, which would wait for more; empty: it knows.
+        """
         atexit.unregister(self.close)
         if not self._is_forked:
             self._stopping.set()
+            if reason:
+                self.put(Event("ended", None, 0, reason))
             self._inbox.wake()
 
     @property
@@ -139,9 +147,12 @@ class Reporter:
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
                 if message is not None:
+                    self._renewal.stepped()
                     self._deliver(message)
                 elif self._poll_seconds is not None:
                     self._follow(self._connection.call(lambda service: service.state()))
+                if self._renewal.take_due():
+                    self._connection.renew()
             while (message := self._inbox.take(timeout_seconds=0.0)) is not None:
                 if isinstance(message, Event):
                     self._deliver(message)

@@ -57,7 +57,7 @@ def ends_of_tuning() -> AnnotationQuery:
     def tuned(states: str) -> str:
         return f"max by (job_name) ({states}) == 1"
 
-    states = f'bagua_autotune_job_state{{{JOB},state=~"finished|ended"}}'
+    states = f'bagua_autotune_job_state{{{JOB},state=~"finished|ended|lost"}}'
     return _Mark("Tuning ended", "Tuning ended", "green", _beginnings(states, tuned))
 
 

@@ -7,11 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from bagua_autotune.tuning.background import SUPERFLUOUS
 from flask.testing import FlaskClient
 
 from bagua_autotune.model.job import Job
 from bagua_autotune.store import Step
+from bagua_autotune.tuning.background import SUPERFLUOUS
 from bagua_autotune.tuning.next_step import NextStep
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape

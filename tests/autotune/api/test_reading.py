@@ -62,13 +62,15 @@ def test_who_lists_jobs_is_told_of_none_that_is_gone_as_if_it_were_tuned(
         client.put(f"/api/v2/jobs/{job_id}", json=registration())
     store.touch("gone", time.time() - SILENT_SECONDS - 1)
     listed = client.get("/api/v2/jobs").get_json()["jobs"]
-    assert {job["id"]: job["state"] for job in listed} == {"gone": "ended", "here": "tuning"}
+    assert {job["id"]: job["state"] for job in listed} == {"gone": "lost", "here": "tuning"}
+    assert {job["id"]: job["is_lost"] for job in listed} == {"gone": True, "here": False}
+    assert client.get("/api/v2/jobs/gone").get_json()["is_lost"]
     steps = [{"step": 1, "seconds": [0.2] * 4}]
     body = {"trial": 0, "steps": steps}
     answer = client.post("/api/v2/jobs/gone/observations", json=body).get_json()
     assert (answer["state"], answer["trial"]["index"]) == ("tuning", 0)
     events = client.get("/api/v2/jobs/gone/events").get_json()["events"]
-    assert [event["kind"] for event in events] == ["ended", "note"]
+    assert [event["kind"] for event in events] == ["lost", "note"]
 
 
 def test_the_list_has_figures_and_a_headline(tuned: FlaskClient) -> None:

@@ -323,6 +323,7 @@ def test_a_bad_profile_is_refused_by_the_field_and_not_stored(
 def test_bad_events_are_refused(registered: FlaskClient) -> None:
     for body, status, word in (
         ({"kind": "party"}, 422, "kind"),
+        ({"kind": "lost"}, 422, "kind"),
         ({"kind": "note", "message": "x" * 2001}, 422, "message"),
         ({"kind": "note", "message": "\x00"}, 422, "NUL"),
         ({"kind": "note", "seconds": -1}, 422, "seconds"),

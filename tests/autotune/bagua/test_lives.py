@@ -68,8 +68,8 @@ def test_a_run_that_was_paused_for_long_goes_on(store):
         cycle(workers, iteration)
     (job,) = store.jobs()
     service._clock.now += 2 * SILENT_SECONDS
-    service._tuner.end_silent()
-    assert store.job(job.id).phase == "ended"
+    service._tuner.leases.look()
+    assert store.job(job.id).phase == "lost"
     for iteration in range(1500, 20_000, 100):
         cycle(workers, iteration)
         if workers[0].is_completed:

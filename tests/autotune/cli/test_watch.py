@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from bagua_autotune.cli import main
+from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.leases import Leases
 from tests.autotune.cli.driven_job import DrivenJob
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
@@ -94,6 +96,25 @@ def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
     assert re.fullmatch(r"digits: the job was last heard of \d+ s ago; watching on", silence)
     assert rest[-1] == "job digits ended before its tuning did"
     assert not any("last heard of" in line for line in rest)
+
+
+def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
+    job = DrivenJob(tmp_path / "a.db")
+    job.run(until_trial=2)
+    store = Store(f"sqlite:///{tmp_path / 'a.db'}")
+    store.touch("job", time.time() - SILENT_SECONDS - 1)
+    Leases(store, time.time).look()
+    said = {
+        command: CliRunner().invoke(main, [*command.split(), "--database", str(store.database)])
+        for command in ("watch job", "show job", "jobs")
+    }
+    store.close()
+    job.close()
+    assert [result.exit_code for result in said.values()] == [0, 0, 0]
+    last = said["watch job"].stdout.splitlines()[-1]
+    assert last == "job digits is lost: nothing is heard of its training any more"
+    assert said["show job"].stdout.splitlines()[0] == "job digits (job): lost"
+    assert "\tlost\t2\t" in said["jobs"].stdout
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def test_a_job_is_told_of_from_its_registration_to_its_result(client: FlaskClien
         ("digits", "confirming"): 0,
         ("digits", "finished"): 0,
         ("digits", "ended"): 0,
+        ("digits", "lost"): 0,
     }
     assert of(found, "job_ranks") == {("digits",): 4}
     assert of(found, "current_trial") == {("digits",): 0}

@@ -94,10 +94,10 @@ def test_a_silent_job_leaves_later_where_it_is_tuned(scene: Scene) -> None:
 def test_a_job_leaves_as_it_is_taken_for_gone_and_comes_back(scene: Scene) -> None:
     scene.add("job")
     scene.clock.now += SILENT_SECONDS
-    scene.tuner.end_silent()
+    scene.tuner.leases.look()
     assert of(parsed(scene.scrape()), "job_state")["job", "tuning"] == 1
     scene.clock.now += 1
-    scene.tuner.end_silent()
+    scene.tuner.leases.look()
     assert scene.names() == set()
     scene.tuner.observe("job", 0, [Observation(1, (0.1,) * 4)])
     assert of(parsed(scene.scrape()), "job_state")["job", "tuning"] == 1

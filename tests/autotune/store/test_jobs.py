@@ -205,21 +205,22 @@ def test_a_finished_job_can_be_tuned_in_another_round(store: Store, job: str) ->
     assert not store.open_round(job, 7.0)
 
 
-def test_jobs_that_are_gone_are_ended_and_not_heard_of(store: Store) -> None:
+def test_jobs_that_are_gone_are_lost_and_not_heard_of(store: Store) -> None:
     for number, job_id in enumerate(("tuning", "confirming", "finished", "late")):
         store.create_job(job_id, make_spec(), at=number + 1.0)
     store.advance("confirming", Step(2.0, next_trial=Trial(0, "confirm", BASELINE)))
     store.advance("finished", Step(3.0, result=RESULT))
     revision = store.job("tuning").revision
-    end = Event("ended", message="gone", at=9.0)
-    assert store.end_silent(1.0, end) == []
-    assert sorted(store.end_silent(4.0, end)) == ["confirming", "tuning"]
-    assert store.end_silent(4.0, end) == []
+    end = Event("lost", message="gone", at=9.0)
+    assert store.lose_silent("v2", 1.0, end) == store.lose_silent("v1", 4.0, end) == []
+    assert sorted(store.lose_silent("v2", 4.0, end)) == ["confirming", "tuning"]
+    assert store.lose_silent("v2", 4.0, end) == []
     found = store.job("tuning")
-    assert (found.phase, found.ended_at, found.last_contact_at) == ("ended", 9.0, 1.0)
+    assert (found.phase, found.ended_at, found.last_contact_at) == ("lost", 9.0, 1.0)
     assert (found.is_lost, found.revision > revision) == (True, True)
     assert store.events("tuning") == store.events("confirming") == [end]
-    assert store.end_gone(["tuning", "finished", "nobody"], end) == ["finished"]
+    assert store.end_gone(["tuning", "nobody"], end) == []
+    assert store.lose_silent("v2", 4.0, end, also_finished=True) == ["finished"]
     found = store.job("finished")
     assert (found.phase, found.ended_at, found.result) == ("finished", 9.0, RESULT)
     assert [store.job("late").phase, store.events("late")] == ["tuning", []]
@@ -231,7 +232,8 @@ def test_jobs_that_are_gone_are_ended_and_not_heard_of(store: Store) -> None:
 def test_of_many_that_find_a_job_silent_one_ends_it(store: Store, job: str) -> None:
     end, ended = Event("ended", at=9.0), []
     threads = [
-        threading.Thread(target=lambda: ended.extend(store.end_silent(2.0, end))) for _ in range(6)
+        threading.Thread(target=lambda: ended.extend(store.lose_silent("v2", 2.0, end)))
+        for _ in range(6)
     ]
     for thread in threads:
         thread.start()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from bagua_autotune.model.job import Event, Observation
+from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
@@ -128,6 +129,7 @@ def test_nought_keeps_all_for_ever(tmp_path: Path) -> None:
 def test_it_goes_on_by_itself(tmp_path: Path) -> None:
     store, came = Store(f"sqlite:///{tmp_path / 'autotune.db'}"), threading.Event()
     store.create_job("old", make_spec(), at=1.0)
+    store.create_job("lost", make_spec(), at=time.time() - SILENT_SECONDS - 1)
 
     class Told(Upkeep):
         def once(self) -> bool:
@@ -139,7 +141,7 @@ def test_it_goes_on_by_itself(tmp_path: Path) -> None:
     upkeep.start()
     assert came.wait(60)
     upkeep.stop()
-    assert store.jobs() == []
+    assert [(job.id, job.phase) for job in store.jobs()] == [("lost", "lost")]
     store.close()
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.leases import HEARD_AGAIN
 from bagua_autotune.tuning.listener import GONE, InHand
-from bagua_autotune.tuning.tuner import HEARD_AGAIN, SILENT, Tuner
+from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import Clock, Ranks, make_spec
 
 
@@ -35,7 +36,7 @@ def events(tuner: Tuner, job_id: str) -> list[tuple[str, str]]:
     return [(event.kind, event.message) for event in tuner.store.events(job_id)]
 
 
-def test_a_job_that_says_nothing_for_long_in_its_tuning_ends(tuner: Tuner, clock: Clock) -> None:
+def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) -> None:
     for job_id in ("tuning", "finished", "ended", "late"):
         tuner.register(job_id, make_spec(limits={"max_samples": 3}))
     run(tuner, "tuning", Ranks(noise=0.001), trials=2)
@@ -44,28 +45,30 @@ def test_a_job_that_says_nothing_for_long_in_its_tuning_ends(tuner: Tuner, clock
     silent = tuner.status("tuning")
     clock.now += SILENT_SECONDS
     tuner.take_event("late", Event("note"))
-    tuner.end_silent()
-    tuner.end_silent()
+    tuner.leases.look()
+    tuner.leases.look()
     assert {job.id: job.phase for job in tuner.store.jobs()} == {
-        "tuning": "ended",
+        "tuning": "lost",
         "finished": "finished",
         "ended": "ended",
         "late": "tuning",
     }
-    assert events(tuner, "tuning") == [("ended", SILENT)]
-    assert events(tuner, "finished") == []
+    silent_for_an_hour = [("lost", "not heard of for 60 min: its training is lost")]
+    assert events(tuner, "tuning") == events(tuner, "finished") == silent_for_an_hour
+    assert events(tuner, "ended") == [("ended", "")]
+    assert {job.id for job in tuner.store.jobs() if job.is_lost} == {"tuning", "finished"}
     # It gets no older than when it was last heard of.
     job, status = tuner.store.job("tuning"), tuner.status("tuning")
     assert job.last_contact_at < clock.now - SILENT_SECONDS < job.ended_at
     assert status.progress == silent.progress.model_copy(update={"seconds_left": 0.0})
 
 
-def test_a_registration_ends_those_before_it(tuner: Tuner, clock: Clock) -> None:
+def test_a_registration_finds_the_lost_ones_before_it(tuner: Tuner, clock: Clock) -> None:
     """A service that one training has for itself is asked for nothing else, perhaps."""
     tuner.register("gone", make_spec())
     clock.now += SILENT_SECONDS + 1
     tuner.register("new", make_spec())
-    assert {job.id: job.phase for job in tuner.store.jobs()} == {"gone": "ended", "new": "tuning"}
+    assert {job.id: job.phase for job in tuner.store.jobs()} == {"gone": "lost", "new": "tuning"}
 
 
 @pytest.mark.parametrize("says", ["steps", "switched", "registers"])
@@ -75,7 +78,7 @@ def test_a_paused_job_goes_on_where_it_was(tuner: Tuner, clock: Clock, says: str
     run(tuner, "job", ranks, trials=2)
     before = tuner.status("job")
     clock.now += SILENT_SECONDS + 1
-    tuner.end_silent()
+    tuner.leases.look()
     assert tuner.status("job").trial is None
     if says == "switched":
         tuner.take_event("job", Event("switched", 2, seconds=0.1))
@@ -101,7 +104,7 @@ def test_a_job_that_said_its_end_stays_ended_whatever_comes_late(tuner: Tuner) -
     tuner.take_event("job", Event("ended"))
     tuner.observe("job", 0, [Observation(1, (0.1,) * 4)])
     tuner.take_event("job", Event("switched", 0))
-    tuner.end_silent()
+    tuner.leases.look()
     assert (tuner.status("job").state, tuner.status("job").trial) == ("ended", None)
 
 

@@ -11,7 +11,8 @@ from bagua_autotune.model.job import Event
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import JobRow
-from bagua_autotune.tuning.knowledge import Knowledge, inherit, model_key, network_key
+from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
+from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration

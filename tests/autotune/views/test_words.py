@@ -73,6 +73,11 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (job("finished", replace(KEPT, reason="")), TRIED[:2], "Tuned: the default stays"),
         (job("ended"), [trial(0, DEFAULT)], "Ended before the tuning did"),
         (
+            job("lost"),
+            [trial(0, DEFAULT)],
+            "Lost before the tuning ended; it goes on when the training does",
+        ),
+        (
             job("ended"),
             TRIED,
             "Ended before the tuning did, 1.20x (1.18 to 1.22) so far, not confirmed",

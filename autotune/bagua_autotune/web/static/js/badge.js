@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 
-const WORDS = { tuning: "Tuning", confirming: "Confirming", finished: "Finished", ended: "Ended" };
+const WORDS = { tuning: "Tuning", confirming: "Confirming", finished: "Finished", ended: "Ended", lost: "Lost" };
 
 export function stateWords(job) {
   const word = WORDS[job.state] ?? job.state;

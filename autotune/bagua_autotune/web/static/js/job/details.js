@@ -14,7 +14,7 @@ export function showDetails({ job, ranks_per_node: nodes, software, fingerprint,
     ["Protocol", job.protocol === "v1" ? "v1 (Bagua 0.9)" : job.protocol],
     ["Registered", moment(job.created_at)],
     ["Last contact", moment(job.last_contact_at)],
-    ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
+    ...(job.ended_at ? [[job.is_lost ? "Lost" : "Ended", moment(job.ended_at)]] : []),
     ["Fingerprint", fingerprint],
   ];
   byId("details").replaceChildren(

@@ -20,7 +20,7 @@ export function showHeadline({ job }) {
   );
 }
 
-const isOver = ({ state }) => state === "finished" || state === "ended";
+const isOver = ({ state }) => ["finished", "ended", "lost"].includes(state);
 
 // Before a result nothing is kept, nor was what it shows confirmed; what ends too early has none.
 const isSettled = (job) => isOver(job) && job.result !== null;

@@ -37,6 +37,7 @@ const said = ({ text, more }) => `${text}${more?.textContent ?? ""}`;
 function silence({ job: { state, last_contact_at: last } }) {
   const silent = secondsSince(last);
   if (silent < SILENT_SECONDS || state === "finished" || state === "ended") return null;
+  if (state === "lost") return { text: "The training is lost: nothing is heard of it. Where its tuning stands is kept, and it goes on when the training does." };
   return { text: `The job has not been heard of for ${duration(Math.floor(silent / 10) * 10)}, in the middle of its tuning.` };
 }
 

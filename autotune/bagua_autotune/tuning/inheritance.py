@@ -1,0 +1,129 @@
+"""What a new job takes over from earlier ones: the best setting, or parts of the cost model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from bagua_autotune.costs import Costs, Kind
+from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
+from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.restart import fits, left_by
+from bagua_autotune.tuning.standing import best_configuration
+
+
+def model_key(spec: JobSpec) -> str:
+    """Equal for jobs that train the same model: tensors and their order."""
+    return _key([[tensor.bytes, tensor.dtype, tensor.group] for tensor in spec.tensors])
+
+
+def network_key(spec: JobSpec) -> str:
+    """Equal for jobs whose collectives cost the same: topology, hardware and software."""
+    return _key([spec.ranks_per_node, sorted(spec.software.items())])
+
+
+def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | None:
+    """What is known of a job that is about to be registered; None if nothing is.
+
+    The result of a job with the same fingerprint counts; ready times may come from any job of
+    the same model, costs from any on the same network. The newest job of the same name, on the
+    same ranks if there is one, may be this one before it was started again: see restart.
+    """
+    same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
+    same_model = store.latest_job(model_key=model_key(spec), profiled=True)
+    same_network = store.latest_job(network_key=network_key(spec), profiled=True)
+    previous = store.latest_job(name=spec.name, fingerprint=spec.fingerprint) or store.latest_job(
+        name=spec.name, model_key=model_key(spec)
+    )
+    ready = knowledge.fit_whole(same_model) if same_model else None
+    network = knowledge.fit_whole(same_network) if same_network else None
+    costs: Costs = network.costs if network else {}
+    configuration: dict[str, Any] | None = None
+    gain: float | None = None
+    earlier: Earlier | None = None
+    sources = [same_model, same_network]
+    if same and same.result and _is_telling(same) and fits(same.result.configuration, spec):
+        configuration = dict(same.result.configuration)
+        gain = math.log(max(same.result.speedup, 1.0))
+        sources.insert(0, same)
+    if previous:
+        earlier = left_by(previous, store.trials(previous.id), spec)
+        if gain is None:
+            costs = costs or resized_costs(previous, spec, knowledge)
+            configuration = _begins_with(previous, spec, store)
+        elif earlier:
+            # What was confirmed needs no trials of before.
+            earlier = Earlier(under_way=earlier.under_way)
+        sources.insert(0 if earlier or (configuration and gain is None) else 3, previous)
+    if configuration is None and ready is None and not costs and earlier is None:
+        return None
+    return Inherited(
+        configuration=configuration,
+        gain=gain,
+        ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
+        costs={kind.key: astuple(cost) for kind, cost in costs.items()},
+        source=next(job.id for job in sources if job),
+        earlier=earlier,
+    )
+
+
+def _begins_with(previous: Job, spec: JobSpec, store: Store) -> dict[str, Any] | None:
+    """The best of the same job before it was started again; not confirmed for these ranks."""
+    is_resized = previous.ranks_per_node != spec.ranks_per_node
+    if previous.software != spec.software or (previous.phase == "finished" and not is_resized):
+        return None
+    found = best_configuration(previous, store.trials(previous.id))
+    if found is None or found == dict(spec.default_configuration) or not fits(found, spec):
+        return None
+    return dict(found)
+
+
+def resized_costs(previous: Job, spec: JobSpec, knowledge: Knowledge) -> Costs:
+    """What the collectives of the previous job would cost among other ranks; empty: nobody knows.
+
+    Links stay as they are where there were several nodes and still are, or one and still one. An
+    all-reduce among n ranks sends 2 (n - 1) / n times the bytes over each, in 2 (n - 1) messages
+    one after the other (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+    of workstations", J. Parallel Distrib. Comput. 69, 2009). What else differs is for all of them
+    alike, which the fit allows for (see costs.fitting).
+    """
+    before, now = previous.ranks_per_node, spec.ranks_per_node
+    is_same_network = previous.software == spec.software and (len(before) > 1) == (len(now) > 1)
+    model = knowledge.fit_whole(previous) if is_same_network else None
+    if model is None:
+        return {}
+    found = {}
+    for kind, cost in model.costs.items():
+        old, new = _members(kind, before), _members(kind, now)
+        if min(old, new) > 1:
+            bytes_ratio = (new - 1) / new / ((old - 1) / old)
+            found[kind] = replace(
+                cost,
+                latency_seconds=cost.latency_seconds * (new - 1) / (old - 1),
+                seconds_per_byte=cost.seconds_per_byte * bytes_ratio,
+            )
+    return found
+
+
+def _members(kind: Kind, ranks_per_node: Sequence[int]) -> int:
+    """How many take part where the network decides: all ranks, or one of each node."""
+    return sum(ranks_per_node) if kind.hierarchical == "off" else len(ranks_per_node)
+
+
+def _is_telling(job: Job) -> bool:
+    """Whether its result says what is fast: a default that was kept for want of trials, or because
+    the ranks failed in the others, does not."""
+    result = job.result
+    if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
+        return result is not None
+    return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
+
+
+def _key(content: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

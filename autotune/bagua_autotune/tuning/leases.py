@@ -1,0 +1,67 @@
+"""Which jobs are lost: those whose lease ran out, which every word of their ranks renews.
+
+Nothing of a lost job is decided; its open trial is neither scored nor failed. Its next word has it
+go on at that trial. Any replica finds out, and of several one says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Api, Event, Job
+from bagua_autotune.model.text import describe_seconds
+from bagua_autotune.store import Store
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 30.0
+# Who did not look for so long did not listen either: it stood still, or its database did.
+MOST_BETWEEN_LOOKS_SECONDS = 4 * LOOK_SECONDS
+HEARD_AGAIN = "heard of again, so it goes on"
+
+
+class Leases:
+    """Of all jobs of a store. A service that was away, or just begins, cannot know who spoke
+    meanwhile: for as long as a lease lasts it goes by an hour instead.
+
+    Args:
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._listens_since = self._looked_at = clock()
+
+    def look(self) -> None:
+        """Mark the jobs that are lost by now."""
+        now = self._clock()
+        if now - self._looked_at > MOST_BETWEEN_LOOKS_SECONDS:
+            self._listens_since = now
+        listened = now - self._listens_since >= LEASE_SECONDS
+        self._lose("v2", now, LEASE_SECONDS if listened else SILENT_SECONDS)
+        self._lose("v1", now, SILENT_SECONDS)
+        self._looked_at = now  # not if the database failed
+
+    def _lose(self, protocol: Api, now: float, patience_seconds: float) -> None:
+        # Bagua's workers say nothing any more once they are tuned.
+        event = Event("lost", message=_silent(patience_seconds), at=now)
+        for job_id in self._store.lose_silent(
+            protocol, now - patience_seconds, event, also_finished=protocol == "v2"
+        ):
+            logger.info("job %s: %s", job_id, event.message)
+
+    def heard(self, job: Job) -> Job:
+        """A job whose ranks spoke; one that was lost goes on."""
+        if not job.is_lost:
+            return job
+        now = self._clock()
+        self._store.resume_job(job.id, now)
+        self._store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
+        logger.info("job %s: %s", job.id, HEARD_AGAIN)
+        return self._store.job(job.id)
+
+
+def _silent(seconds: float) -> str:
+    return f"not heard of for {describe_seconds(seconds)}: its training is lost"

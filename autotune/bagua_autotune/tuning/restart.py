@@ -1,0 +1,165 @@
+"""A tuning that was cut short and begins anew with the same job: what of it is carried over.
+
+A training that is started again, with as many ranks or others, is a new process group and a new job
+in the store: nothing that an old process may still say is mixed with what the new one measures. It
+measures its own default first. If that takes as long as it did, trials of before count as if they
+were its own, and what was under way is tried next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, Job, JobSpec, Trial
+from bagua_autotune.model.knobs import Configuration, Value
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import describe
+from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.rounds import of_round
+from bagua_autotune.tuning.standing import measured_in
+
+# Of the default's step times before and after the restart; the same setting differs by as much from
+# one time to another. Costs are kept relative to it.
+SAME_SPEED = 0.1
+# A configuration under which the training was cut short so often may be what ends it.
+MOST_DEATHS = 2
+LIVES_REMEMBERED = 10
+DEADLY = f"the training was cut short under it {MOST_DEATHS} times"
+
+
+def left_by(previous: Job, trials: Sequence[Trial], spec: JobSpec) -> Earlier | None:
+    """What the newest job of the same name and model leaves to one that is registered now; None if
+    its tuning was done.
+
+    Args:
+        trials: all of the previous job's.
+    """
+    if previous.phase == "finished":
+        return None
+    current = of_round(trials, previous.round)
+    before = previous.inherited.earlier if previous.inherited else None
+    deaths = list(before.under_way) if before else []
+    deaths += [dict(trial.configuration) for trial in current if trial.is_open]
+    fitting = tuple(config for config in deaths if fits(config, spec))[-LIVES_REMEMBERED:]
+    if previous.fingerprint != spec.fingerprint:
+        return Earlier(under_way=fitting) if fitting else None
+    baseline = measured_in(current, previous.baseline)
+    if baseline is None:
+        return before.model_copy(update={"under_way": fitting}) if before else None
+    closed = [*carried_over(previous, current), *(t for t in current if t.purpose == "search")]
+    kept = {
+        trial.configuration: _relative(trial, baseline.center)
+        for trial in closed
+        if not trial.is_open and trial.configuration != previous.baseline
+    }
+    found = tuple(trial for trial in kept.values() if fits(trial.configuration, spec))
+    return Earlier(baseline=baseline.center, trials=found, under_way=fitting)
+
+
+def describe_source(inherited: Inherited) -> str:
+    """What a job goes on from; empty if it is not one that was started again."""
+    earlier, source = inherited.earlier, inherited.source
+    if earlier and earlier.baseline is not None:
+        count = len(earlier.trials)
+        trials = f"{count} trial" + ("" if count == 1 else "s")
+        return (
+            f"goes on from job {source}, which was cut short: {trials} of it count if the default "
+            "takes as long as it did"
+        )
+    if inherited.gain is None and inherited.configuration is not None:
+        what = describe(inherited.configuration)
+        return f"goes on from job {source} with what was best there, {what}, after the default"
+    return ""
+
+
+def fits(configuration: Mapping[str, Value], spec: JobSpec) -> bool:
+    """Whether the job can run it."""
+    try:
+        spec.check(Configuration(configuration))
+    except ValueError:
+        return False
+    return True
+
+
+def carried_over(job: Job, trials: Sequence[Trial]) -> list[Trial]:
+    """Trials of before that count beside the job's own, as if it had made them first.
+
+    Args:
+        trials: of this round.
+    """
+    earlier = _earlier(job)
+    baseline = measured_in(trials, job.baseline)
+    if earlier is None or baseline is None:
+        return []
+    found = [trial for trial in earlier.trials if trial.failure is not None]
+    if _holds(job, baseline, earlier):
+        found = list(earlier.trials)
+    carried = [_absolute(place, trial, baseline.center) for place, trial in enumerate(found)]
+    times = Counter(map(Configuration, earlier.under_way))
+    # What was measured since did not end it.
+    known = {trial.configuration for trial in (*carried, *trials) if trial.estimate}
+    deadly = [c for c, deaths in times.items() if deaths >= MOST_DEATHS and c not in known]
+    return carried + [Trial(-1, "search", c, "failed", failure=DEADLY) for c in deadly]
+
+
+def offered_again(
+    job: Job, known: Sequence[Trial], banned: Collection[Configuration]
+) -> Configuration | None:
+    """What was under way when the training was cut short, unless it is measured by now.
+
+    Args:
+        known: trials of this round, and those that are carried over.
+    """
+    earlier = _earlier(job)
+    if earlier is None or earlier.baseline is None or not earlier.under_way:
+        return None
+    last = Configuration(earlier.under_way[-1])
+    is_open = last not in banned and measured_in(known, last) is None
+    return last if is_open else None
+
+
+def told_before(job: Job) -> list[Configuration]:
+    """What trials of before were made of."""
+    earlier = _earlier(job)
+    if earlier is None:
+        return []
+    configurations = [trial.configuration for trial in earlier.trials]
+    return list(map(Configuration, [*configurations, *earlier.under_way[-1:]]))
+
+
+def _earlier(job: Job) -> Earlier | None:
+    """What counts in its first round; not in a job that shall try nothing."""
+    if job.inherited is None or job.round > 0 or job.limits.max_samples == 1:
+        return None
+    return job.inherited.earlier
+
+
+def _holds(job: Job, baseline: Estimate, earlier: Earlier) -> bool:
+    if earlier.baseline is None:
+        return False
+    scale = OBJECTIVES[job.protocol].scale(baseline.center)
+    return abs(baseline.center - earlier.baseline) <= SAME_SPEED * scale
+
+
+def _relative(trial: Trial, baseline: float) -> EarlierTrial:
+    found = trial.estimate
+    if found is None:
+        return EarlierTrial(configuration=dict(trial.configuration), failure=trial.failure or "")
+    return EarlierTrial(
+        configuration=dict(trial.configuration),
+        cost=found.center - baseline,
+        standard_error=found.standard_error if math.isfinite(found.standard_error) else None,
+        count=found.count,
+        outliers=found.outliers,
+    )
+
+
+def _absolute(place: int, told: EarlierTrial, baseline: float) -> Trial:
+    configuration = Configuration(told.configuration)
+    if told.failure is not None:
+        return Trial(-1 - place, "search", configuration, "failed", failure=told.failure)
+    error = math.inf if told.standard_error is None else told.standard_error
+    found = Estimate(baseline + told.cost, error, told.count, told.outliers)
+    return Trial(-1 - place, "search", configuration, "measured", found)

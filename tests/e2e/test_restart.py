@@ -1,0 +1,88 @@
+"""A training that is killed in the middle of a trial and started again, on other ranks too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.service import ServiceProcess
+from tests.e2e.test_faults import begin
+from tests.e2e.test_tuning import check
+from tests.e2e.training import train
+from tests.ranks import RankFailure, RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+FEW_TRIALS = {**LIMITS, "BAGUA_AUTOTUNE_MAX_SAMPLES": "4"}
+
+
+@pytest.fixture
+def ranks(service: ServiceProcess) -> Iterator[Callable[[int], RankPool]]:
+    """Makes so many ranks that tune against the service."""
+    pools: list[RankPool] = []
+
+    def make(count: int) -> RankPool:
+        variables = {**FEW_TRIALS, "BAGUA_AUTOTUNE_URL": service.url}
+        pools.append(RankPool([count], collective_timeout_seconds=40, variables=variables))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def trials_of(service: ServiceProcess, job: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(service.get(f"jobs/{job['id']}/trials")["trials"])
+
+
+def newest(service: ServiceProcess) -> dict[str, Any]:
+    return dict(service.get("jobs")["jobs"][0])
+
+
+def test_a_killed_training_finds_its_tuning_again_whatever_its_size(
+    service: ServiceProcess, ranks: Callable[[int], RankPool]
+) -> None:
+    service.start()
+    pool = ranks(2)
+    training = begin(pool, 20_000)
+
+    def runs_its_third_trial() -> bool:
+        jobs = service.get("jobs")["jobs"]
+        return bool(jobs) and [t["state"] for t in trials_of(service, jobs[0])[2:3]] == ["running"]
+
+    wait_until(runs_its_third_trial, "the third trial", 100)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RankFailure):
+        training.result()
+    killed = newest(service)
+    before = trials_of(service, killed)
+
+    reports = ranks(3).run(train, 3000, timeout_seconds=100)
+    check(reports)
+    resized = newest(service)
+    assert (resized["name"], resized["world_size"]) == (killed["name"], 3)
+    assert (resized["state"], reports[0].tuned) == ("finished", True)
+
+    reports = ranks(2).run(train, 3000, timeout_seconds=100)
+    check(reports)
+    again = newest(service)
+    assert (again["name"], again["world_size"]) == (killed["name"], 2)
+    assert (again["state"], reports[0].tuned) == ("finished", True)
+    left = sum(trial["state"] == "measured" for trial in before[1:])
+    (note, *_) = service.get(f"jobs/{again['id']}/events")["events"]
+    # Whether they count depends on how fast the machine is now.
+    assert f"job {killed['id']}, which was cut short: {left} trial" in note["message"]
+    own = trials_of(service, again)
+    assert own[0]["configuration"] == before[0]["configuration"], "the default comes first"
+    # What was under way is neither scored nor failed.
+    after = trials_of(service, killed)
+    assert [trial["state"] for trial in after] == [trial["state"] for trial in before]
+    measured = [trial["seconds"] for trial in own + trials_of(service, resized)]
+    assert max(measured) < 5, "the time between two lives is in no trial"
