@@ -22,12 +22,13 @@ LAYERS = {
     "tuning": {"search", "costs", "model", "store"},
     "views": {"tuning", "search", "costs", "model", "store"},
     "metrics": {"views", "tuning", "model", "store"},
+    "bagua": {"api", "tuning", "model", "store"},
     "api": {"views", "metrics", "tuning", "model", "store", "settings"},
     "system": {"search", "model"},
     "cli": {"views", "api", "system", "search", "model", "store", "settings", "server"},
 }
 WRITER = "tuning.tuner"
-MAY_WRITE = ("tuning", "api")
+MAY_WRITE = ("tuning", "api", "bagua")
 
 
 def imports(folder: str) -> Iterator[tuple[str, str]]:
