@@ -5,8 +5,8 @@ others by hypothesis for both APIs (garbage.py); of these some are cut off in th
 come byte by byte. Ends with 1 if anything was answered by a 5xx or with a traceback, if what was
 stored before is not as it was, or if the database is damaged.
 
-    python -m benchmarks.fuzz
-    python -m benchmarks.fuzz --requests 2000 --seed 7
+    python benchmarks/fuzz.py
+    python benchmarks/fuzz.py --requests 2000 --seed 7
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # the tests' registration
+
+from garbage import TENSORS, Request, requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DataObject, data
 
 from bagua_autotune.store import Store
-from benchmarks.garbage import TENSORS, Request, requests
 from tests.autotune.support import registration
 
 PATIENCE_SECONDS = 60.0

@@ -17,6 +17,7 @@ import argparse
 import http.client
 import json
 import multiprocessing
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +30,9 @@ from statistics import median, quantiles
 from typing import Any
 
 import psutil
+
+sys.path.append(str(Path(__file__).parents[1]))  # the tests' PostgreSQL
+
 from harness import print_table, write_json
 from service import serving
 
