@@ -71,6 +71,7 @@ class Database:
         self.url = parse(url)
         self._views = threading.local()
         self._circuit = Circuit()
+        self._writers = threading.Lock()
         if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
             raise StoreError(f"there is no database {self}; --database names another")
         try:
@@ -140,8 +141,22 @@ class Database:
     def writing(self) -> Iterator[Session]:
         """One transaction; on SQLite writers take turns from its first statement on."""
         self._circuit.enter()
-        with Session(self._engine) as session, session.begin():
+        with self._turn(), Session(self._engine) as session, session.begin():
             yield session
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This process's writers one after the other on SQLite, where those that wait for a lock
+        would sleep and try again, and so leave the file idle between two of them."""
+        if not self.is_sqlite:
+            yield
+        elif not self._writers.acquire(timeout=SQLITE_BUSY_SECONDS):
+            raise NoAnswer(f"the database was written to for {SQLITE_BUSY_SECONDS:g} s on end")
+        else:
+            try:
+                yield
+            finally:
+                self._writers.release()
 
     def close(self) -> None:
         self._engine.dispose()
