@@ -52,13 +52,17 @@ class BayesianSearcher:
     def _design(self) -> list[Configuration]:
         return design.spread(self._candidates, self._knobs)
 
+    @cached_property
+    def _shared_links(self) -> set[Configuration]:
+        return design.shared_links(self._candidates, self._knobs)
+
     @property
     def initial_trials(self) -> int:
         """See Searcher."""
         if not self._is_guided:
             return len(self._design)
         levels = design.missing_levels(self._candidates, self._knobs, self._candidates[:1])
-        return 2 + design.most_levels(levels, self._knobs)
+        return 2 + design.most_levels(levels, self._knobs) + bool(self._shared_links)
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         if not math.isfinite(cost):
@@ -136,6 +140,11 @@ class BayesianSearcher:
             )
             found: NDArray[np.bool_] = allowed & (new == new[allowed].max())
             return found
+        if self._shared_links.isdisjoint(told):
+            is_one = [c in self._shared_links for c in self._candidates]
+            shared: NDArray[np.bool_] = allowed & np.array(is_one)
+            if shared.any():
+                return shared
         own, known = self._exponents()
         finer: NDArray[np.bool_] = allowed & (own <= known.min() - OTHER_SIZE)
         if np.ptp(known) < OTHER_SIZE and finer.any():

@@ -71,6 +71,16 @@ def missing_levels(
     return missing
 
 
+def shared_links(candidates: Sequence[Configuration], knobs: Space) -> set[Configuration]:
+    """Those with other channels than the baseline, and its way to reduce; none if it has the only
+    one. How much of a link one connection leaves free differs from way to way."""
+    if not {CHANNELS_KNOB, WAYS_KNOB} <= knobs.keys():
+        return set()
+    baseline = candidates[0]
+    alike = (c for c in candidates if c[WAYS_KNOB] == baseline[WAYS_KNOB])
+    return {c for c in alike if c[CHANNELS_KNOB] != baseline[CHANNELS_KNOB]}
+
+
 def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
     """So many trials measure all missing values, each trial one of every knob."""
     count = Counter(knob for knob, _ in missing)

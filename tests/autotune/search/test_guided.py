@@ -66,6 +66,17 @@ def test_where_all_reduce_flat_two_and_eight_channels_are_tried_whatever_four_sh
     assert {1, 2, 8} <= tried.keys()
 
 
+@pytest.mark.parametrize("model", [right, inverted, strongly_inverted])
+def test_other_channels_are_tried_with_the_defaults_own_way_to_reduce(
+    model: Callable[[float], float],
+) -> None:
+    job = simulated(knobs=("bucket_bytes", "hierarchical", "channels"))
+    searcher = make_searcher("bayesian", job.guided_by(model))
+    asked = drive(searcher, job, searcher.initial_trials)
+    own = [c for c in asked if c["hierarchical"] == asked[0]["hierarchical"]]
+    assert len({c["channels"] for c in own}) > 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_right_model_the_best_is_found_as_soon_as_all_values_were_seen(seed: int) -> None:
     job = simulated()
