@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store, retention
-from bagua_autotune.tuning.leases import LOOK_SECONDS, Leases
+from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from bagua_autotune.tuning.background import AtOnce, Background, Decisions
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.leases import Leases
 from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.restart import describe_source

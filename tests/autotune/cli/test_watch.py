@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bagua_autotune.cli import main
 from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.leases import Leases
+from bagua_autotune.tuning.lost_jobs import Leases
 from tests.autotune.cli.driven_job import DrivenJob
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Observation
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.leases import HEARD_AGAIN, LOOK_SECONDS, MOST_BETWEEN_LOOKS_SECONDS
+from bagua_autotune.tuning.lost_jobs import HEARD_AGAIN, LOOK_SECONDS, MOST_BETWEEN_LOOKS_SECONDS
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.test_gone import events, run
