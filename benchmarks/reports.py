@@ -14,12 +14,9 @@ SQLite, 500 on PostgreSQL, and a cost that the history of the ranks does not rai
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import multiprocessing
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +24,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import psutil
 
 sys.path.append(str(Path(__file__).parents[1]))  # the tests' PostgreSQL
 
 from harness import print_table, write_json
+from load import Connection, results, working
 from service import serving
 
 from bagua_autotune.model.job import Job, JobSpec, Limits, Observation, Trial
@@ -44,7 +41,7 @@ from tests.autotune.store.postgresql import find_binaries, running_cluster
 
 JOBS = 400
 RANKS = 8
-CONNECTIONS, PROCESSES = 16, 2
+CONNECTIONS = 16
 HISTORIES = (10, 300)
 WORLD_SIZES = (8, 1024, 8192)
 DEFAULT = {"bucket_bytes": 25 * 2**20}
@@ -83,20 +80,20 @@ def body(step: int, ranks: int) -> bytes:
     return json.dumps({"trial": 0, "steps": [content]}).encode()
 
 
-def register(store: Store, job_id: str, ranks: int) -> None:
+def register(store: Store, job_id: str, ranks: int, warmup_seconds: float = 86_400) -> None:
     spec = JobSpec.model_validate(
         {
             "name": job_id,
             "world_size": ranks,
             "ranks_per_node": (ranks,),
             "tensors": tuple(
-                {"name": f"t{i}", "elements": 10, "bytes": 40, "dtype": "f", "group": "g"}
+                {"name": f"t{i}", "elements": 250_000, "bytes": 10**6, "dtype": "f", "group": "g"}
                 for i in range(100)
             ),
             "knobs": {"bucket_bytes": LogInteger(low=2**16, high=2**30)},
             "default_configuration": DEFAULT,
             "fingerprint": "benchmark",
-            "limits": Limits(warmup_seconds=86_400),
+            "limits": Limits(warmup_seconds=warmup_seconds),
         }
     )
     first = Trial(0, "search", Configuration(DEFAULT))
@@ -107,41 +104,26 @@ class Reporter:
     """One kept-alive connection."""
 
     def __init__(self, port: int) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection = Connection(port)
         self.latencies_seconds: list[float] = []
 
     def report(self, job_id: str, content: bytes) -> None:
         started = time.perf_counter()
-        headers = {"Content-Type": "application/json"}
-        self._http.request("POST", f"/api/v2/jobs/{job_id}/observations", content, headers)
-        response = self._http.getresponse()
-        answer = response.read()
+        self._connection.post(f"/api/v2/jobs/{job_id}/observations", content)
         self.latencies_seconds.append(time.perf_counter() - started)
-        if response.status != 200:
-            raise RuntimeError(f"a report was answered {response.status}: {answer[:500]!r}")
-
-    def run(self, job_ids: Sequence[str], seconds: float) -> None:
-        """One step of each of the jobs after the other, until the time is over."""
-        end, step = time.perf_counter() + seconds, 0
-        while True:
-            step += 1
-            content = body(step, RANKS)
-            for job_id in job_ids:
-                if time.perf_counter() >= end:
-                    return
-                self.report(job_id, content)
 
 
-def _client(port: int, shares: Sequence[Sequence[str]], seconds: float, results: Any) -> None:
-    reporters = [(Reporter(port), share) for share in shares]
-    threads = [
-        threading.Thread(target=each.run, args=(share, seconds)) for each, share in reporters
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    results.put([latency for each, _ in reporters for latency in each.latencies_seconds])
+def _report(port: int, seconds: float, job_ids: Sequence[str]) -> list[float]:
+    """One step of each of the jobs after the other, until the time is over; the latencies."""
+    reporter = Reporter(port)
+    end, step = time.perf_counter() + seconds, 0
+    while True:
+        step += 1
+        content = body(step, RANKS)
+        for job_id in job_ids:
+            if time.perf_counter() >= end:
+                return reporter.latencies_seconds
+            reporter.report(job_id, content)
 
 
 def measure_rate(url: str, seconds: float) -> Rate:
@@ -150,23 +132,12 @@ def measure_rate(url: str, seconds: float) -> Rate:
     for job_id in job_ids:
         register(store, job_id, RANKS)
     store.close()
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
     shares = [job_ids[place::CONNECTIONS] for place in range(CONNECTIONS)]
     with serving(url) as client:
-        clients = [
-            context.Process(
-                target=_client, args=(client.port, shares[i::PROCESSES], seconds, results)
-            )
-            for i in range(PROCESSES)
-        ]
         process = psutil.Process(client.pid)
         before = process.cpu_times()
-        for each in clients:
-            each.start()
-        latencies = [1e3 * latency for _ in clients for latency in results.get(timeout=600)]
-        for each in clients:
-            each.join()
+        with working(partial(_report, client.port, seconds), shares) as futures:
+            latencies = [1e3 * latency for found in results(futures) for latency in found]
         after = process.cpu_times()
     cpu_seconds = after.user + after.system - before.user - before.system
     backend = url.partition(":")[0]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -89,13 +90,14 @@ class Client:
 
 
 @contextmanager
-def serving(url: str) -> Iterator[Client]:
-    """``bagua-autotune serve`` on a free port until the block ends."""
+def serving(url: str, **environment: str) -> Iterator[Client]:
+    """``bagua-autotune serve`` on a free port until the block ends, with further variables."""
     command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--database", url, "--log-level", "error"],
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, **environment},
     )
     try:
         assert process.stdout

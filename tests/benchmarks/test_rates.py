@@ -1,0 +1,64 @@
+"""Small runs of the benchmark of rates, beside Bagua's real service and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+from bagua_0_9.environment import prepare
+from many_jobs import Load, measure
+from rates import (
+    BAGUA,
+    OURS,
+    TUNED_PAUSE_SECONDS,
+    Condition,
+    measure_beside,
+    show_beside,
+    show_cluster,
+)
+
+from tests.autotune.store.postgresql import find_binaries
+
+
+@pytest.mark.timeout(600)  # the first time, Bagua's environment is made
+def test_both_services_are_measured_while_they_tune(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        prepare()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr("rates.TUNED_SETTLING_SECONDS", 0.5)
+    condition = Condition(True, connections=2, seconds=3.0, pause_seconds=TUNED_PAUSE_SECONDS)
+    windows = list(measure_beside(condition, rounds=1))
+    assert [each.service for each in windows] == [BAGUA, OURS]
+    for each in windows:
+        assert each.pairs_per_second > 0
+        assert each.proposals_per_second > 0, "models are tuned while it is measured"
+        assert 0 < each.health_median_ms <= each.health_p95_ms
+    show_beside(windows)
+    assert "health check below 50 ms: " in capsys.readouterr().out
+
+
+def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_binaries() is None:
+        pytest.skip("PostgreSQL is not installed")
+    monkeypatch.setattr("many_jobs.EVERY_SECONDS", 0.5)
+    monkeypatch.setattr("many_jobs.SETTLING_SECONDS", 1.0)
+    load = measure(jobs=4, replicas=2, seconds=4.0, is_warming_up=False)
+    assert load.errors == 0
+    assert load.reports_per_second == 8.0, "4 jobs, every half a second"
+    assert load.trials_per_second > 0, "decisions are made meanwhile"
+    assert len(load.replica_cores) == 2
+    assert min(load.replica_cores) > 0
+    assert load.database_cores > 0
+
+
+def test_a_goal_that_is_missed_says_what_holds_and_what_bounds_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(jobs: int, p99_ms: float, errors: int = 0) -> Load:
+        return Load(jobs, True, jobs / 2, 1.0, p99_ms, errors, 0.0, (0.95, 0.2), 0.1, 0.0)
+
+    show_cluster([load(8, 500.0), load(4, 50.0, errors=1), load(2, 50.0)])
+    told = capsys.readouterr().out
+    assert "500.0 ms, 0 errors: missed" in told
+    assert "2 jobs hold; at 8 the bound is a replica" in told
