@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -171,7 +172,8 @@ def measure_costs(url: str, repeats: int) -> Iterator[Cost]:
 
 @contextmanager
 def databases() -> Iterator[list[str]]:
-    """An empty SQLite file, and an empty PostgreSQL where one is installed."""
+    """An empty SQLite file, and an empty PostgreSQL where one is installed; by psycopg, too, where
+    that is."""
     with tempfile.TemporaryDirectory() as folder:
         urls = [f"sqlite:///{folder}/autotune.db"]
         binaries = find_binaries()
@@ -179,7 +181,8 @@ def databases() -> Iterator[list[str]]:
             yield urls
             return
         with running_cluster(binaries) as url:
-            yield [*urls, url]
+            drivers = [driver for driver in ("pg8000", "psycopg") if find_spec(driver)]
+            yield [*urls, *(url.replace("+pg8000", f"+{driver}") for driver in drivers)]
 
 
 def main() -> None:
