@@ -60,7 +60,7 @@ class Load:
 
     jobs: int
     is_warming_up: bool
-    reports_per_second: float
+    reports_per_second: float  # that were due, and answered in the end
     median_ms: float
     p99_ms: float
     errors: int
