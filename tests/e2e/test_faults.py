@@ -91,13 +91,18 @@ def test_a_service_that_dies_and_raves_comes_back_and_tuning_resumes_where_it_wa
     assert all(report.tuned for report in reports)
     assert service.job()["state"] == "finished"
     after = service.trials()
-    closed = [trial for trial in before if trial["state"] == "measured"]
+    closed = [_as_measured(trial) for trial in before if trial["state"] == "measured"]
     assert closed
-    assert after[: len(closed)] == closed
+    assert [_as_measured(trial) for trial in after[: len(closed)]] == closed
     assert [trial["index"] for trial in after] == list(range(len(after)))
     # Neither, if it was back before it had failed often enough to be worth a line.
     away = sum("cannot be used" in line for line in reports[0].logged)
     assert away == reports[0].logged.count("INFO autotune: the service is back") <= 1
+
+
+def _as_measured(trial: dict[str, Any]) -> dict[str, Any]:
+    """Without its speed-up, which counts all trials of the default, later ones too."""
+    return {key: value for key, value in trial.items() if key != "speedup"}
 
 
 def test_a_service_absent_from_the_start_costs_no_step(
