@@ -14,7 +14,7 @@ from bagua_client.algorithms.companion import Companion, in_bucket
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.compressed import CompressedSum
 from bagua_client.communication.operations import Operation
-from bagua_client.compression import DTYPES, RANGE_ELEMENTS
+from bagua_client.compression import DTYPES, RANGE_ELEMENTS, check_range
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
 
@@ -34,6 +34,9 @@ class ByteGradAlgorithm(Algorithm):
             al., Error Feedback Fixes SignSGD, ICML 2019); costs 4 bytes a parameter.
         range_elements: how many numbers of a chunk share a minimum and a maximum; None: all, as in
             Bagua, where the large gradients of one layer let the small ones of others become 0.
+
+    Raises:
+        ValueError: ``range_elements`` is not a power of two from 1024 on.
     """
 
     exchanges = 2
@@ -46,6 +49,7 @@ class ByteGradAlgorithm(Algorithm):
         error_feedback: bool = False,
         range_elements: int | None = RANGE_ELEMENTS,
     ) -> None:
+        check_range(range_elements)
         self.hierarchical = hierarchical
         self.average = average
         self.error_feedback = error_feedback

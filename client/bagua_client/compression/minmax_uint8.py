@@ -50,6 +50,12 @@ TILE_ELEMENTS = 32 * 1024
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def check_range(range_elements: int | None) -> None:
+    """Raise ValueError unless chunks can be cut into such ranges."""
+    if range_elements is not None and (range_elements < 1024 or range_elements.bit_count() != 1):
+        raise ValueError(f"a range has 1024 elements or 2048, 4096, ...; not {range_elements}")
+
+
 def compressed_bytes(elements: int, range_elements: int | None = None) -> int:
     """Of a chunk of so many numbers."""
     return _header_bytes(elements, range_elements) + _filled_up(elements)
@@ -200,8 +206,7 @@ def _check(chunks: torch.Tensor, range_elements: int | None) -> None:
         )
     if chunks.dtype not in DTYPES:
         raise ValueError(f"{chunks.dtype} cannot be compressed to 8 bits; known are {DTYPES}")
-    if range_elements is not None and (range_elements < 1024 or range_elements.bit_count() != 1):
-        raise ValueError(f"a range has 1024 elements or 2048, 4096, ...; not {range_elements}")
+    check_range(range_elements)
 
 
 def _kernels(tensor: torch.Tensor) -> ModuleType | None:

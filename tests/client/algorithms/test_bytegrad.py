@@ -125,6 +125,11 @@ def test_ranges_are_the_references_bit_for_bit_through_recuts(two_ranks: RankPoo
         assert wrong == []
 
 
+def test_ranges_that_cannot_be_are_refused_before_the_first_step() -> None:
+    with pytest.raises(ValueError, match="1024 elements or 2048"):
+        ByteGradAlgorithm(range_elements=100)
+
+
 def _share_of_zeros(range_elements: int | None) -> float:
     """Of small gradients that come back as 0, beside large ones in the same chunk."""
     model = nn.Linear(64, 256, bias=False)
