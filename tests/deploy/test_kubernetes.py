@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_client import environment
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-PODS = ("sidecar.yaml", "cluster.yaml")
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+PODS = ("sidecar.yaml", "cluster.yaml", "elastic.yaml")
+SERVED = PODS[:2]
 
 
 def resources(name: str) -> dict[str, dict[str, Any]]:
@@ -37,12 +41,7 @@ def containers(name: str) -> Iterator[dict[str, Any]]:
     yield from spec["containers"]
 
 
-@pytest.fixture(params=PODS)
-def name(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
-
-
+@pytest.mark.parametrize("name", PODS)
 def test_none_has_rights_that_it_does_not_need(name: str) -> None:
     security = pod(name)["spec"]["securityContext"]
     assert security["runAsNonRoot"] is True
@@ -55,6 +54,7 @@ def test_none_has_rights_that_it_does_not_need(name: str) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize("name", SERVED)
 def test_the_service_s_container_is_the_image_s(name: str) -> None:
     dockerfile = (FOLDER.parents[1] / "Dockerfile").read_text()
     user = pod(name)["spec"]["securityContext"]["runAsUser"]
@@ -68,6 +68,7 @@ def test_the_service_s_container_is_the_image_s(name: str) -> None:
     assert mount["name"] in {volume["name"] for volume in pod(name)["spec"]["volumes"]}
 
 
+@pytest.mark.parametrize("name", SERVED)
 def test_it_is_asked_for_what_it_answers(name: str) -> None:
     with closing(Store("sqlite://")) as store:
         routes = {str(rule) for rule in create_app(Settings(), store).url_map.iter_rules()}
@@ -85,10 +86,6 @@ def test_the_sidecar_s_training_asks_it_on_loopback() -> None:
     spec = pod("sidecar.yaml")["spec"]
     (sidecar,), (training,) = spec["initContainers"], spec["containers"]
     assert sidecar["restartPolicy"] == "Always"
-    variables = {found["name"]: found.get("value") for found in training["env"]}
-    assert variables["BAGUA_AUTOTUNE_URL"] == f"http://127.0.0.1:{Settings().port}"
-    read = inspect.getsource(environment)
-    assert all(f'"{variable}"' in read for variable in variables)
     tokens = [
         found["valueFrom"]
         for container in (sidecar, training)
@@ -111,4 +108,58 @@ def test_the_cluster_s_parts_find_each_other() -> None:
     (volume,) = pod("cluster.yaml")["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim
     # Rules and dashboards go by it; the operator takes it from the service.
-    assert found["Service"]["metadata"]["name"] == "bagua-autotune"
+    assert found["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "bagua-autotune"
+
+
+def test_the_pod_monitor_finds_the_sidecars() -> None:
+    monitor = resources("podmonitor.yaml")["PodMonitor"]["spec"]
+    template = pod("sidecar.yaml")
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (sidecar,) = template["spec"]["initContainers"]
+    assert endpoint["port"] in {port["name"] for port in sidecar["ports"]}
+    assert endpoint["path"] == template["metadata"]["annotations"]["prometheus.io/path"]
+    (relabelling,) = endpoint["relabelings"]
+    scraped = yaml.safe_load((ROOT / "dashboards/prometheus/prometheus.yml").read_text())
+    assert relabelling == {
+        "targetLabel": "job",
+        "replacement": scraped["scrape_configs"][0]["job_name"],
+    }
+
+
+def trainings() -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
+    """The file, the command and the variables of each container that trains."""
+    for name in ("sidecar.yaml", "elastic.yaml"):
+        (found,) = pod(name)["spec"]["containers"]
+        yield name, found["command"], found["env"]
+    trainer = resources("trainjob.yaml")["TrainJob"]["spec"]["trainer"]
+    yield "trainjob.yaml", trainer["command"], trainer["env"]
+
+
+@pytest.mark.parametrize(("name", "command", "variables"), list(trainings()))
+def test_a_training_s_command_is_torchrun_s_and_its_variables_are_the_client_s(
+    name: str, command: list[str], variables: list[dict[str, Any]]
+) -> None:
+    program, *arguments = command
+    assert program == "torchrun"
+    assert get_args_parser().parse_args(arguments).training_script == "train.py"
+    given = {variable["name"]: variable.get("value", "a-token") for variable in variables}
+    assert set(given) <= set(re.findall(r'"(BAGUA_\w+)"', inspect.getsource(environment)))
+    read = environment.Environment.read(given)
+    assert (read.autotune, read.token) == (True, "a-token")
+    # The service of cluster.yaml, by its name in the namespace, or the one beside it.
+    service = resources("cluster.yaml")["Service"]["metadata"]["name"]
+    host = "127.0.0.1" if name == "sidecar.yaml" else service
+    assert read.url == f"http://{host}:{Settings().port}"
+
+
+def test_the_pods_of_the_elastic_training_meet_under_a_name_that_they_have() -> None:
+    found = resources("elastic.yaml")
+    job, service = found["Job"], found["Service"]
+    (training,) = pod("elastic.yaml")["spec"]["containers"]
+    config = get_args_parser().parse_args(training["command"][1:])
+    first_pod = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert config.rdzv_endpoint.partition(":")[0] == first_pod
+    assert pod("elastic.yaml")["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= pod("elastic.yaml")["metadata"]["labels"].items()
+    assert config.nnodes == f"1:{job['spec']['completions']}"

@@ -1,0 +1,204 @@
+"""The Helm chart, by helm itself where it is installed; and the manifests that are made of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from bagua_autotune.settings import ENVIRONMENT
+from tests.autotune.server import ServeProcess
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "bagua-autotune"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+# Of whose resources Kubernetes knows nothing.
+OPERATORS = ("monitoring.coreos.com/", "trainer.kubeflow.org/")
+POSTGRESQL = "secret.database=postgresql+pg8000://user@host/autotune"
+NODE_TERM = (
+    "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+    ".matchExpressions[0]"
+)
+OWN_SECRET = ("secret.existing=own",)
+# A name for each way in which the chart is used, and what is set for it.
+WAYS = {
+    "own secret": OWN_SECRET,
+    "token as a value": ("secret.token=a-token",),
+    "replicas": ("secret.token=a-token", POSTGRESQL, "replicas=3"),
+    "nothing stays": (*OWN_SECRET, "persistence.enabled=false", "networkPolicy.enabled=false"),
+    "a claim of one's own": (*OWN_SECRET, "persistence.existingClaim=mine"),
+    "everything": (
+        *OWN_SECRET,
+        "image.tag=1.2.3",
+        "imagePullSecrets[0].name=registry",
+        "persistence.storageClass=fast",
+        "persistence.size=500Mi",
+        "retention.thinDays=0",
+        "retention.keepDays=30",
+        "extraArgs={--searcher,random}",
+        "extraEnv[0].name=BAGUA_IS_OUTPUT_AUTOTUNE_LOG,extraEnv[0].value=on",
+        "service.type=LoadBalancer,service.port=80,service.annotations.a=b",
+        "ingress.enabled=true,ingress.className=nginx,ingress.tlsSecret=tls",
+        "ingress.annotations.nginx\\.ingress\\.kubernetes\\.io/proxy-body-size=16m",
+        "serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus",
+        "podAnnotations.a=b,podLabels.a=b,nodeSelector.a=b",
+        "tolerations[0].key=a,tolerations[0].operator=Exists",
+        f"{NODE_TERM}.key=a,{NODE_TERM}.operator=Exists",
+        "fullnameOverride=tuner",
+    ),
+}
+REFUSED = {
+    "it needs a token": (),
+    "several replicas share a PostgreSQL": (*OWN_SECRET, "replicas=2"),
+    "replicas": (*OWN_SECRET, "replicas=0"),
+    "tokn": ("secret.tokn=a",),
+    "database": ("secret.token=a", "secret.database=sqlite:////data/autotune.db"),
+    "extraEnv": (*OWN_SECRET, "extraEnv[0].name=WORLD_SIZE,extraEnv[0].value=8"),
+    "pullPolicy": (*OWN_SECRET, "image.pullPolicy=Sometimes"),
+}
+
+
+def helm(*arguments: str, settings: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    if shutil.which("helm") is None:
+        pytest.skip("helm is not installed")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return subprocess.run(["helm", *arguments, *sets], capture_output=True, text=True, check=False)
+
+
+def render(settings: tuple[str, ...], release: str = "bagua-autotune") -> dict[str, dict[str, Any]]:
+    """The resources, by kind."""
+    done = helm("template", release, str(CHART), settings=settings)
+    assert done.returncode == 0, done.stderr
+    return {found["kind"]: found for found in yaml.safe_load_all(done.stdout) if found}
+
+
+def container(resources: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    (found,) = resources["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.fixture(params=WAYS, ids=lambda name: name.replace(" ", "-"))
+def settings(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return WAYS[request.param]
+
+
+def test_it_has_no_mistakes(settings: tuple[str, ...]) -> None:
+    done = helm("lint", "--strict", str(CHART), settings=settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_it_makes_is_what_kubernetes_takes(settings: tuple[str, ...]) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    known = 0
+    for resource in render(settings).values():
+        if not resource["apiVersion"].startswith(OPERATORS):
+            validator.validate(resource, validator.latest_version(), strict=True)
+            known += 1
+    assert known >= 2
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in MANIFESTS.glob("*.yaml")))
+def test_the_plain_manifests_are_what_kubernetes_takes(name: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for resource in yaml.safe_load_all((MANIFESTS / name).read_text()):
+        if not resource["apiVersion"].startswith(OPERATORS):
+            validator.validate(resource, validator.latest_version(), strict=True)
+
+
+def test_names_and_labels_lead_to_one_another(settings: tuple[str, ...]) -> None:
+    found = render(settings, "training-tuner")
+    name = "tuner" if "fullnameOverride=tuner" in settings else "training-tuner-bagua-autotune"
+    assert {resource["metadata"]["name"] for resource in found.values()} == {name}
+    labels = found["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= found["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    assert found["Service"]["spec"]["selector"] == labels
+    secrets = {
+        variable["valueFrom"]["secretKeyRef"]["name"]
+        for variable in container(found)["env"]
+        if "valueFrom" in variable
+    }
+    assert secrets == {found["Secret"]["metadata"]["name"] if "Secret" in found else "own"}
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in found["Deployment"]["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    ]
+    made = [found["PersistentVolumeClaim"]["metadata"]["name"]] if (
+        "PersistentVolumeClaim" in found
+    ) else []  # fmt: skip
+    assert claims == made or claims == ["mine"]
+
+
+def test_several_replicas_reach_postgresql_and_claim_no_volume() -> None:
+    found = render(WAYS["replicas"])
+    assert "PersistentVolumeClaim" not in found
+    assert found["Secret"]["stringData"]["database"] == POSTGRESQL.partition("=")[2]
+    assert found["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress"]
+    assert render(OWN_SECRET)["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_another_token_starts_the_pods_anew() -> None:
+    made = [render((f"secret.token={token}",)) for token in ("one", "two")]
+    templates = [found["Deployment"]["spec"]["template"] for found in made]
+    assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_wrong_values_are_refused_with_the_reason(why: str) -> None:
+    done = helm("template", "bagua-autotune", str(CHART), settings=REFUSED[why])
+    assert done.returncode != 0
+    assert why in done.stderr
+
+
+def test_the_manifests_for_kubectl_are_the_chart_s(tmp_path: Path) -> None:
+    if shutil.which("helm") is None:
+        pytest.skip("helm is not installed")
+    subprocess.run([str(MANIFESTS / "render.sh"), str(tmp_path)], check=True)
+    for made in tmp_path.iterdir():
+        now, then = (
+            [found for found in yaml.safe_load_all(path.read_text()) if found]
+            for path in (made, MANIFESTS / made.name)
+        )
+        assert now == then, f"run deploy/kubernetes/render.sh: {made.name} is not the chart's"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_it_is_of_the_release_that_it_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_its_container_runs_the_service_and_wants_the_token(tmp_path: Path) -> None:
+    """The image's command with the chart's arguments and variables, but for where it listens."""
+    found = container(render(WAYS["everything"]))
+    variables = {v["name"]: v["value"] for v in found["env"] if "value" in v}
+    assert set(variables) <= set(ENVIRONMENT.values())
+    secret = {v["name"] for v in found["env"] if "valueFrom" in v}
+    assert secret <= set(ENVIRONMENT.values())
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    (entrypoint,) = [line for line in lines if line.startswith("ENTRYPOINT ")]
+    program, command, *arguments = json.loads(entrypoint.partition(" ")[2])
+    assert (program, command) == ("bagua-autotune", "serve")
+    arguments[arguments.index("--port") + 1] = "0"
+    arguments += found["args"]
+    variables["BAGUA_AUTOTUNE_TOKEN"] = "a"
+    with ServeProcess(tmp_path / "autotune.db", *arguments, **variables) as service:
+        url = service.url.replace("0.0.0.0", "127.0.0.1")
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = found[probe]["httpGet"]["path"]
+            assert requests.get(url + path, timeout=10).status_code == 200
+        assert requests.get(f"{url}/metrics", timeout=10).status_code == 200
+        # By the name of its Service, which no service without a token would answer to.
+        names = {"Host": "tuner.training.svc.cluster.local"}
+        assert requests.get(f"{url}/api/v2/jobs", headers=names, timeout=10).status_code == 401
+        names["Authorization"] = "Bearer a"
+        assert requests.get(f"{url}/api/v2/jobs", headers=names, timeout=10).status_code == 200
