@@ -1,0 +1,78 @@
+"""The commands of the documentation that are not run as printed, and what is done instead.
+
+A command of which no line below speaks is run by bash, as printed. To add one that cannot be run:
+one line in INSTEAD. To add an indented block that is no command: one line in NOT_COMMANDS, or a
+fence that says its language.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.checks import Check, Extras, Files, Helm, Make, Parsed, Run, Serve
+
+TWO_RANKS = Run(
+    instead=(("torchrun --nproc-per-node 8", "torchrun --standalone --nproc-per-node 2"),),
+    prints=r"autotune: bucket .*; \d+ trials, \d+ steps",
+)
+SHORT = Run(
+    instead=(
+        ("--ranks-per-node 2", "--ranks-per-node 1"),
+        ("--epochs 3", "--epochs 1 --batch 256"),
+    ),
+    prints=r"epoch  1  loss",
+)
+KUBERNETES = Files("tests/deploy/test_kubernetes.py")
+SLURM = Files("tests/deploy/test_slurm.py")
+CONTAINERS = Files("tests/deploy/test_compose.py")
+
+# What the whole command must match, what is done instead of running it, and why. The first counts.
+INSTEAD: tuple[tuple[str, Check, str], ...] = (
+    (r"make \w+", Make(), "takes minutes; the second is what runs this test"),
+    (r"pip install '\..*'", Extras(), "was done before this test ran"),
+    (r"(\w+=\S+ )+torchrun --nproc-per-node 8 train\.py", TWO_RANKS, "8 ranks want 8 cores"),
+    (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
+    (
+        r"python examples/launch\.py .*",
+        Parsed(),
+        "takes minutes; one is in tests/e2e",
+    ),
+    (r"bagua-autotune serve .*postgresql.*", Parsed(), "tests/autotune/store has a PostgreSQL"),
+    (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
+    (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
+    (r".*bagua\.distributed\.launch .*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
+    (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
+    (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),
+    (r"kubectl .*", KUBERNETES, "there is no Kubernetes here"),
+    (r"helm install .*", Helm(), "there is no Kubernetes here"),
+    (r"deploy/kubernetes/render\.sh", Files("tests/deploy/test_helm.py"), "needs helm"),
+    (r"sbatch .*", SLURM, "the test that is named submits it to a Slurm of its own"),
+    (r"sudo .*(/opt/bagua-autotune|/etc|systemctl).*", SLURM, "changes the machine"),
+    (r"sudo apt-get .*", Files(".ci/run"), "changes the machine"),
+    (r"sudo \.venv/bin/python -m benchmarks\.testbed .*", Parsed(), "tests/benchmarks/testbed"),
+    (r".*benchmarks/\w+\.py.*", Parsed(), "takes minutes to hours, or two GPUs"),
+)
+
+# How indented blocks begin that are no commands.
+NOT_COMMANDS = (
+    r"result: bucket .*",  # README.md: what is printed
+    r"autotune: job .*",
+    r"autotune/bagua_autotune/",  # docs/extending.md: a tree of folders
+    r"rule_files: .*",  # docs/monitoring.md: Prometheus
+    r"- source_labels: .*",
+    r"location .*",  # nginx
+    r" *proxy_set_header .*",
+    r"host0 +host1.*",  # docs/testbed.md: a drawing
+)
+
+
+def is_command_block(first_line: str) -> bool:
+    return not any(re.fullmatch(pattern, first_line) for pattern in NOT_COMMANDS)
+
+
+def instead_of(command: str) -> Check | None:
+    """What is done in place of running it; None: it is run."""
+    for pattern, check, _ in INSTEAD:
+        if re.fullmatch(pattern, command):
+            return check
+    return None

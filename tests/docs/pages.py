@@ -1,0 +1,84 @@
+"""What a reader of the documentation would type: the commands and the Python of each page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SHELLS = ("sh", "bash", "shell", "console")
+OTHER_LANGUAGES = ("json", "yaml", "text", "ini", "toml", "nginx", "diff", "csv")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced or an indented block.
+
+    Attributes:
+        place: the page and the line where it begins.
+        language: of a fence; empty: it is indented, or the fence says none.
+        text: without fence and indentation.
+    """
+
+    place: str
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, with its continued lines; ``text`` is what bash gets."""
+
+    place: str
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text().splitlines()
+    name = page.relative_to(ROOT)
+    number = 0
+    while number < len(lines):
+        begin = number
+        if fence := re.match(r"( *)```(\w*)", lines[number]):
+            number += 1
+            while not lines[number].strip().startswith("```"):
+                number += 1
+            inside = [line.removeprefix(fence[1]) for line in lines[begin + 1 : number]]
+            yield Block(f"{name}:{begin + 1}", fence[2], "\n".join(inside))
+        elif lines[number].startswith("    ") and (number == 0 or not lines[number - 1].strip()):
+            while number < len(lines) and (
+                lines[number].startswith("    ") or not lines[number].strip()
+            ):
+                number += 1
+            inside = [line[4:] for line in lines[begin:number]]
+            yield Block(f"{name}:{begin + 1}", "", "\n".join(inside).rstrip())
+            continue
+        number += 1
+
+
+def commands_of(block: Block) -> Iterator[Command]:
+    """Each of the block; what stands after an empty line, or beside ``$``, is what they print."""
+    text = block.text.partition("\n\n")[0]
+    lines = text.replace("\\\n", " ").splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    for line in lines:
+        if command := re.sub(r"\s+#\s.*$", "", re.sub(r" {2,}", " ", line)).strip():
+            yield Command(block.place, command)
+
+
+def commands_of_example(path: Path) -> Iterator[Command]:
+    """Those in its docstring, indented or not."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    for line in docstring.splitlines():
+        if re.match(r"\s*([A-Z_]+=\S+ )*(python|torchrun|accelerate|bagua-\w+) ", line):
+            yield Command(str(path.relative_to(ROOT)), line.strip())
