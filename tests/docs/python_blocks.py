@@ -1,0 +1,34 @@
+"""The Python of the documentation that needs more than a model, or cannot be run.
+
+Each block is executed as printed, in the order of its page and with the names of the blocks before
+it, on one rank. Beside them it finds `model` (plain, a new one for each block), `optimizer`, `loss`
+and `train_one_step`. To add one that needs something else: one entry in BEFORE. To add one that
+cannot be run here: one entry in COMPILED, with the reason.
+"""
+
+from __future__ import annotations
+
+# What is executed before the block: the page, how the block begins, and the code.
+BEFORE: tuple[tuple[str, str, str], ...] = (
+    (
+        "docs/algorithms.md",
+        "model.algorithm.abort(model, average=True)",
+        'model = DistributedDataParallel(model, algorithm="async"); train_one_step(model)',
+    ),
+    ("docs/algorithms.md", "model.report_loss(loss)", "model = DistributedDataParallel(model)"),
+    (
+        "docs/algorithms.md",
+        'if model.algorithm.name == "async"',
+        'model = DistributedDataParallel(model, algorithm="async"); train_one_step(model)',
+    ),
+    (
+        "docs/training.md",
+        "model = bagua_client.tune(model)",
+        "import torch; model = torch.nn.parallel.DistributedDataParallel(model)",
+    ),
+)
+
+# Blocks that are only compiled: the page, how the block begins, and why.
+COMPILED: tuple[tuple[str, str, str], ...] = (
+    ("docs/testbed.md", "from pathlib import Path", "root; tests/benchmarks/testbed"),
+)
