@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import pytest
 
-from bagua_autotune.cli import main
+from bagua_autotune.cli import COMMANDS, main
 from tests.docs.pages import ROOT
 
 RUN_SECONDS = 170
@@ -123,6 +124,14 @@ class Parsed(Check):
 
 
 @dataclass(frozen=True)
+class Named(Check):
+    """bagua-autotune has the command; its arguments are left out."""
+
+    def __call__(self, command: str, place: Place) -> None:
+        assert command.split()[1] in COMMANDS
+
+
+@dataclass(frozen=True)
 class Make(Check):
     """The Makefile has the target."""
 
@@ -139,7 +148,7 @@ class Files(Check):
         tests: the file that tests what the command does.
     """
 
-    tests: str = ""
+    tests: str
 
     def __call__(self, command: str, place: Place) -> None:
         subprocess.run(["bash", "-n", "-c", command], check=True)
@@ -165,10 +174,9 @@ class Extras(Check):
     """pip installs this project: the extras that it names exist."""
 
     def __call__(self, command: str, place: Place) -> None:
-        import tomllib
-
+        tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        for listed in re.findall(r"\[([\w,-]+)\]", command):
+        for listed in re.findall(r"(?:\.|bagua-autotune)\[([\w,-]+)\]", command):
             assert set(listed.split(",")) <= set(project["optional-dependencies"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.checks import Check, Extras, Files, Helm, Make, Parsed, Run, Serve
+from tests.docs.checks import Check, Extras, Files, Helm, Make, Named, Parsed, Run, Serve
 
 TWO_RANKS = Run(
     instead=(("torchrun --nproc-per-node 8", "torchrun --standalone --nproc-per-node 2"),),
@@ -28,8 +28,8 @@ CONTAINERS = Files("tests/deploy/test_compose.py")
 
 # What the whole command must match, what is done instead of running it, and why. The first counts.
 INSTEAD: tuple[tuple[str, Check, str], ...] = (
-    (r"make \w+", Make(), "takes minutes; the second is what runs this test"),
-    (r"pip install '\..*'", Extras(), "was done before this test ran"),
+    (r"make .*", Make(), "takes minutes; the second is what runs this test"),
+    (r"pip install .*", Extras(), "was done before this test ran"),
     (r"(\w+=\S+ )+torchrun --nproc-per-node 8 train\.py", TWO_RANKS, "8 ranks want 8 cores"),
     (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
     (
@@ -66,13 +66,27 @@ NOT_COMMANDS = (
 )
 
 
+# The same for commands inside sentences, which often lack their arguments; these count
+# before and of what neither lists the arguments are looked at.
+MENTIONED: tuple[tuple[str, Check, str], ...] = (
+    (r"bagua-autotune [a-z]+", Named(), "without its arguments"),
+    (r"python -m docs\.screenshots", Files("docs/screenshots.py"), "takes no arguments"),
+)
+
+
 def is_command_block(first_line: str) -> bool:
     return not any(re.fullmatch(pattern, first_line) for pattern in NOT_COMMANDS)
 
 
 def instead_of(command: str) -> Check | None:
     """What is done in place of running it; None: it is run."""
-    for pattern, check, _ in INSTEAD:
-        if re.fullmatch(pattern, command):
-            return check
-    return None
+    return _first(INSTEAD, command)
+
+
+def check_of_mention(command: str) -> Check:
+    """What is looked at of a command inside a sentence."""
+    return _first((*MENTIONED, *INSTEAD), command) or Parsed()
+
+
+def _first(table: tuple[tuple[str, Check, str], ...], command: str) -> Check | None:
+    return next((check for pattern, check, _ in table if re.fullmatch(pattern, command)), None)

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHELLS = ("sh", "bash", "shell", "console")
-OTHER_LANGUAGES = ("json", "yaml", "text", "ini", "toml", "nginx", "diff", "csv")
+PROGRAMS = (
+    "accelerate", "bagua-autotune", "bagua-run", "docker", "helm", "kubectl", "make", "pip",
+    "python", "sbatch", "srun", "sudo", "torchrun",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,18 @@ def commands_of(block: Block) -> Iterator[Command]:
             yield Command(block.place, command)
 
 
+def mentions(page: Path) -> Iterator[Command]:
+    """The commands inside sentences, as code; each once."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    found = dict.fromkeys(" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text))
+    for code in found:
+        if re.match(rf"([A-Z_]+=\S* )*({'|'.join(PROGRAMS)}) ", code):
+            yield Command(str(page.relative_to(ROOT)), code)
+
+
 def commands_of_example(path: Path) -> Iterator[Command]:
     """Those in its docstring, indented or not."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     for line in docstring.splitlines():
-        if re.match(r"\s*([A-Z_]+=\S+ )*(python|torchrun|accelerate|bagua-\w+) ", line):
+        if re.match(rf"\s*([A-Z_]+=\S+ )*({'|'.join(PROGRAMS)}) ", line):
             yield Command(str(path.relative_to(ROOT)), line.strip())

@@ -16,7 +16,14 @@ from bagua_simulator import Simulator
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, make_spec
 from tests.docs.checks import Parsed, Place
-from tests.docs.commands import INSTEAD, NOT_COMMANDS, instead_of, is_command_block
+from tests.docs.commands import (
+    INSTEAD,
+    MENTIONED,
+    NOT_COMMANDS,
+    check_of_mention,
+    instead_of,
+    is_command_block,
+)
 from tests.docs.pages import (
     EXAMPLES,
     PAGES,
@@ -27,6 +34,7 @@ from tests.docs.pages import (
     blocks,
     commands_of,
     commands_of_example,
+    mentions,
 )
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
@@ -44,10 +52,14 @@ RUN = [
     for block in BLOCKS
     if (run := [c.text for c in commands_of(block) if instead_of(c.text) is None])
 ] + [(command.place, command.text) for command in OF_EXAMPLES if instead_of(command.text) is None]
+MENTIONS = [command for page in PAGES for command in mentions(page)]
 TO_PARSE = [
     command.text
-    for command in CHECKED
-    if isinstance(instead_of(command.text), Parsed) and "bagua-autotune " not in command.text
+    for command, check in [
+        *((command, instead_of(command.text)) for command in CHECKED),
+        *((command, check_of_mention(command.text)) for command in MENTIONS),
+    ]
+    if isinstance(check, Parsed) and "bagua-autotune " not in command.text
 ]
 LIMITS = {
     "BAGUA_AUTOTUNE_MAX_SAMPLES": "2",
@@ -115,9 +127,14 @@ def test_what_is_not_run_is_checked(command: Command, place: Place) -> None:
     check(command.text, place)
 
 
-@pytest.mark.parametrize("pattern", [pattern for pattern, _, _ in INSTEAD])
+@pytest.mark.parametrize("command", MENTIONS, ids=lambda command: f"{command.place} {command.text}")
+def test_a_command_in_a_sentence_is_one_that_there_is(command: Command, place: Place) -> None:
+    check_of_mention(command.text)(command.text, place)
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, _, _ in (*INSTEAD, *MENTIONED)])
 def test_each_exception_is_one_of_a_command_that_there_is(pattern: str) -> None:
-    assert any(re.fullmatch(pattern, command.text) for command in COMMANDS)
+    assert any(re.fullmatch(pattern, command.text) for command in (*COMMANDS, *MENTIONS))
 
 
 @pytest.mark.parametrize("pattern", NOT_COMMANDS)
