@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests that leave the cores to each other, or mostly wait; whole jobs, hosts and browsers want them
 # alone.
-TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations
+TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations tests/docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test upstream-ddp test-torch fuzz lint format bench image clean
