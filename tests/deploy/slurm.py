@@ -125,7 +125,11 @@ def _daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_for_nodes(slurm: Slurm) -> None:
