@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 SHELLS = ("sh", "bash", "shell", "console")
 PROGRAMS = (
     "accelerate", "bagua-autotune", "bagua-run", "docker", "helm", "kubectl", "make", "pip",
