@@ -139,6 +139,7 @@ def main() -> None:
     size = options.nodes, options.ranks_per_node
     scripts: dict[str, Any] = {}
     failures: dict[str, str] = {}
+    good: list[bool] = []
     with (
         tempfile.TemporaryDirectory() as logs,
         Testbed(options.network, *size, ordinary_priority=True) as testbed,
@@ -151,10 +152,10 @@ def main() -> None:
             folder.mkdir()
             try:
                 scripts[name] = measure(name, options, testbed, folder)
+                good.append(show(name, scripts[name]))
             except JobError as error:
                 failures[name] = str(error)
                 print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
-    good = [show(name, found) for name, found in scripts.items()]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "command": sys.argv,

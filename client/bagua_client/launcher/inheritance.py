@@ -20,8 +20,9 @@ STARTUP = str(_PACKAGE / "startup")
 
 def inherited(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables, beside those that are there already, of a job whose torch has our class."""
-    given = variables.get("PYTHONPATH", "")
-    paths = [path for path in given.split(os.pathsep) if path not in ("", STARTUP)]
+    given = variables.get("PYTHONPATH")
+    # An empty path stands for the working directory, but nothing for no path.
+    paths = [path for path in given.split(os.pathsep) if path != STARTUP] if given else []
     root = str(_PACKAGE.parent)
     # "python -m" finds modules in the working directory, where a script does not.
     if root not in [os.path.abspath(path) for path in sys.path[1:]]:
