@@ -8,18 +8,12 @@ from __future__ import annotations
 import enum
 import importlib
 import os
-import sys
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as Torchs
 
-import bagua_client
-
-_NAME = "DistributedDataParallel"
-_NOT_REPLACED_IN = ("bagua_client", "tests")
+from bagua_client.launcher import replace_torchs_class
 
 
 class Arm(enum.Enum):
@@ -70,7 +64,7 @@ class Trained:
 def train(run: Run, scenario: str) -> Trained:
     """On a rank: the training that the function ``module:name`` makes."""
     if run.arm is Arm.NAMED:
-        _stand_in()
+        replace_torchs_class()
     module, _, name = scenario.partition(":")
     make = getattr(importlib.import_module(f"tests.integrations.{module}"), name)
     is_tuned = run.url and run.arm is not Arm.TORCH
@@ -83,12 +77,3 @@ def train(run: Run, scenario: str) -> Trained:
             del os.environ[variable]
     dist.barrier()  # What one rank has written, another may still read.
     return trained
-
-
-def _stand_in() -> None:
-    """Ours in the place of torch's wherever its name is; for the rest of this process."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _NOT_REPLACED_IN and vars(module).get(_NAME) is Torchs:
-            setattr(module, _NAME, bagua_client.DistributedDataParallel)
-    assert torch.nn.parallel.DistributedDataParallel is bagua_client.DistributedDataParallel
-    assert torch.nn.parallel.distributed.DistributedDataParallel is not Torchs

@@ -24,6 +24,7 @@ TRIED = (
 FEWEST_TRIED = 2
 """Of these, in the steps that a training has on a busy machine."""
 TUNED = (
+    pytest.param("hand_written_loops:checkpoints", 3),
     pytest.param("accelerate_loops:unused_parameters", 5, marks=needs("accelerate")),
     pytest.param("trainer_loops:default", 5, marks=needs("transformers", "accelerate")),
     *(

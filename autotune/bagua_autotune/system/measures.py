@@ -132,11 +132,11 @@ def output_lines(folder: Path) -> list[str]:
 
 
 def _timing(folder: Path, steps: int) -> dict[str, str]:
-    """What has every Python of the job time its steps: see bagua_client.probe."""
+    """What has every Python of the job time its steps: see bagua_client.startup."""
     client = importlib.util.find_spec("bagua_client")
     if client is None or not client.submodule_search_locations:
         return {}
-    paths = [str(Path(client.submodule_search_locations[0]) / "probe")]
+    paths = [str(Path(client.submodule_search_locations[0]) / "startup")]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     return {PROBE: f"{folder / STEPS_FILE}:{steps}", "PYTHONPATH": os.pathsep.join(paths)}

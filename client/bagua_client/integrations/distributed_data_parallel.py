@@ -223,7 +223,8 @@ def tune(
 
     Raises:
         TypeError: ``model`` is something else.
-        ValueError: see :class:`DistributedDataParallel`.
+        ValueError: see :class:`DistributedDataParallel`; or ``model`` is that already, with another
+            algorithm.
     """
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
@@ -231,6 +232,7 @@ def tune(
             f"{type(model).__name__}; of a compiled model, give the wrapper that was compiled"
         )
     if isinstance(model, DistributedDataParallel):
+        _check_same(model, algorithm)
         return model
     environment = Environment.read()
     made_of = type(model)
@@ -241,6 +243,15 @@ def tune(
         model.__class__ = type(made_of.__name__, bases, {"_made_of": made_of})
     _begin(model, environment, algorithm, optimizers)  # type: ignore[arg-type]
     return model
+
+
+def _check_same(model: DistributedDataParallel, algorithm: str | Algorithm) -> None:
+    asked = find(algorithm).name
+    if asked not in (DEFAULT_ALGORITHM, model.algorithm.name):
+        raise ValueError(
+            f"the model is wrapped with algorithm {model.algorithm.name!r} already; ask for "
+            f"{asked!r} there, or start the script without bagua_client's launcher"
+        )
 
 
 def _begin(

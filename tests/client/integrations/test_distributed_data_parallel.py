@@ -357,3 +357,16 @@ def test_without_autotune_there_is_no_thread_no_group_and_no_agent(
     four_ranks: RankPool, autotune: str | None
 ) -> None:
     assert four_ranks.run(_what_appears_when_off, autotune) == [(0, 0, [], [])] * 4
+
+
+def _tune_what_is_ours() -> None:
+    model = DistributedDataParallel(_model())
+    assert tune(model, algorithm="gradient_allreduce") is model
+    with pytest.raises(ValueError, match="'gradient_allreduce' already; ask for 'bytegrad' there"):
+        tune(model, algorithm="bytegrad")
+    model = DistributedDataParallel(_model(), algorithm="bytegrad")
+    assert tune(model) is tune(model, algorithm="bytegrad") is model
+
+
+def test_another_algorithm_for_a_model_of_ours_is_an_error(two_ranks: RankPool) -> None:
+    two_ranks.run(_tune_what_is_ours)

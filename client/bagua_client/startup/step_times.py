@@ -1,24 +1,18 @@
 """Times the optimizer steps of a job that knows nothing of it, stock DDP's too.
 
-Python imports a module of this name when it starts. ``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for
-the seconds of STEPS steps after the warm-up; rank 0 writes FILE, at its first step with what the
-job is, and at the end with the steps. This file imports nothing of ours: the job may run on another
-Python than the command, with another release of bagua-client, or none.
+``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for the seconds of STEPS steps after the warm-up; rank 0
+writes FILE, at its first step with what the job is, and at the end with the steps.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-VARIABLE = "BAGUA_AUTOTUNE_PROBE"
 WARMUP_STEPS = 5
 """Not measured: connections are made in them, buckets cut, kernels chosen."""
 
@@ -114,48 +108,3 @@ def _seconds(marks: list[Any]) -> list[float]:
         end.synchronize()
         found.append(begin.elapsed_time(end) / 1e3)
     return found
-
-
-class AfterImport:
-    """Calls something when a module has been imported; an importer of ``sys.meta_path``."""
-
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
-        self._name = name
-        self._call = call
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_call(module: Any) -> None:
-                execute(module)
-                self._call()
-
-            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
-        return spec
-
-
-def _run_hidden() -> None:
-    """A ``sitecustomize`` of the installation, that this one stands before."""
-    own = os.path.dirname(os.path.abspath(__file__))
-    path = [entry for entry in sys.path if os.path.abspath(entry) != own]
-    spec = importlib.machinery.PathFinder.find_spec(__name__, path)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _follow() -> None:
-    file, _, steps = os.environ.get(VARIABLE, "").rpartition(":")
-    if file and steps.isdigit():
-        sys.meta_path.insert(0, AfterImport("torch", Recorder(file, int(steps)).begin))
-
-
-if __name__ == "sitecustomize":
-    try:
-        _follow()
-    finally:
-        _run_hidden()

@@ -1,0 +1,59 @@
+"""``python -m bagua_client SCRIPT``: a training script with our class under torch's name.
+
+The script is started by Python itself, in this very process: nothing of its command line, exit
+code, signals and tracebacks is other than with ``python SCRIPT``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import REMAINDER, ArgumentParser
+from collections.abc import Sequence
+
+from bagua_client.environment import Environment
+from bagua_client.launcher.flags import add_flags, variables
+from bagua_client.launcher.inheritance import inherited, obstacle
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become the script; returns only by raising."""
+    parser = ArgumentParser(
+        prog="python -m bagua_client",
+        description="Start a training script in which torch's DistributedDataParallel is ours, "
+        "which is tuned with --autotune or BAGUA_AUTOTUNE=1 and does nothing without.",
+        allow_abbrev=False,  # What the script takes must not be taken for a flag of ours.
+    )
+    parser.add_argument("-m", dest="is_module", action="store_true",
+                        help="SCRIPT is the name of a module, as with python -m")  # fmt: skip
+    add_flags(parser)
+    parser.add_argument("program", nargs=REMAINDER, metavar="SCRIPT ...",
+                        help="a Python file or a module's name, and its arguments")  # fmt: skip
+    options = parser.parse_args(arguments)
+    if not options.program:
+        parser.error("SCRIPT is missing")
+    if obstacle():
+        parser.error(obstacle())
+    environment = {**os.environ, **inherited(), **variables(options)}
+    try:
+        Environment.read(environment)
+    except ValueError as error:
+        parser.error(str(error))
+    program = ["-m", *options.program] if options.is_module else options.program
+    command = [sys.executable, *_interpreter_options(), *program]
+    os.execve(sys.executable, command, environment)
+
+
+def _interpreter_options() -> list[str]:
+    """What stands before ``-m bagua_client``, such as ``-u``."""
+    given = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if not given or not given[-1].endswith("bagua_client"):
+        return []
+    last = given.pop().removesuffix("bagua_client") or (given.pop() if given else "")
+    # "-m" may stand alone, or at the end of other letters as in "-um".
+    rest = last.removesuffix("m")
+    return [*given, *([] if rest in ("", "-") else [rest])]
+
+
+if __name__ == "__main__":
+    main()

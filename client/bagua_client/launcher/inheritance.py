@@ -1,0 +1,41 @@
+"""What the processes of a job inherit: each puts ours in torch's place when it imports torch.
+
+Whatever starts them (torchrun, Accelerate, Lightning, ``multiprocessing``, a shell script), they
+are Pythons like any other, with their own command lines; all that they have of us is what stands in
+two variables of their environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bagua_client.startup import REPLACES_VARIABLE
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+STARTUP = str(_PACKAGE / "startup")
+
+
+def inherited(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables, beside those that are there already, of a job whose torch has our class."""
+    given = variables.get("PYTHONPATH")
+    # An empty path stands for the working directory, but nothing for no path.
+    paths = [path for path in given.split(os.pathsep) if path != STARTUP] if given else []
+    root = str(_PACKAGE.parent)
+    # "python -m" finds modules in the working directory, where a script does not.
+    if root not in [os.path.abspath(path) for path in sys.path[1:]]:
+        paths.append(root)
+    return {REPLACES_VARIABLE: "1", "PYTHONPATH": os.pathsep.join([STARTUP, *paths])}
+
+
+def obstacle() -> str:
+    """Why this Python's children would not inherit it; empty: they do."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return (
+            "with Python's options -E, -I and -S no training is tuned that does not say so itself, "
+            "as they leave out PYTHONPATH or sitecustomize; leave them out, or make the model with "
+            "bagua_client.DistributedDataParallel"
+        )
+    return ""

@@ -1,0 +1,11 @@
+"""What every Python of a job finds at its start, where the job was started by one of our commands.
+
+The folder stands first on ``PYTHONPATH``, which children inherit. Its ``sitecustomize`` acts when
+torch has been imported, as its variables say: ``bagua-autotune system`` has the steps timed, the
+launcher has ours put in the place of torch's DistributedDataParallel.
+"""
+
+STEPS_VARIABLE = "BAGUA_AUTOTUNE_PROBE"
+"""``FILE:STEPS``: see step_times."""
+REPLACES_VARIABLE = "BAGUA_REPLACES_DDP"
+"""1: see launcher."""

@@ -1,0 +1,21 @@
+"""Python programs started as a user would, with the variables of this process but ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def start(
+    *words: str, folder: Path, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``python WORDS`` in ``folder``, to its end."""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(variables or {})}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )

@@ -1,0 +1,98 @@
+"""Command lines of Bagua's tutorials run with another name of the module, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.client.launcher.programs import start
+
+TELLS = """
+import os, sys
+names = ("RANK", "WORLD_SIZE", "BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_MAX_SAMPLES", "EXPORTED")
+print("told", [os.environ.get(name) for name in names], sys.argv[1:], flush=True)
+"""
+TRAINS = """
+import sys
+import torch.distributed as dist
+from torch.nn import Linear
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+print("trains with", DDP(Linear(2, 2)).configuration, sys.argv[1:], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "your_training_script.py").write_text(TELLS)
+    (tmp_path / "train.py").write_text(TRAINS)
+    (tmp_path / "your_bash_script.sh").write_text('python train.py "$@"')
+    return tmp_path
+
+
+def _run(command: str, folder: Path) -> list[str]:
+    """The last two lines that begin as the scripts' do, sorted."""
+    done = start("-m", "bagua_client.run", *command.split(), folder=folder)
+    assert done.returncode == 0, done.stderr
+    found = re.findall("(?:told|trains) .*", done.stdout)
+    return sorted(found) + re.findall("bagua-run: .*", done.stderr)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_ranks_of_one_node_are_told_what_the_flags_say(folder: Path) -> None:
+    command = "--nproc_per_node=2 --autotune_level 1 --autotune_max_samples 9 --enable_bagua_net"
+    command += " -x EXPORTED=yes --set_additional_flag --use_env your_training_script.py --arg1 --b"
+    zero, one, line = _run(command, folder)
+    assert zero == "told ['0', '2', '1', '9', 'yes'] ['--local_rank=0', '--arg1', '--b']"
+    assert one == "told ['1', '2', '1', '9', 'yes'] ['--local_rank=1', '--arg1', '--b']"
+    assert "--enable_bagua_net is gone" in line
+
+
+def test_a_bash_script_trains_with_our_class(folder: Path) -> None:
+    command = f"--no_python --nproc_per_node=2 --master_port={_free_port()}"
+    lines = _run(f"{command} bash your_bash_script.sh --arg1", folder)
+    assert lines == ["trains with bucket 25 MiB, first bucket 1 MiB ['--arg1']"] * 2
+
+
+def test_two_nodes_find_one_another(folder: Path) -> None:
+    common = f"--nproc_per_node=1 --nnodes=2 --master_addr=127.0.0.1 --master_port={_free_port()}"
+    common += " --default_bucket_size 2097152 --host_list a,b"
+    commands = [f"{common} --node_rank={rank} train.py" for rank in range(2)]
+    with ThreadPoolExecutor() as threads:
+        nodes = list(threads.map(lambda command: _run(command, folder), commands))
+    assert nodes == [["trains with bucket 2 MiB []"]] * 2
+
+
+def test_an_elastic_job_meets_over_c10d_and_writes_its_logs(folder: Path) -> None:
+    command = "--nnodes=1:4 --nproc_per_node=2 --rdzv_id=7 --rdzv_backend=c10d"
+    command += " --rdzv_endpoint=localhost:0 --rdzv_conf=last_call_timeout=1 --logdir=logs"
+    assert _run(f"{command} your_training_script.py", folder) == []
+    logged = [file.read_text() for file in sorted((folder / "logs").rglob("stdout.log"))]
+    assert [text[:16] for text in logged] == ["told ['0', '2', ", "told ['1', '2', "]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("--host_list h1:22,h2 train.py", "--nnodes 2 --node-rank K --master-addr h1"),
+        ("--autotune_max_samples 501 train.py", "BAGUA_AUTOTUNE_MAX_SAMPLES must be"),
+        ("--no_such_flag train.py", "unrecognized arguments: --no_such_flag"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_of_one_line(
+    folder: Path, command: str, sentence: str
+) -> None:
+    done = start("-m", "bagua_client.run", *command.split(), folder=folder)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

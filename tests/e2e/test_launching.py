@@ -1,0 +1,49 @@
+"""The commands of docs/launching.md run as they are printed there, and are tuned."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bagua_client.launcher.flags import FLAGS, GONE
+from tests.client.launcher.programs import start
+from tests.integrations.lacking import needs
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "launching.md").read_text()
+COMMANDS = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "bagua-run": "bagua_client.run",
+}
+"""As modules: what stands in the folder of this Python's programs may be of another environment."""
+
+
+@needs("accelerate", "transformers")
+@pytest.mark.parametrize("line", re.findall(r"^\$ (.*)", PAGE, re.MULTILINE))
+def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) -> None:
+    program, *words = shlex.split(line)
+    # What the service that rank 0 starts remembers is a file of this test's.
+    variables = {"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = start("-m", COMMANDS[program], *words, folder=ROOT, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert "is being tuned, see http://" in done.stderr
+    assert re.search("step +20  loss|'loss':", done.stdout), done.stdout
+
+
+def test_the_command_is_installed_with_the_client() -> None:
+    """Read as text: what this Python has installed may be older."""
+    line = next(x for x in (ROOT / "pyproject.toml").read_text().splitlines() if "bagua-run" in x)
+    module, name = line.split('"')[1].split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_table_of_flags_is_whole() -> None:
+    told = set(re.findall(r"`--([\w-]+)", PAGE))
+    assert {flag.name for flag in FLAGS} | {gone.name for gone in GONE} <= told
