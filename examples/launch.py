@@ -1,6 +1,8 @@
 """Start a training on this machine as if it were several nodes: one torchrun for each.
 
-python examples/launch.py --nodes 2 --ranks-per-node 2 examples/digits.py --epochs 3
+    python examples/launch.py --nodes 2 --ranks-per-node 2 examples/digits.py --epochs 3
+
+When one of them fails, and after Ctrl-C, all of them end.
 """
 
 from __future__ import annotations

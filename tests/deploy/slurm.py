@@ -71,7 +71,7 @@ class Slurm:
     def state(self, job: str) -> str:
         return self.run("squeue", "--noheader", "--states=all", "--jobs", job, "--format=%T")
 
-    def wait_until(self, job: str, states: Sequence[str], seconds: float = 180) -> str:
+    def wait_until(self, job: str, states: Sequence[str], seconds: float = 280) -> str:
         """The job's state, once it is one of these; the time is only to find a hang."""
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in states:

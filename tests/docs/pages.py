@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *EXAMPLES]
 SHELLS = ("sh", "bash", "shell", "console")
 PROGRAMS = (
     "accelerate", "bagua-autotune", "bagua-run", "docker", "helm", "kubectl", "make", "pip",
@@ -46,8 +46,11 @@ class Command:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    lines = page.read_text().splitlines()
-    name = page.relative_to(ROOT)
+    """Of a page; of an example those of its docstring."""
+    text = page.read_text()
+    if page.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text), clean=False) or ""
+    lines, name = text.splitlines(), page.relative_to(ROOT)
     number = 0
     while number < len(lines):
         begin = number
@@ -86,11 +89,3 @@ def mentions(page: Path) -> Iterator[Command]:
     for code in found:
         if re.match(rf"([A-Z_]+=\S* )*({'|'.join(PROGRAMS)}) ", code):
             yield Command(str(page.relative_to(ROOT)), code)
-
-
-def commands_of_example(path: Path) -> Iterator[Command]:
-    """Those in its docstring, indented or not."""
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    for line in docstring.splitlines():
-        if re.match(rf"\s*([A-Z_]+=\S+ )*({'|'.join(PROGRAMS)}) ", line):
-            yield Command(str(path.relative_to(ROOT)), line.strip())

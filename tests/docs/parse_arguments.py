@@ -29,7 +29,10 @@ def problem(command: str) -> str | None:
         from torch.distributed.run import get_args_parser
 
         parsed = _original(get_args_parser(), arguments)
-        arguments = [parsed.training_script, *parsed.training_script_args]
+        if parsed.training_script == "train.py":
+            return None  # the reader's
+        arguments = ["-m"] if parsed.module else []
+        arguments += [parsed.training_script, *parsed.training_script_args]
     elif program.rpartition("/")[2] != "python":
         return f"neither torchrun nor python: {program}"
     return _taken(arguments)

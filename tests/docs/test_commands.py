@@ -25,7 +25,6 @@ from tests.docs.commands import (
     is_command_block,
 )
 from tests.docs.pages import (
-    EXAMPLES,
     PAGES,
     ROOT,
     SHELLS,
@@ -33,25 +32,23 @@ from tests.docs.pages import (
     Command,
     blocks,
     commands_of,
-    commands_of_example,
     mentions,
 )
 from tests.simulator.jobs import MIB, make_cluster, make_workload
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 INDENTED = [block for page in PAGES for block in blocks(page) if not block.language]
 FENCED = [block for page in PAGES for block in blocks(page) if block.language in SHELLS]
 BLOCKS = [*FENCED, *(block for block in INDENTED if is_command_block(block.first_line))]
-OF_EXAMPLES = [command for path in EXAMPLES for command in commands_of_example(path)]
-COMMANDS = [*(command for block in BLOCKS for command in commands_of(block)), *OF_EXAMPLES]
+COMMANDS = [command for block in BLOCKS for command in commands_of(block)]
 CHECKED = [command for command in COMMANDS if instead_of(command.text) is not None]
 # What is run of a block is run by one shell: a command may need what the one before it set.
 RUN = [
     (block.place, "\n".join(run))
     for block in BLOCKS
     if (run := [c.text for c in commands_of(block) if instead_of(c.text) is None])
-] + [(command.place, command.text) for command in OF_EXAMPLES if instead_of(command.text) is None]
+]
 MENTIONS = [command for page in PAGES for command in mentions(page)]
 TO_PARSE = [
     command.text
@@ -81,6 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     shutil.copy(ROOT / "tests" / "train.py", folder / "train.py")
     place = Place(folder, TO_PARSE)
     place.environment.update(LIMITS)
+    place.environment["PET_STANDALONE"] = "1"  # torchrun's own, for a free port
     database = folder / "data" / "bagua-autotune" / "autotune.db"
     database.parent.mkdir(parents=True)
     make_tuned_job(database)
