@@ -30,7 +30,7 @@ class Gone:
     Attributes:
         name: as above.
         takes_value: whether one follows it.
-        instead: the sentence that says what replaces it.
+        instead: the sentence that says what replaces it; empty: nothing has to.
     """
 
     name: str

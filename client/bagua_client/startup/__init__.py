@@ -5,7 +5,5 @@ torch has been imported, as its variables say: ``bagua-autotune system`` has the
 launcher has ours put in the place of torch's DistributedDataParallel.
 """
 
-STEPS_VARIABLE = "BAGUA_AUTOTUNE_PROBE"
-"""``FILE:STEPS``: see step_times."""
 REPLACES_VARIABLE = "BAGUA_REPLACES_DDP"
-"""1: see launcher."""
+"""1: torch's class is replaced."""
