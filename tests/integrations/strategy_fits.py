@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -321,6 +322,32 @@ def check_async(place: Place) -> str:
     return f"{rounds[-1]} rounds, none while validating or saving"
 
 
+def check_tuned(place: Place) -> str:
+    """A validation is no part of a step, and the loss is told where an algorithm may be tried."""
+    seen = []
+
+    class Look(place.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.state.fn == "fit":
+                seen.append(trainer.strategy.model._agent._measurement._timer._left_out_from)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            agent = trainer.strategy.model._agent
+            assert agent._guard.has_any
+            assert agent._measurement._timer._left_out_from is None
+
+    variables = {
+        "BAGUA_AUTOTUNE": "1",
+        "BAGUA_AUTOTUNE_URL": "http://127.0.0.1:9",  # Nobody listens.
+        "BAGUA_AUTOTUNE_ALLOW": "bytegrad",
+    }
+    with mock.patch.dict(os.environ, variables):
+        fit(place, place.strategy(), callbacks=(Look(),), val_check_interval=2)
+    assert len(seen) == 2 + 10 * 2
+    assert None not in seen
+    return f"{len(seen)} batches validated, in no step's time"
+
+
 def check_reductions(place: Place) -> str:
     """Bagua's ways to reduce, by their names."""
     results = {}
@@ -352,12 +379,6 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "qadam's errors": check_qadams_errors,
     **{f"resumed: {name}": partial(check_resumed, name) for name in RESUMED},
     "async": check_async,
+    "tuned": check_tuned,
     "reductions": check_reductions,
 }
-
-
-def check(name: str, place: Place) -> str:
-    """On each rank."""
-    found = CHECKS[name](place)
-    dist.barrier()  # What one rank has written, another may still read.
-    return found

@@ -8,9 +8,16 @@ import pytest
 
 from tests.integrations.conftest import Arms
 from tests.integrations.lacking import needs
-from tests.integrations.strategy_fits import CHECKS, Place, check
+from tests.integrations.strategy_checks import CHECKS, check
+from tests.integrations.strategy_fits import Place
 
-IN_BOTH = ("equals ddp: plain", "equals ddp: manual", "resumed: decentralized", "by name: qadam")
+IN_BOTH = (
+    "equals ddp: plain",
+    "equals ddp: manual",
+    "resumed: decentralized",
+    "by name: qadam",
+    "fabric: resumed",
+)
 """The others would only show that Lightning is the same twice."""
 
 
