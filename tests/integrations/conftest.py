@@ -36,6 +36,11 @@ class Arms:
         self._references: dict[tuple[str, int], list[Trained]] = {}
         self._runs = 0
 
+    @property
+    def untouched(self) -> RankPool:
+        """Two ranks in which torch's class is where it was."""
+        return self._torchs
+
     def compare(
         self, arm: Arm, scenario: str, times: int = 1, url: str = "", cuts: int = FEWEST_CUTS
     ) -> list[Trained]:

@@ -1,20 +1,33 @@
-"""Lightning modules, with automatic and with manual optimization."""
+"""Lightning modules, with automatic and with manual optimization.
+
+Written for either of Lightning's packages, ``lightning`` and ``pytorch_lightning``: see :func:`of`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 
+from bagua_client.algorithms import QAdamOptimizer
 from tests.integrations import regression
+
+if TYPE_CHECKING:
+    from lightning import LightningModule
+else:
+    LightningModule = object
 
 Batch = list[torch.Tensor]
 
 
-class Regression(L.LightningModule):
+def of(package: ModuleType, module: type[Regression], *arguments: Any) -> Any:
+    """A new ``module``, for the Trainer of that package."""
+    return type(module.__name__, (module, package.LightningModule), {})(*arguments)
+
+
+class Regression(LightningModule):
     """Keeps the losses of this rank."""
 
     def __init__(self) -> None:
@@ -33,6 +46,13 @@ class Regression(L.LightningModule):
 
     def validation_step(self, batch: Batch, _: int) -> None:
         self.log("validation_loss", self.loss(batch), sync_dist=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("test_loss", self.loss(batch), sync_dist=True)
+
+    def predict_step(self, batch: Batch, _: int) -> torch.Tensor:
+        found: torch.Tensor = self.layers(batch[0])
+        return found
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -84,21 +104,48 @@ class Adversaries(Regression):
         return [torch.optim.Adam(part.parameters()) for part in (self.layers, self.critic)]
 
 
-class Freezing(BaseFinetuning):
-    """The first layers are frozen in the epochs from ``first`` to before ``end``."""
+class Partial(Regression):
+    """Each other batch leaves a layer out."""
 
-    def __init__(self, first: int, end: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._first, self._end = first, end
+        self.further = nn.Linear(regression.TARGETS, regression.TARGETS)
 
-    def freeze_before_training(self, module: Regression) -> None:
-        if self._first == 0:
-            self.freeze(module.layers[:2])
+    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
+        inputs, targets = batch
+        outputs = self.layers(inputs)
+        return nn.functional.mse_loss(self.further(outputs) if number % 2 else outputs, targets)
 
-    def finetune_function(
-        self, module: Regression, epoch: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        if epoch == self._first:
-            self.freeze(module.layers[:2])
-        elif epoch == self._end:
-            self.make_trainable(module.layers[:2])
+
+class OneTensor(Regression):
+    """All that is rounded together is in one bucket in the first step, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(regression.WIDTH, regression.TARGETS, bias=False))
+
+
+class WithQAdam(OneTensor):
+    """Its warm-up ends in the first epoch."""
+
+    def configure_optimizers(self) -> Any:
+        return QAdamOptimizer(self.parameters(), lr=0.01, warmup_steps=5)
+
+
+class WithTwoQAdams(Regression):
+    """More than qadam can take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [QAdamOptimizer(layer.parameters()) for layer in (self.layers[0], self.layers[4])]
+
+
+class WithTwoSchedulers(Regression):
+    """More than qadam can take."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = QAdamOptimizer(self.parameters())
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2) for _ in range(2)]

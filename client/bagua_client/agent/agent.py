@@ -33,6 +33,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
@@ -150,6 +151,10 @@ class Agent:
         """Of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._guard.tell(loss)
+
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """Around what is no part of a step, between two of them."""
+        return self._measurement.unmeasured()
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""

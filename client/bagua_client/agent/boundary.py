@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -21,11 +21,13 @@ class StepBoundary:
         self,
         parameters: Iterable[torch.nn.Parameter],
         optimizers: Iterable[torch.optim.Optimizer] = (),
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._ours = {id(parameter) for parameter in parameters}
         self._optimizers = [ref(optimizer) for optimizer in optimizers]
         self._others: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._stepped = True
+        self._on_step = on_step
         reference = ref(self)
 
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -53,12 +55,16 @@ class StepBoundary:
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         for reference in self._optimizers:
             if reference() is optimizer:
-                self._stepped = True
+                self._step_made()
                 return
         if optimizer in self._others:
             return
         if any(id(p) in self._ours for g in optimizer.param_groups for p in g["params"]):
             self._optimizers.append(ref(optimizer))
-            self._stepped = True
+            self._step_made()
         else:
             self._others.add(optimizer)
+
+    def _step_made(self) -> None:
+        self._stepped = True
+        self._on_step()

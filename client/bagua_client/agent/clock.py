@@ -68,11 +68,24 @@ class StepTime(NamedTuple):
     compute_seconds: float | None
 
 
+Intervals = list[tuple[Any, Any]]
+"""Their begins and their ends, as marks."""
+
+
 class _Computed(NamedTuple):
-    """The mark of its end, and those of the begin and the end of each wait in it."""
+    """The mark of its end, and the waits in it."""
 
     mark: Any
-    waits: list[tuple[Any, Any]]
+    waits: Intervals
+
+
+class _End(NamedTuple):
+    """Of a step: its mark, and what in the step was not its own."""
+
+    step: int
+    mark: Any
+    computed: _Computed | None
+    left_out: Intervals
 
 
 class StepTimer:
@@ -80,15 +93,18 @@ class StepTimer:
 
     A step lasts from the end of one communication to the end of the next; its computing ends
     where the last gradient is ready. Ranks that wait for one another all take as long as the
-    slowest: only their computing tells which that is.
+    slowest: only their computing tells which that is. What is ``unmeasured`` is no part of either.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mark = clock.mark
-        self._ends: deque[tuple[int, Any, _Computed | None]] = deque()
+        self._ends: deque[_End] = deque()
         self._computed: _Computed | None = None
-        self._waits: list[tuple[Any, Any]] = []
+        self._waits: Intervals = []
+        self._left_out: Intervals = []
+        self._stepped: Any = None
+        self._left_out_from: Any = None
         self._communicated_before = False
 
     def computed(self) -> None:
@@ -107,10 +123,30 @@ class StepTimer:
         yield
         self._waits.append((began, self._mark()))
 
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        self._stepped = self._mark()
+
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """What is no part of a step, from the optimizers' last step on, which it follows: nobody
+        knows before whether it will, and workers of a data loader may have been started since."""
+        if self._left_out_from is not None:
+            yield
+            return
+        self._left_out_from = self._mark() if self._stepped is None else self._stepped
+        try:
+            yield
+        finally:
+            if self._left_out_from is not None and len(self._left_out) < MOST_WAITS:
+                self._left_out.append((self._left_out_from, self._mark()))
+            self._left_out_from = self._stepped = None
+
     def tick(self, step: int) -> None:
         """Step ``step`` ends now."""
-        self._ends.append((step, self._mark(), self._computed))
-        self._computed = None
+        self._ends.append(_End(step, self._mark(), self._computed, self._left_out))
+        self._computed, self._left_out = None, []
+        self._stepped = self._left_out_from = None
 
     def tick_within(self) -> None:
         """The end of one more communication of the step: it falls into the time of the next,
@@ -121,20 +157,25 @@ class StepTimer:
         """The steps whose time is known by now, oldest first. Nobody knows how long the first
         one took."""
         known = []
-        while len(self._ends) > 1 and self._clock.is_known(self._ends[1][1]):
-            _, begin, _ = self._ends.popleft()
-            step, end, computed = self._ends[0]
-            seconds = self._clock.seconds(begin, end)
-            compute_seconds = computed and self._compute_seconds(begin, computed, seconds)
-            known.append(StepTime(step, seconds, compute_seconds))
+        while len(self._ends) > 1 and self._are_known(self._ends[1].mark, self._ends[1].left_out):
+            begin, end = self._ends.popleft().mark, self._ends[0]
+            seconds = self._clock.seconds(begin, end.mark) - self._total(end.left_out)
+            compute_seconds = end.computed and self._compute_seconds(begin, end, seconds)
+            known.append(StepTime(end.step, seconds, compute_seconds))
         return known
 
-    def _compute_seconds(
-        self, begin: Any, computed: _Computed, step_seconds: float
-    ) -> float | None:
-        marks = (computed.mark, *(mark for wait in computed.waits for mark in wait))
-        if not all(map(self._clock.is_known, marks)):
+    def _are_known(self, mark: Any, intervals: Intervals) -> bool:
+        return all(
+            map(self._clock.is_known, (mark, *(m for interval in intervals for m in interval)))
+        )
+
+    def _total(self, intervals: Intervals) -> float:
+        return sum(self._clock.seconds(*interval) for interval in intervals)
+
+    def _compute_seconds(self, begin: Any, end: _End, step_seconds: float) -> float | None:
+        computed = end.computed
+        if computed is None or not self._are_known(computed.mark, computed.waits):
             return None
-        waited = sum(self._clock.seconds(*wait) for wait in computed.waits)
+        waited = self._total(computed.waits) + self._total(end.left_out)
         # Marks in several streams may be passed in another order than they were made in.
         return min(max(self._clock.seconds(begin, computed.mark) - waited, 0.0), step_seconds)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -29,9 +30,9 @@ class Measurement:
         self.step = self.measured_from = 0
         self._tunable = tunable
         self._samples: list[StepTime] = []
-        self._boundary = StepBoundary(tunable.parameters, optimizers)
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
+        self._boundary = StepBoundary(tunable.parameters, optimizers, self._timer.stepped)
         # The marks of several devices cannot be compared.
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
@@ -43,6 +44,14 @@ class Measurement:
         self._tunable.on_last_ready = self._computed
         if self._computed is not None:
             self._tunable.waiting = self._timer.waiting
+
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """What is no part of a step, between two of them."""
+        with self._timer.unmeasured():
+            yield
+        if self._profiler is not None:
+            self._profiler.postpone()
 
     def tick(self) -> bool:
         """A reduction has ended; whether it is the first one of a step."""

@@ -82,6 +82,13 @@ class Profiler:
         self.stop()
         self._trial, self._steps = trial, range(first_step, first_step + PROFILED_STEPS)
 
+    def postpone(self) -> None:
+        """What came before this step was no part of it: the next one is recorded instead."""
+        if self._timeline is not None:
+            self._timeline = None
+            self._tunable.record(None)
+            self._steps = range(self._steps.start, self._steps.stop + 1)
+
     def stop(self) -> None:
         """Record nothing (more), and forget what nobody took."""
         self._steps = range(0)

@@ -113,6 +113,16 @@ class DistributedDataParallel(WithMoments):
         if self._agent is not None:
             self._agent.report_loss(loss)
 
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """Around what is no part of a step, such as a validation or the writing of a checkpoint: a
+        tuning then leaves out the time from the optimizers' last step to its end. All ranks, after
+        the same step and before the next forward pass that is trained. Without a tuning it does
+        nothing.
+
+        It is of use where such things are frequent: a few steps that take longer change no median.
+        """
+        return nullcontext() if self._agent is None else self._agent.unmeasured()
+
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
         it together, in the same step.

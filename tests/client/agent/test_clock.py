@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 import torch
@@ -104,6 +105,60 @@ def test_passes_without_a_backward_pass_do_not_fill_the_memory() -> None:
     _step(timer, clock, 1, (1.0, 1.0, 1.0, 1.0))
     _step(timer, clock, 2, (1.0, 1.0, 1.0, 1.0))
     assert timer.drain() == [StepTime(1, 10.0 * MOST_WAITS + 4.0, None), StepTime(2, 4.0, 2.0)]
+
+
+def test_what_is_unmeasured_is_no_part_of_a_step_nor_is_the_time_since_the_optimizer() -> None:
+    clock = _MadeUpClock()
+    timer = StepTimer(clock)
+    timer.tick(0)
+    clock.now += 1.0
+    timer.stepped()
+    clock.now += 16.0  # workers of a data loader are started, say
+    with timer.unmeasured():
+        clock.now += 32.0
+        with timer.unmeasured():
+            clock.now += 64.0
+    with timer.unmeasured():
+        clock.now += 128.0
+    _step(timer, clock, 1, (1.0, 4.0, 2.0, 8.0))
+    _step(timer, clock, 2, (1.0, 0.0, 1.0, 0.0))
+    assert timer.drain() == [StepTime(1, 16.0, 4.0), StepTime(2, 2.0, 2.0)]
+
+
+def test_a_step_whose_unmeasured_time_is_not_known_yet_waits() -> None:
+    clock = _MadeUpClock()
+    timer = StepTimer(clock)
+    timer.tick(0)
+    with timer.unmeasured():
+        clock.now += 3.0
+    _step(timer, clock, 1, (1.0, 0.0, 1.0, 1.0))
+    clock.unknown = 3.0
+    assert timer.drain() == []
+    clock.unknown = None
+    assert timer.drain() == [StepTime(1, 3.0, 2.0)]
+
+
+def test_a_step_that_ends_in_what_is_unmeasured_is_measured() -> None:
+    """Whoever trains in there has forgotten to leave it: its time is known all the same."""
+    clock = _MadeUpClock()
+    timer = StepTimer(clock)
+    timer.tick(0)
+    with timer.unmeasured():
+        _step(timer, clock, 1, (1.0, 0.0, 1.0, 1.0))
+        clock.now += 1.0
+    _step(timer, clock, 2, (1.0, 0.0, 1.0, 1.0))
+    assert timer.drain() == [StepTime(1, 3.0, 2.0), StepTime(2, 4.0, 3.0)]
+
+
+def test_what_is_unmeasured_fails_as_ever() -> None:
+    clock = _MadeUpClock()
+    timer = StepTimer(clock)
+    timer.tick(0)
+    with suppress(KeyError), timer.unmeasured():
+        clock.now += 3.0
+        raise KeyError
+    _step(timer, clock, 1, (1.0, 0.0, 1.0, 1.0))
+    assert timer.drain() == [StepTime(1, 3.0, 2.0)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

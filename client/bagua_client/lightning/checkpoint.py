@@ -1,0 +1,99 @@
+"""What each rank has of its own, in the one file that a checkpoint is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
+
+from bagua_client.algorithms import Algorithm
+
+logger = logging.getLogger(__name__)
+
+KEY = "bagua"
+"""In the checkpoint, see :meth:`Kept.collect`."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an algorithm leaves to a checkpoint, on one rank.
+
+    Attributes:
+        algorithm: its name.
+        state: its own, in the memory of the CPU.
+        replicas_differ: the ranks' weights and optimizers do.
+    """
+
+    algorithm: str
+    state: Mapping[str, Any]
+    replicas_differ: bool
+
+    @classmethod
+    def of(cls, algorithm: Algorithm) -> Kept | None:
+        """None, on all ranks: it has nothing of its own."""
+        has_state = type(algorithm).state_dict is not Algorithm.state_dict
+        if not has_state and not algorithm.leaves_gradients:
+            return None
+        return cls(algorithm.name, _on_cpu(algorithm.state_dict()), algorithm.leaves_gradients)
+
+    def collect(self, replica: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring what every rank has to rank 0, one rank after the other. All ranks must call it.
+
+        Args:
+            replica: the weights, and what optimizers keep.
+
+        Returns:
+            Plain values and tensors, as ``torch.load(weights_only=True)`` wants them: the name of
+            the algorithm, and by rank its state and, where replicas differ, that of each but rank
+            0, whose the checkpoint has anyway. Of use on rank 0 only.
+        """
+        is_first = dist.get_rank() == 0
+        own = {"state": self.state, "replica": None}
+        if self.replicas_differ and not is_first:
+            own["replica"] = _on_cpu(replica)
+        ranks: list[Any] = [own]
+        if is_first:
+            for rank in range(1, dist.get_world_size()):
+                received: list[Any] = [None]
+                dist.recv_object_list(received, src=rank)
+                ranks += received
+        else:
+            dist.send_object_list(ranks, dst=0)
+        return {"algorithm": self.algorithm, "ranks": ranks}
+
+
+class Found(NamedTuple):
+    """What a checkpoint has of this rank's; no replica: the checkpoint's own weights are it."""
+
+    state: Mapping[str, Any]
+    replica: Mapping[str, Any] | None
+
+
+def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
+    """What :meth:`Kept.collect` gave, for a training that goes on; None, on all ranks: it does not
+    fit this one, and the algorithm begins anew at the weights of rank 0."""
+    if Kept.of(algorithm) is None:
+        return None
+    name, ranks = (saved["algorithm"], saved["ranks"]) if saved else ("", [])
+    if name == algorithm.name and len(ranks) == dist.get_world_size():
+        return Found(**ranks[dist.get_rank()])
+    if dist.get_rank() == 0:
+        was = f"{name} on {len(ranks)} ranks" if name else "an algorithm without state"
+        logger.warning(
+            "the checkpoint is of %s, and this training of %s on %d: all ranks go on from the "
+            "weights of rank 0, and the algorithm begins anew",
+            was,
+            algorithm.name,
+            dist.get_world_size(),
+        )
+    return None
+
+
+def _on_cpu(state: Any) -> Any:
+    """A copy, which stays as it is while training goes on."""
+    return apply_to_collection(state, torch.Tensor, lambda t: t.detach().to("cpu", copy=True))
