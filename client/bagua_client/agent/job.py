@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from bagua_client.configuration import WIRE_PRECISIONS
 from bagua_client.environment import Environment
+from bagua_client.knob_choices import Choice, Value
 from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
-    knobs = _knobs(tunable, environment.allowed)
+    knobs = _knobs(tunable, environment)
     # The service knows all algorithms by their names.
     default = {**tunable.default.to_json(), "algorithm": tunable.algorithm.name}
     description: dict[str, Any] = {
@@ -95,7 +96,36 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
     return description
 
 
-def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
+def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
+    """What may be tried here, of that what the user chose."""
+    values = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    found = {}
+    for knob, offered in _offered(tunable, environment.allowed).items():
+        choice = environment.knobs.get(knob)
+        domain = choice.within(knob, offered, values[knob]) if choice else offered
+        if domain is None:
+            continue
+        if domain["type"] == "categorical":
+            kept = [value for value in domain["values"] if _works(tunable, knob, value)]
+            domain = {**domain, "values": kept}
+        if choice:
+            _tell_choice(knob, choice, domain, values[knob])
+        found[knob] = domain
+    return found
+
+
+def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Value) -> None:
+    """Say where what is tried is not what the user chose; of a pinned knob that is told already."""
+    values = domain.get("values", ())
+    lacking = [str(value) for value in choice.values if values and value not in values]
+    tried = values or [domain["low"], domain["high"]]
+    if lacking and choice.pinned is None:
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s cannot be had here", knob, "/".join(lacking))
+    elif choice.values and any(value not in choice.values for value in tried):
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s of the default, %s, is tried too", knob, default)
+
+
+def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
     default, offer = tunable.default.bucket_bytes, tunable.offer
     knobs: dict[str, Any] = {
         "bucket_bytes": {
@@ -105,8 +135,7 @@ def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
         }
     }
     for knob, values in offer.values(tunable.communicator, allowed).items():
-        kept = [value for value in values if _works(tunable, knob, value)]
-        knobs[knob] = {"type": "categorical", "values": kept}
+        knobs[knob] = {"type": "categorical", "values": values}
     if offer.has_explicit_buckets:
         knobs["buckets"] = {"type": "partition"}
     return knobs
