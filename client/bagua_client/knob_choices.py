@@ -1,4 +1,4 @@
-"""What BAGUA_AUTOTUNE_KNOBS says: which knobs stay as they are, or are tried at some values only."""
+"""What BAGUA_AUTOTUNE_KNOBS says: which knobs stay as they are, or have some values only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EDGES = ("first_bucket_bytes", "last_bucket_bytes")
 MAY_SAY = {
     "bucket_bytes": "a size such as 4MiB, or a range such as 1MiB..64MiB",
     **{knob: f"one or some of {'/'.join(map(str, words))}" for knob, words in WORDS.items()},
-    **{knob: "one or some sizes such as 0/1MiB/4MiB" for knob in EDGES},
+    **dict.fromkeys(EDGES, "one or some sizes such as 0/1MiB/4MiB"),
     "buckets": "",
     # What is tried of these is said by BAGUA_AUTOTUNE_ALLOW.
     "wire_precision": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
@@ -80,7 +81,7 @@ class Tuning:
         return {**asdict(self), **found, "page": self.page.partition("#")[0]}
 
 
-_callbacks: dict[int, Callback] = {}
+_callbacks: OrderedDict[int, Callback] = OrderedDict()  # as RemovableHandle wants it
 _ended: WeakKeyDictionary[object, Tuning] = WeakKeyDictionary()
 """By whose tuning it was, the latest round that ended."""
 

@@ -24,7 +24,9 @@ from bagua_simulator.summary import summarise
 @click.option("--csv", "format", flag_value="csv", help="The trials, one line each.")
 @click.option("--json", "format", flag_value="json", help="Everything that is stored of the job.")
 @click.option(
-    "--profile", "format", flag_value="profile",
+    "--profile",
+    "format",
+    flag_value="profile",
     help="What the job computes and its network did, for 'simulate --model FILE'.",
 )
 @click.option(

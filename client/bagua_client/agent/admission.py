@@ -19,6 +19,7 @@ from bagua_client.agent.job import name_of
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable import Tunable
@@ -128,9 +129,15 @@ def start_agent(
     optimizers: Iterable[torch.optim.Optimizer],
     environment: Environment,
     model: str,
+    file: ConfigurationFile | None = None,
 ) -> Agent | None:
     """The agent of the next model that this process wraps; None, on all ranks, if they cannot
-    talk. All ranks must call it together."""
+    talk. All ranks must call it together.
+
+    Args:
+        model: its name.
+        file: what the tuning tries first.
+    """
     group = control_group(tunable.communicator)
     if group is None:
         return None
@@ -138,6 +145,6 @@ def start_agent(
         for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
     name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(tunable, group, optimizers, environment, name, _agents)
+    agent = Agent(tunable, group, optimizers, environment, name, _agents, file)
     _agents.append(weakref.ref(agent))
     return agent

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.configuration import WIRE_PRECISIONS
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice, Value
 from bagua_client.reducer.tunable import Tunable
@@ -53,7 +54,9 @@ def is_warming_up(tunable: Tunable, environment: Environment) -> bool:
     return any(each.is_warming_up for each in (tunable.algorithm, *choices))
 
 
-def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[str, Any]:
+def describe_job(
+    tunable: Tunable, environment: Environment, name: str, file: ConfigurationFile | None = None
+) -> dict[str, Any]:
     """The body of the registration (API v2), tensors in gradient-ready order."""
     communicator = tunable.communicator
     tensors = [tunable.tensors[index] for index in tunable.order]
@@ -61,7 +64,7 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "backend": str(dist.get_backend(communicator.group)),
-        "device": _device_name(communicator.device),
+        "device": device_name(communicator.device),
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
@@ -93,7 +96,32 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "warmup_seconds": environment.warmup_seconds,
         "remaining_steps": environment.remaining_steps,
     }
+    if file is not None and (first := _first(tunable, file, description)):
+        description["begin_with"] = first
     return description
+
+
+def _first(
+    tunable: Tunable, file: ConfigurationFile, description: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the file says by the job's knobs; None, with a line, if the job cannot try it."""
+    values = file.configuration.to_json()
+    values["algorithm"] = values["algorithm"] or tunable.algorithm.name
+    default = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    knobs = description["knobs"]
+    reason = tunable.refusal or file.misfit(tunable.tensors)
+    for knob, value in values.items():
+        if knob not in knobs:
+            is_tried = value == default[knob]
+        elif knobs[knob]["type"] == "log_integer":
+            is_tried = knobs[knob]["low"] <= value <= knobs[knob]["high"]
+        else:
+            is_tried = value in knobs[knob].get("values", [value])
+        if not is_tried:
+            reason = reason or f"{knob} {value} is not among what is tried"
+    if reason:
+        logger.warning("BAGUA_CONFIGURATION: the tuning does not begin with it: %s", reason)
+    return None if reason else {knob: values[knob] for knob in knobs}
 
 
 def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
@@ -151,7 +179,8 @@ def _works(tunable: Tunable, knob: str, value: int | str) -> bool:
     return True
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Of what the ranks train on, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} cpu"

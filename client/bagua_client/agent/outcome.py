@@ -11,10 +11,10 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client import tuning
 from bagua_client.configuration import Configuration
+from bagua_client.reducer.tunable import Tunable
 from bagua_client.result_line import write_result_line
-from bagua_client.tuning import Tuning
+from bagua_client.tuning import Tuning, tell
 
 ENDED_FIRST = "the training ended before its tuning did"
 
@@ -28,64 +28,66 @@ class Outcome:
 
     Args:
         job: its name.
-        rank: this one.
-        default: the job's.
+        tunable: of the model.
         path: where rank 0 writes result lines; None: nowhere.
 
     Attributes:
         page: gives the job's, as soon as it is known.
     """
 
-    def __init__(self, job: str, rank: int, default: Configuration, path: str | None) -> None:
+    def __init__(self, job: str, tunable: Tunable, path: str | None) -> None:
+        rank, default = tunable.communicator.rank, tunable.default
+        self.page: Callable[[], str] = str
+        self._tunable = tunable
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
         )
-        self.page: Callable[[], str] = str
         self._path = path if rank == 0 else None
         self._process = os.getpid()
-        self._untold: Tuning | None = None
+        self._untold = self._is_over = False
         self._handle: RemovableHandle | None = None
-        self._is_over = False
         if self._path is not None:
             atexit.register(self.close)
 
-    def now(self, configuration: Configuration) -> Tuning:
-        """What is known, while that configuration is in force."""
-        return replace(self._known, configuration=configuration, page=self.page())
+    @property
+    def tuning(self) -> Tuning:
+        """What is known now."""
+        return replace(self._known, configuration=self._in_force, page=self.page())
 
-    def follow(self, told: Mapping[str, Any], configuration: Configuration, step: int) -> None:
-        """All ranks were told what the reporter says with a command.
+    def follow(self, told: Mapping[str, Any], step: int) -> None:
+        """All ranks were told what the reporter says with a command, and are to carry that out.
 
         Args:
             told: fields of a Tuning; empty: nothing is new.
-            configuration: that will be in force.
             step: of now.
         """
         if not told:
             return
-        now = {"configuration": configuration, "at_step": step, "best": _read(told.get("best"))}
-        self._known = replace(self._first, **{"round": self._known.round, **told, **now})
-        self._is_over = self._known.state in ("finished", "failed")
+        self._is_over = told["state"] in ("finished", "failed")
+        best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
+        now = {"round": self._known.round, **told, "best": best, "at_step": step}
+        self._known = replace(self._first, **now)
         if self._is_over:
-            self._wait_to_tell()
+            self._untold = True
+            if self._handle is None:
+                self._handle = register_optimizer_step_post_hook(lambda *_: self.deliver())
 
-    def fail(self, reason: str, configuration: Configuration, step: int) -> None:
+    def fail(self, reason: str, step: int) -> None:
         """The tuning ends by an error that all ranks know of. A result that is there stays."""
         if not self._is_over:
-            self.follow({"state": "failed", "reason": reason}, configuration, step)
+            self.follow({"state": "failed", "reason": reason}, step)
 
     def deliver(self) -> None:
         """Tell what is to be told; on the training thread."""
-        untold, self._untold = self._untold, None
+        if not self._untold:
+            return
+        self._untold = False
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        if untold is None:
-            return
-        untold = replace(untold, page=self.page())
         if self._path is not None:
-            write_result_line(self._path, untold)
-        tuning.tell(self, untold)
+            write_result_line(self._path, self.tuning)
+        tell(self, self.tuning)
 
     def close(self) -> None:
         """The training is over on this rank: nobody is called any more, but scripts want a line."""
@@ -93,15 +95,15 @@ class Outcome:
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            self._untold = replace(self._known, state="failed", reason=ENDED_FIRST)
-        path, self._path = self._path, None
-        if self._untold is not None:
-            write_result_line(path, replace(self._untold, page=self.page()))
+            self._known = replace(self._known, state="failed", reason=ENDED_FIRST)
+        if self._untold or not self._is_over:
+            write_result_line(self._path, self.tuning)
+        self._path = None
 
-    def _wait_to_tell(self) -> None:
-        self._untold = self._known
-        if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(lambda *_: self.deliver())
+    @property
+    def _in_force(self) -> Configuration:
+        """Or from the next forward pass on."""
+        return self._tunable.layout_to_come.configuration
 
 
 def _read(configuration: Mapping[str, Any] | None) -> Configuration | None:

@@ -99,7 +99,6 @@ class Reporter:
             command, self._command = self._command, None
         return command
 
-    @property
     def page(self) -> str:
         """The job's, for a browser; empty before it is registered."""
         return self._page
@@ -314,7 +313,8 @@ class Reporter:
         elif not self._is_tuning:
             announce(logger, "autotune: the job is tuned again")
             self._logged_tenths = 0
-        self._order(state.trial, state.configuration, True, told_of(state))
+        told = told_of(state, self._description["default_configuration"])
+        self._order(state.trial, state.configuration, True, told)
         self._commanded = state.trial
 
     def _next_poll(self) -> float:
@@ -360,15 +360,16 @@ class Reporter:
         announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 
-def told_of(state: JobState) -> dict[str, Any]:
+def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:
     """What all ranks shall know of where their job stands."""
     if state.trial is None:
-        summary, best = state.summary or "", dict(state.configuration)
-        result = {**state.result, "summary": summary, "best": best}
+        result = {**state.result, "summary": state.summary or ""}
         return {"state": "finished", "round": state.round, **result}
-    told = {"speedup": state.speedup, "best": state.incumbent, "round": state.round}
-    known = {name: value for name, value in told.items() if value}
-    return {"state": "tuning", "trials": state.trials_measured, **known}
+    best = dict(state.incumbent or {})
+    if best.get("algorithm") == default.get("algorithm"):
+        best.pop("algorithm", None)  # The wrapper's own needs no name.
+    told = {"state": "tuning", "round": state.round, "trials": state.trials_measured}
+    return {**told, **({"best": best, "speedup": state.speedup} if best else {})}
 
 
 class _Hopeless(Exception):

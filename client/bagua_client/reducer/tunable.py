@@ -89,6 +89,10 @@ class Tunable(Protocol):
         """Put ``layout`` into force between two steps; all ranks have agreed on it."""
 
     @property
+    def layout_to_come(self) -> Layout:
+        """What is in force, or scheduled."""
+
+    @property
     def is_recut_due(self) -> bool:
         """Whether a layout was scheduled that is not in force yet."""
 
