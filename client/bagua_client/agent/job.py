@@ -145,11 +145,13 @@ def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
 def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Value) -> None:
     """Say where what is tried is not what the user chose; of a pinned knob that is told already."""
     values = domain.get("values", ())
+    if choice.pinned is not None:
+        return
     lacking = [str(value) for value in choice.values if values and value not in values]
     tried = values or [domain["low"], domain["high"]]
-    if lacking and choice.pinned is None:
+    if lacking:
         logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s cannot be had here", knob, "/".join(lacking))
-    elif choice.values and any(value not in choice.values for value in tried):
+    if choice.values and default not in choice.values and default in tried:
         logger.warning("BAGUA_AUTOTUNE_KNOBS: %s of the default, %s, is tried too", knob, default)
 
 
