@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
 from bagua_client.agent import agent, measurement
 from bagua_client.agent.clock import CpuClock
+from bagua_client.agent.outcome import ENDED_FIRST
 from bagua_client.service_client import JobState
 from tests.client.agent.scripted_service import RESULT, ScriptedService
 from tests.ranks import RankPool
@@ -226,8 +228,28 @@ def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path)
             assert refused == "off: bucket_cap_mb_list was given, and its buckets are kept"
     ended, refused = map(json.loads, path.read_text().splitlines())
     assert (ended["state"], refused["state"]) == ("failed", "off")
-    assert ended["reason"] == "the training ended before its tuning did"
+    assert ended["reason"] == ENDED_FIRST
     assert refused["reason"].startswith("bucket_cap_mb_list")
+
+
+def _leave(url: str, path: str) -> None:
+    """What the interpreter does at its end."""
+    with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        job = _Job()
+    job.train(_MadeUpClock(), 0.1, until="tuning")
+    if (child := os.fork()) == 0:
+        atexit._run_exitfuncs()  # a worker of the training's: nothing has ended
+        os._exit(0)
+    os.waitpid(child, 0)
+    atexit._run_exitfuncs()
+
+
+def test_a_process_that_ends_leaves_a_line(two_ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ScriptedService([FIRST], steps=1000) as service:
+        two_ranks.run(_leave, service.url, str(path))
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
 
 
 def test_a_service_that_says_less_or_nonsense_is_borne() -> None:
