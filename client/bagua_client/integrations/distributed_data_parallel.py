@@ -67,7 +67,7 @@ class DistributedDataParallel(WithMoments):
 
     _tunable: TunableReducer | None = None
     _agent: Agent | None = None
-    _not_tuned = ""
+    _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
 
     def __init__(
         self,
@@ -175,8 +175,9 @@ class DistributedDataParallel(WithMoments):
     def __getstate__(self) -> dict[str, Any]:
         """As torch's: a copy is made for this process group anew, and is not tuned."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        for ours in ("_tunable", "_agent", "_not_tuned"):
-            state.pop(ours, None)
+        state.pop("_tunable", None)
+        if state.pop("_agent", None) is not None:
+            state["_not_tuned"] = "a copy is not tuned"
         return state
 
     def _forward_begins(self) -> bool:
@@ -276,7 +277,6 @@ def _begin(
     optimizers: Optimizers,
 ) -> None:
     listed = _listed(optimizers)
-    wrapper._not_tuned = "" if environment.autotune else "BAGUA_AUTOTUNE is not set"
     channels = _channels(wrapper, environment.default_channels)
     if algorithm != DEFAULT_ALGORITHM and user_hook_of(wrapper) is not None:
         _check_hook(find(algorithm))

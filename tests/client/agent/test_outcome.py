@@ -224,7 +224,7 @@ def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path)
     path = tmp_path / "results.jsonl"
     with ScriptedService([FIRST], steps=1000) as service:
         for off, refused in two_ranks.run(_without_a_result, service.url, str(path)):
-            assert off == "off: BAGUA_AUTOTUNE is not set"
+            assert off == "off: BAGUA_AUTOTUNE=1 is not set"
             assert refused == "off: bucket_cap_mb_list was given, and its buckets are kept"
     ended, refused = map(json.loads, path.read_text().splitlines())
     assert (ended["state"], refused["state"]) == ("failed", "off")

@@ -91,7 +91,7 @@ def _trained(ranks: RankPool, path: Path, document: Any, **options: Any) -> list
         assert each["difference"] < 2e-6
         assert not each["threads"]
         assert not each["attached"]
-        assert each["tuning"] == "off: BAGUA_AUTOTUNE is not set"
+        assert each["tuning"] == "off: BAGUA_AUTOTUNE=1 is not set"
     return [first, *others]
 
 
