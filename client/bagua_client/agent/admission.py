@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
 from bagua_client.agent.job import name_of
+from bagua_client.agent.pinned_knobs import pin
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
@@ -144,6 +145,7 @@ def start_agent(
     if tunable.communicator.rank == 0:
         for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
+    pin(tunable, environment.knobs)
     name = name_of(environment, model, len(_agents) + 1)
     agent = Agent(tunable, group, optimizers, environment, name, _agents, file)
     _agents.append(weakref.ref(agent))

@@ -65,9 +65,10 @@ class Outcome:
             return
         self._is_over = told["state"] in ("finished", "failed")
         best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
-        now = {"round": self._known.round, **told, "best": best, "at_step": step}
-        self._known = replace(self._first, **now)
-        if self._is_over:
+        before, now = self._known, {"round": self._known.round, **told, "best": best}
+        self._known = replace(self._first, **now, at_step=step)
+        is_news = replace(self._known, at_step=before.at_step) != before
+        if self._is_over and is_news:
             self._untold = True
             if self._handle is None:
                 self._handle = register_optimizer_step_post_hook(lambda *_: self.deliver())

@@ -21,7 +21,6 @@ from bagua_client.configuration import MIB, Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
-from bagua_client.integrations.pinned_knobs import pin
 from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
@@ -300,10 +299,8 @@ def _tune(
 
     wrapper._not_tuned = why_not_admitted(wrapper)
     if not wrapper._not_tuned:
-        tunable = _tunable_of(wrapper)
-        pin(tunable, environment.knobs)
         wrapper._not_tuned = NO_CONTROL_GROUP
-        model = type(wrapper.module).__name__
+        tunable, model = _tunable_of(wrapper), type(wrapper.module).__name__
         wrapper._agent = start_agent(tunable, optimizers, environment, model, file)
     if wrapper._agent is not None:
         # At the end of the process the reporter itself says goodbye, and waits a moment for it.

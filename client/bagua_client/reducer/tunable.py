@@ -78,6 +78,13 @@ class Tunable(Protocol):
             ValueError: it cannot be carried out.
         """
 
+    def start_from(self, default: Configuration) -> None:
+        """Have another default. All ranks, before the first step.
+
+        Raises:
+            ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
+        """
+
     # Vote
 
     def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -22,6 +22,8 @@ from bagua_client import Configuration, DistributedDataParallel, Tuning
 from bagua_client.agent import agent, measurement
 from bagua_client.agent.clock import CpuClock
 from bagua_client.agent.outcome import ENDED_FIRST
+from bagua_client.agent.reporter import Reporter
+from bagua_client.environment import Environment
 from bagua_client.service_client import JobState
 from tests.client.agent.scripted_service import RESULT, ScriptedService
 from tests.ranks import RankPool
@@ -49,7 +51,8 @@ class _Job:
 
     Attributes:
         seen: for each step the state in it.
-        told: what callbacks were given, in which step, and whether on the training thread.
+        told: what callbacks were given, in which step, and whether on the training thread, outside
+            of a backward pass.
     """
 
     def __init__(self, stock: bool = False) -> None:
@@ -59,12 +62,13 @@ class _Job:
         else:
             self.model = DistributedDataParallel(layers)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.is_backward = False
         self.seen: list[str] = []
         self.best: set[Configuration | None] = set()
         self.told: list[tuple[int, bool, Tuning]] = []
 
     def tell(self, tuning: Tuning) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread() and not self.is_backward
         # As a user may: something collective.
         dist.barrier()
         self.told.append((len(self.seen), is_main, tuning))
@@ -74,7 +78,10 @@ class _Job:
         for _ in range(MOST_STEPS if until else steps):
             clock.now += seconds
             self.model.zero_grad()
-            self.model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum().backward()
+            loss = self.model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum()
+            self.is_backward = True
+            loss.backward()
+            self.is_backward = False
             self.optimizer.step()
             self.seen.append(self.model.tuning.state)
             self.best.add(self.model.tuning.best)
@@ -250,6 +257,20 @@ def test_a_process_that_ends_leaves_a_line(two_ranks: RankPool, tmp_path: Path) 
         two_ranks.run(_leave, service.url, str(path))
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
+
+
+def test_a_service_that_refuses_the_job_is_the_reason() -> None:
+    description = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
+    with ScriptedService([FIRST], refuses={"PUT": 422}) as service:
+        reporter = Reporter(Environment(url=service.url), description)
+        deadline = time.monotonic() + 60
+        while (command := reporter.take_command()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        reporter.finish()
+    told = json.loads(command)["told"]
+    assert told["state"] == "failed"
+    assert "not here" in told["reason"]
 
 
 def test_a_service_that_says_less_or_nonsense_is_borne() -> None:

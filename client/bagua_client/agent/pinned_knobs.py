@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_client.knob_choices import WORDS, Choice
-from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
 
-def pin(tunable: TunableReducer, knobs: Mapping[str, Choice]) -> None:
+def pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
     """Have the job begin with the pinned values, and be compared with that; one that cannot be had
     is told and left out. All ranks together, before the first step."""
     offered = tunable.offer.values(tunable.communicator)
