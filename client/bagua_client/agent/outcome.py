@@ -71,21 +71,25 @@ class Outcome:
         if self._is_over and is_news:
             self._untold = True
             if self._handle is None:
-                self._handle = register_optimizer_step_post_hook(lambda *_: self.deliver())
+                self._handle = register_optimizer_step_post_hook(lambda *_: self._tell())
 
     def fail(self, reason: str, step: int) -> None:
         """The tuning ends by an error that all ranks know of. A result that is there stays."""
         if not self._is_over:
             self.follow({"state": "failed", "reason": reason}, step)
 
-    def deliver(self) -> None:
-        """Tell what is to be told; on the training thread."""
-        if not self._untold:
-            return
-        self._untold = False
+    def forward_begins(self) -> None:
+        """At the latest now. Torch goes through no hooks, so that ours can leave them."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        self._tell()
+
+    def _tell(self) -> None:
+        """On the training thread."""
+        if not self._untold:
+            return
+        self._untold = False
         if self._path is not None:
             write_result_line(self._path, self.tuning)
         tell(self, self.tuning)

@@ -182,7 +182,7 @@ class DistributedDataParallel(WithMoments):
     def _forward_begins(self) -> bool:
         is_uncut = self._tunable is not None and self._tunable.before_forward()
         if self._agent is not None:
-            self._agent.outcome.deliver()
+            self._agent.outcome.forward_begins()
         return is_uncut
 
     def _buffers_stay(self) -> bool:

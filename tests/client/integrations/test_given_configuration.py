@@ -127,17 +127,21 @@ def test_explicit_buckets_come_when_their_order_is_known(
 def test_what_changes_numbers_and_what_is_not_as_it_was_is_said(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
-    asked = Configuration(3000, wire_precision="bf16", buckets=(5, 5))
-    document = _document(asked, ranks_per_node=[2, 2], software={"backend": "nccl", "torch": "9"})
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(document))
-    found = two_ranks.run(_train, str(path), {})[0]
-    assert 1e-5 < found["difference"] < 0.1
-    assert "bf16 on the wire (changes the numbers) (a.json" in found["lines"][0]
-    assert found["lines"][1].endswith(
-        "it may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl then, "
-        "gloo now"
-    )
+    then = {"ranks_per_node": [2, 2], "software": {"backend": "nccl", "torch": "9"}}
+    for asked, words in (
+        (Configuration(3000, wire_precision="bf16", buckets=(5, 5)), "bf16 on the wire"),
+        (Configuration(3000, algorithm="bytegrad"), "algorithm bytegrad"),
+    ):
+        path.write_text(json.dumps(_document(asked, **then)))
+        found = two_ranks.run(_train, str(path), {})[0]
+        assert found["seen"][-1][0] == asked
+        assert 1e-5 < found["difference"] < 0.1
+        assert f"{words} (changes the numbers) (a.json, of job before)" in found["lines"][0]
+        assert found["lines"][1].endswith(
+            "it may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl "
+            "then, gloo now"
+        )
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
