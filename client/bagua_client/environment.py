@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.configuration import CHANNELS_VALUES
+from bagua_client.knob_choices import Choice, read_choices
 
 T = TypeVar("T", int, float)
 
@@ -45,6 +46,10 @@ class Environment:
         default_channels: the baseline's channels.
         allowed: what may be tried though it changes the numbers: precisions on the wire, and names
             of algorithms.
+        knobs: what may be tried of those that it names; of the others everything.
+        result: a file that a line is written to when a round of tuning ends; ``-``: the standard
+            output; None: nowhere.
+        configuration: a file with what to train with, or to begin the tuning with; None: none.
     """
 
     autotune: bool = False
@@ -60,6 +65,9 @@ class Environment:
     default_bucket_bytes: int | None = None
     default_channels: int = 1
     allowed: frozenset[str] = frozenset()
+    knobs: Mapping[str, Choice] = field(default_factory=dict)
+    result: str | None = None
+    configuration: str | None = None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -115,6 +123,9 @@ class Environment:
             default_bucket_bytes=number("BAGUA_DEFAULT_BUCKET_SIZE", int, 0, 1) or None,
             default_channels=_channels(variables.get("BAGUA_DEFAULT_CHANNELS", "")),
             allowed=_allowed(variables.get("BAGUA_AUTOTUNE_ALLOW", "")),
+            knobs=read_choices(variables.get("BAGUA_AUTOTUNE_KNOBS", "")),
+            result=variables.get("BAGUA_AUTOTUNE_RESULT", "").strip() or None,
+            configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
         )
 
 

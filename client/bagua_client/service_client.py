@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from bagua_client.transport import ServiceUnavailable, Transport
 
 UNFINISHED = ("tuning", "confirming")
 """States of a job that has a next trial, also while it is between two."""
+RESULT_NUMBERS = {
+    **dict.fromkeys(("speedup", "low", "high", "seconds", "cost_steps", "cost_seconds"), float),
+    **dict.fromkeys(("trials", "steps", "payback_steps"), int),
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,9 @@ class JobState:
         summary: the result in a line, once tuning has ended.
         deciding: the next trial is being chosen, with the last one still open or none at all;
             ask again soon.
+        round: 0 is the first tuning; another one follows a lasting change.
+        incumbent: the best configuration so far; None: not known.
+        result: numbers of the result that are known, by RESULT_NUMBERS' names.
     """
 
     trial: int | None
@@ -34,6 +42,9 @@ class JobState:
     speedup: float | None
     summary: str | None
     deciding: bool = False
+    round: int = 0
+    incumbent: Mapping[str, Any] | None = None
+    result: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, document: Any) -> JobState:
@@ -50,10 +61,19 @@ class JobState:
                 # Earlier services decided before they answered.
                 deciding=bool(document.get("deciding", False))
                 or (trial is None and document.get("state") in UNFINISHED),
+                round=int(document.get("round", 0)),
+                incumbent=dict(found) if (found := progress.get("incumbent")) else None,
+                result=_numbers(result or {}),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
         return state
+
+
+def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """Services of other releases say less, or more."""
+    said = {name: result[name] for name in RESULT_NUMBERS if result.get(name) is not None}
+    return {name: RESULT_NUMBERS[name](said[name]) for name in said if math.isfinite(said[name])}
 
 
 class StepTimes(NamedTuple):

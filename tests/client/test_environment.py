@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_client.environment import Environment
+from bagua_client.knob_choices import Choice
 
 
 def test_nothing_set_is_off_with_baguas_defaults() -> None:
@@ -42,6 +43,9 @@ def test_every_variable_is_read() -> None:
             "BAGUA_DEFAULT_BUCKET_SIZE": "1048576",
             "BAGUA_DEFAULT_CHANNELS": "4",
             "BAGUA_AUTOTUNE_ALLOW": "bfloat16, FP16,",
+            "BAGUA_AUTOTUNE_KNOBS": "-channels",
+            "BAGUA_AUTOTUNE_RESULT": "results.jsonl",
+            "BAGUA_CONFIGURATION": " tuned.json",
         }
     ) == Environment(
         autotune=True,
@@ -57,6 +61,9 @@ def test_every_variable_is_read() -> None:
         default_bucket_bytes=1048576,
         default_channels=4,
         allowed=frozenset({"bf16", "fp16"}),
+        knobs={"channels": Choice()},
+        result="results.jsonl",
+        configuration="tuned.json",
     )
 
 

@@ -303,6 +303,8 @@ def test_the_snippet_can_be_copied(page: Page, tuned: DrivenJob) -> None:
     expect(page.locator("#copy")).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == tuned.get("overview")["stock_ddp"]
+    command = "bagua-autotune export tuned --configuration > tuned.json"
+    expect(page.locator("#without-service")).to_contain_text(f"without a service: {command}")
 
 
 def test_what_a_client_says_is_only_ever_text(page: Page, url: str) -> None:

@@ -1,20 +1,26 @@
-"""A job for other tools: as CSV and as JSON, downloaded or written by the command line."""
+"""A job for other tools: as CSV and as JSON, downloaded or written by the command line; and what it
+was left with, for a training that runs without a service."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from pydantic import TypeAdapter
 
+from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.text import clean
 from bagua_autotune.views import Event, JobDetail, Observation, Trial
 
 # A step of a thousand ranks is a line of 40 KB.
 LINES_AT_ONCE = 100
+# The client compares it (FILE_FORMAT of bagua_client.configuration_file).
+CONFIGURATION_FORMAT = 1
 
 
 def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
@@ -64,3 +70,28 @@ def job_json(
             yield part
         yield "\n  ]"
     yield "\n}\n"
+
+
+def configuration_json(job: JobDetail, configuration: Configuration) -> str:
+    """A configuration of the job as BAGUA_CONFIGURATION reads it, with what it was found for."""
+    tensors = [[tensor.name, tensor.elements, tensor.dtype] for tensor in job.tensors]
+    document = {
+        "format": CONFIGURATION_FORMAT,
+        "job": job.name,
+        "job_id": job.id,
+        "configuration": dict(configuration),
+        "tensors": {
+            "count": len(tensors),
+            "digest": _digest(sorted(tensors)),
+            "order_digest": _digest(tensors),
+        },
+        "ranks_per_node": list(job.ranks_per_node),
+        "software": job.software,
+        "summary": job.result.summary if job.result else "",
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _digest(tensors: Sequence[object]) -> str:
+    """The client makes the same of its tensors (configuration_file.py)."""
+    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.api.export import job_json, trials_csv
+from bagua_autotune.api.export import configuration_json, job_json, trials_csv
 from bagua_autotune.cli.reader import (
     Reader,
     find_job,
@@ -12,6 +12,7 @@ from bagua_autotune.cli.reader import (
     open_reader,
     source_options,
 )
+from bagua_autotune.model.job import OVER
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
 from bagua_autotune.views import JobOverview
@@ -23,14 +24,20 @@ from bagua_simulator.summary import summarise
 @click.option("--csv", "format", flag_value="csv", help="The trials, one line each.")
 @click.option("--json", "format", flag_value="json", help="Everything that is stored of the job.")
 @click.option(
-    "--profile", "format", flag_value="profile",
+    "--profile",
+    "format",
+    flag_value="profile",
     help="What the job computes and its network did, for 'simulate --model FILE'.",
+)
+@click.option(
+    "--configuration", "format", flag_value="configuration",
+    help="The best configuration: BAGUA_CONFIGURATION=FILE trains with it, without a service.",
 )  # fmt: skip
 @source_options
 def export(job: str, format: str | None, database: str | None, url: str | None) -> None:
     """Write JOB (an id, or a name: its newest) to the standard output."""
     if format is None:
-        raise click.UsageError("say --csv, --json or --profile")
+        raise click.UsageError("say --csv, --json, --profile or --configuration")
     reader = open_reader(database, url)
     found = find_job(reader, job)
     try:
@@ -61,4 +68,20 @@ def _profile(reader: Reader, job: JobOverview) -> str:
     return record.model_dump_json(indent=2) + "\n"
 
 
-WRITERS = {"csv": _csv, "json": _json, "profile": _profile}
+def _configuration(reader: Reader, job: JobOverview) -> str:
+    name = clean(job.job.name)
+    if job.job.protocol != "v2":
+        raise click.ClickException(f"job {name} is of Bagua's own workers, which read no such file")
+    best = next((trial.configuration for trial in job.trials if trial.is_best), None)
+    if job.job.result and job.job.state in OVER:
+        best = job.job.result.configuration
+    elif best is not None:
+        click.echo(f"job {name} is not tuned yet: this is the best so far", err=True)
+    if best is None:
+        raise click.ClickException(f"job {name}: nothing is measured yet")
+    if best == job.default_configuration:
+        click.echo(f"job {name}: nothing is faster than its default, which this is", err=True)
+    return configuration_json(reader.job(job.job.id), best)
+
+
+WRITERS = {"csv": _csv, "json": _json, "profile": _profile, "configuration": _configuration}

@@ -36,6 +36,9 @@ def show(job: str, database: str | None, url: str | None) -> None:
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
     say(f"stock DDP: {stock_ddp_line(chosen)}")
+    if best and found.protocol == "v2":
+        export = f"bagua-autotune export {found.id} --configuration > tuned.json"
+        say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")
 
 
 def _name_round(job: JobSummary) -> str:

@@ -85,7 +85,8 @@ class Limits(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """What a job is registered with; it never changes afterwards."""
+    """What a job is registered with; it never changes afterwards. ``begin_with``: what is tried
+    first, after the default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -100,6 +101,7 @@ class JobSpec(BaseModel):
     fingerprint: Fingerprint
     limits: Limits = Limits()
     software: dict[ShortText, ShortText] = Field(default={}, max_length=MOST_SOFTWARE)
+    begin_with: dict[KnobName, Given] | None = Field(default=None, max_length=MOST_KNOBS)
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -119,10 +121,12 @@ class JobSpec(BaseModel):
                 f"knobs: {combinations} combinations, more than {MOST_COMBINATIONS}; "
                 "leave out values that need no trial"
             )
-        try:
-            self.check(self.default_configuration)
-        except ValueError as error:
-            raise ValueError(f"default_configuration: {error}") from error
+        for field_name in ("default_configuration", "begin_with"):
+            try:
+                if (given := getattr(self, field_name)) is not None:
+                    self.check(given)
+            except ValueError as error:
+                raise ValueError(f"{field_name}: {error}") from error
         return self
 
     def check(self, configuration: Mapping[str, Value]) -> None:
@@ -227,7 +231,7 @@ class Inherited(BaseModel):
         ready_seconds: of the same model's tensors; None if unknown.
         costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and
             those of the rest of a chain.
-        source: the job that it comes from.
+        source: the job that it comes from; empty: the training itself said it (``begin_with``).
         earlier: of the same job, if its tuning was cut short.
     """
 

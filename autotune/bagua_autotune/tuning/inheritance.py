@@ -33,7 +33,8 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
 
     The result of a job with the same fingerprint counts; ready times may come from any job of
     the same model, costs from any on the same network. The newest job of the same name, on the
-    same ranks if there is one, may be this one before it was started again: see restart.
+    same ranks if there is one, may be this one before it was started again: see restart. What the
+    training says that it wants to begin with goes before all of that.
     """
     same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
     same_model = store.latest_job(model_key=model_key(spec), profiled=True)
@@ -61,6 +62,9 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
             # What was confirmed needs no trials of before.
             earlier = Earlier(under_way=earlier.under_way)
         sources.insert(0 if earlier or (configuration and gain is None) else 3, previous)
+    if spec.begin_with is not None and spec.begin_with != spec.default_configuration:
+        configuration, gain = dict(spec.begin_with), None
+        sources = []
     if configuration is None and ready is None and not costs and earlier is None:
         return None
     return Inherited(
@@ -68,7 +72,7 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         gain=gain,
         ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
         costs={kind.key: astuple(cost) for kind, cost in costs.items()},
-        source=next(job.id for job in sources if job),
+        source=next((job.id for job in sources if job), ""),
         earlier=earlier,
     )
 

@@ -70,6 +70,8 @@ def describe_source(inherited: Inherited) -> str:
         )
     if inherited.gain is None and inherited.configuration is not None:
         what = describe(inherited.configuration)
+        if not source:
+            return f"begins with {what}, as the training says, after the default"
         return f"goes on from job {source} with what was best there, {what}, after the default"
     return ""
 

@@ -3,7 +3,6 @@ so, each gets its agent."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import weakref
@@ -17,8 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
 from bagua_client.agent.job import name_of
+from bagua_client.agent.pinned_knobs import pin
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable import Tunable
@@ -27,66 +29,36 @@ from bagua_client.torch_private import reducer as torchs
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 60.0
-"""A rank that has not asked to be tuned by then is not going to."""
+SINGLE_RANK = "a single rank communicates nothing"
+LATE = "BAGUA_AUTOTUNE is set on some ranks only, or some have no wrapper of ours; set it on all"
 CONNECT_SECONDS = 30.0
 """For the ranks' control group to be made, once a rank is known to be able to."""
 
 
-def is_admitted(ddp: DistributedDataParallel) -> bool:
-    """Whether all ranks of ``ddp`` want it tuned, and can, and understand one another.
+def why_not_admitted(ddp: DistributedDataParallel) -> str:
+    """Why ``ddp`` is not tuned; empty: all of its ranks want it tuned, and can, and understand one
+    another.
 
-    The ranks ask over the store that they met over and not by a collective: one that is not
-    tuned, or does not know us at all, would not come to that. The first verdict that is written
-    stands for all, so that nobody is late.
+    They ask by no collective: a rank that is not tuned, or does not know us at all, would not come
+    to that.
     """
     group = ddp.process_group
-    world_size = dist.get_world_size(group)
-    if world_size == 1:
-        logger.info("autotune is off: a single rank communicates nothing")
-        return False
-    store = torch_groups.store()
-    if store is None:
-        logger.warning("autotune is off: the ranks have no store to ask one another over")
-        return False
+    if dist.get_world_size(group) == 1:
+        logger.info("autotune is off: %s", SINGLE_RANK)
+        return SINGLE_RANK
     refusal = refusal_of(ddp, torchs.caps_of(ddp))
-    answer = f"no: {refusal}" if refusal else f"format {report.FORMAT}"
-    rank = dist.get_rank(group)
-    speaker, reason = _verdict(store, f"bagua/{group.group_name}", rank, world_size, answer)
-    if reason and speaker == rank:
+    answer = f"{REFUSAL}{refusal}" if refusal else f"format {report.FORMAT}"
+    speaker, reason = verdict(group, "bagua", answer, _summary, LATE)
+    if reason and speaker == dist.get_rank(group):
         logger.warning("autotune is off: %s", reason)
-    return not reason
-
-
-def _verdict(
-    store: torch_groups.Store, name: str, rank: int, world_size: int, answer: str
-) -> tuple[int, str]:
-    """The same on all ranks: who found it, and why the job is not tuned (empty: it is)."""
-    # Counted by each rank for itself: ranks that wrapped as many models speak of the same one.
-    model = store.add(f"{name}/models of {rank}", 1)
-    key = f"{name}/{model}"
-    store.set(f"{key}/{rank}", answer)
-    if store.add(f"{key}/answers", 1) == world_size:
-        answers = [store.get(f"{key}/{other}").decode() for other in range(world_size)]
-        store.compare_set(f"{key}/verdict", "", json.dumps([rank, _summary(answers)]))
-    try:
-        store.wait([f"{key}/verdict"], timedelta(seconds=ANSWER_SECONDS))
-    except RuntimeError:
-        late = "BAGUA_AUTOTUNE is set on some ranks only, or some have no wrapper of ours"
-        store.compare_set(f"{key}/verdict", "", json.dumps([rank, f"{late}; set it on all"]))
-    speaker, reason = json.loads(store.get(f"{key}/verdict"))
-    return int(speaker), str(reason)
+    return reason
 
 
 def _summary(answers: list[str]) -> str:
-    refusals = [answer.removeprefix("no: ") for answer in answers if answer.startswith("no: ")]
-    if refusals:
-        return refusals[0]
-    usual = max(answers, key=answers.count)
-    others = [str(rank) for rank, answer in enumerate(answers) if answer != usual]
+    others = ", ".join(map(str, outnumbered(answers)))
     if others:
         return (
-            f"the release of bagua-client on rank {', '.join(others)} is not that of the other "
+            f"the release of bagua-client on rank {others} is not that of the other "
             "ranks, and they would not understand one another; install the same on all"
         )
     return ""
@@ -158,16 +130,23 @@ def start_agent(
     optimizers: Iterable[torch.optim.Optimizer],
     environment: Environment,
     model: str,
+    file: ConfigurationFile | None = None,
 ) -> Agent | None:
     """The agent of the next model that this process wraps; None, on all ranks, if they cannot
-    talk. All ranks must call it together."""
+    talk. All ranks must call it together.
+
+    Args:
+        model: its name.
+        file: what the tuning tries first.
+    """
     group = control_group(tunable.communicator)
     if group is None:
         return None
     if tunable.communicator.rank == 0:
         for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
+    pin(tunable, environment.knobs)
     name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(tunable, group, optimizers, environment, name, _agents)
+    agent = Agent(tunable, group, optimizers, environment, name, _agents, file)
     _agents.append(weakref.ref(agent))
     return agent

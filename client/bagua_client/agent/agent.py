@@ -32,10 +32,10 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,10 +44,12 @@ from bagua_client.agent.guard import Guard, Losses
 from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.measurement import Measurement
+from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.reducer.reconfiguration import Reconfiguration
@@ -91,9 +93,11 @@ class Agent:
         name: the job's.
         agents: of the models that this process wraps, in that order, this one's included in the
             end. They are tuned one after the other, as each would disturb the others' times.
+        file: what is tried first, after the default.
 
     Attributes:
         state: changes on all ranks in the same step.
+        outcome: what whoever trains may know.
     """
 
     def __init__(
@@ -104,11 +108,13 @@ class Agent:
         environment: Environment,
         name: str,
         agents: list[weakref.ref[Agent]],
+        file: ConfigurationFile | None = None,
     ) -> None:
         communicator = tunable.communicator
         self._tunable = tunable
         self._environment = environment
         self._name = name
+        self._file = file
         self._agents = agents
         self._position = len(agents)
         self._rank = communicator.rank
@@ -117,6 +123,7 @@ class Agent:
         self._measurement = Measurement(tunable, optimizers)
         self._pace = Pace()
         self._reporter: Reporter | None = None
+        self.outcome = Outcome(name, tunable, environment.result)
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
@@ -159,6 +166,7 @@ class Agent:
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
         self._detach()
+        self.outcome.close()
         if self._reporter is not None:
             self._reporter.close()
 
@@ -200,8 +208,9 @@ class Agent:
             environment = without_unwatched(self._environment, self._guard.has_any)
             if is_warming_up(self._tunable, environment):
                 return None
-            description = describe_job(self._tunable, environment, self._name)
+            description = describe_job(self._tunable, environment, self._name, self._file)
             self._reporter = Reporter(environment, description)
+            self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 
     def _must_wait(self) -> bool:
@@ -218,8 +227,8 @@ class Agent:
         """Of a report that began after so many reductions."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
-        if any(report.stop for report in reports):
-            self._stop()
+        if stopped := [str(rank) for rank, report in enumerate(reports) if report.stop]:
+            self._stop(", ".join(stopped))
             return None
         self._next_report = reductions + reports[0].next_report
         if harm := self._guard.judge(Losses.sum(report.losses for report in reports)):
@@ -264,24 +273,32 @@ class Agent:
         """Message 2, on a command."""
         trial: int | None = None
         watch = False
+        told: dict[str, Any] = {}
         configuration: Configuration | None = None
         try:
             command = json.loads(text)
             trial, watch = command["trial"], command["watch"]
-            told = Configuration.from_json(command["configuration"])
-            self._tunable.communicator.check(told)
-            configuration = told
+            told = command["told"]
+            asked = Configuration.from_json(command["configuration"])
+            self._tunable.communicator.check(asked)
+            configuration = asked
         except Exception as error:
             logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
         change = Reconfiguration(self._tunable, configuration, self._group, CPU)
-        return Message(self._reductions + 1, partial(self._read_vote, change, trial, watch))
+        return Message(self._reductions + 1, partial(self._read_vote, change, trial, watch, told))
 
-    def _read_vote(self, change: Reconfiguration, trial: int | None, watch: bool) -> None:
+    def _read_vote(
+        self, change: Reconfiguration, trial: int | None, watch: bool, told: Mapping[str, Any]
+    ) -> None:
         self._switch(change.conclude())
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
-        if not change.agreed:
+        if change.agreed:
+            self.outcome.follow(told, self._measurement.step)
+        else:
             self._tell("disagreement", trial, change.reason, None)
+            if not watch:
+                self.outcome.fail(change.reason, self._measurement.step)
         if trial is None:
             self._end(watch)
             return
@@ -319,11 +336,13 @@ class Agent:
         self._tell("diverged", self._trial, harm, None)
         self._trial = None
 
-    def _stop(self) -> None:
-        """An error on one rank: all let go."""
+    def _stop(self, ranks: str) -> None:
+        """An error on one rank, or on some: all let go."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
         self._tell("ended", None, "an error on a rank ended the tuning", None)
+        reason = f"an error on rank {ranks}, whose log says more"
+        self.outcome.fail(reason, self._measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:

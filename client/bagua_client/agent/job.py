@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.configuration import WIRE_PRECISIONS
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.knob_choices import Choice, Value
 from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,9 @@ def is_warming_up(tunable: Tunable, environment: Environment) -> bool:
     return any(each.is_warming_up for each in (tunable.algorithm, *choices))
 
 
-def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[str, Any]:
+def describe_job(
+    tunable: Tunable, environment: Environment, name: str, file: ConfigurationFile | None = None
+) -> dict[str, Any]:
     """The body of the registration (API v2), tensors in gradient-ready order."""
     communicator = tunable.communicator
     tensors = [tunable.tensors[index] for index in tunable.order]
@@ -60,11 +64,11 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "backend": str(dist.get_backend(communicator.group)),
-        "device": _device_name(communicator.device),
+        "device": device_name(communicator.device),
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
-    knobs = _knobs(tunable, environment.allowed)
+    knobs = _knobs(tunable, environment)
     # The service knows all algorithms by their names.
     default = {**tunable.default.to_json(), "algorithm": tunable.algorithm.name}
     description: dict[str, Any] = {
@@ -92,10 +96,66 @@ def describe_job(tunable: Tunable, environment: Environment, name: str) -> dict[
         "warmup_seconds": environment.warmup_seconds,
         "remaining_steps": environment.remaining_steps,
     }
+    if file is not None and (first := _first(tunable, file, description)):
+        description["begin_with"] = first
     return description
 
 
-def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
+def _first(
+    tunable: Tunable, file: ConfigurationFile, description: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the file says by the job's knobs; None, with a line, if the job cannot try it."""
+    values = file.configuration.to_json()
+    values["algorithm"] = values["algorithm"] or tunable.algorithm.name
+    default = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    knobs = description["knobs"]
+    reason = tunable.refusal or file.misfit(tunable.tensors)
+    for knob, value in values.items():
+        if knob not in knobs:
+            is_tried = value == default[knob]
+        elif knobs[knob]["type"] == "log_integer":
+            is_tried = knobs[knob]["low"] <= value <= knobs[knob]["high"]
+        else:
+            is_tried = value in knobs[knob].get("values", [value])
+        if not is_tried:
+            reason = reason or f"{knob} {value} is not among what is tried"
+    if reason:
+        logger.warning("BAGUA_CONFIGURATION: the tuning does not begin with it: %s", reason)
+    return None if reason else {knob: values[knob] for knob in knobs}
+
+
+def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
+    """What may be tried here, of that what the user chose."""
+    values = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    found = {}
+    for knob, offered in _offered(tunable, environment.allowed).items():
+        choice = environment.knobs.get(knob)
+        domain = choice.within(knob, offered, values[knob]) if choice else offered
+        if domain is None:
+            continue
+        if domain["type"] == "categorical":
+            kept = [value for value in domain["values"] if _works(tunable, knob, value)]
+            domain = {**domain, "values": kept}
+        if choice:
+            _tell_choice(knob, choice, domain, values[knob])
+        found[knob] = domain
+    return found
+
+
+def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Value) -> None:
+    """Say where what is tried is not what the user chose; of a pinned knob that is told already."""
+    values = domain.get("values", ())
+    if choice.pinned is not None:
+        return
+    lacking = [str(value) for value in choice.values if values and value not in values]
+    tried = values or [domain["low"], domain["high"]]
+    if lacking:
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s cannot be had here", knob, "/".join(lacking))
+    if choice.values and default not in choice.values and default in tried:
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s of the default, %s, is tried too", knob, default)
+
+
+def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
     default, offer = tunable.default.bucket_bytes, tunable.offer
     knobs: dict[str, Any] = {
         "bucket_bytes": {
@@ -105,8 +165,7 @@ def _knobs(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
         }
     }
     for knob, values in offer.values(tunable.communicator, allowed).items():
-        kept = [value for value in values if _works(tunable, knob, value)]
-        knobs[knob] = {"type": "categorical", "values": kept}
+        knobs[knob] = {"type": "categorical", "values": values}
     if offer.has_explicit_buckets:
         knobs["buckets"] = {"type": "partition"}
     return knobs
@@ -122,7 +181,8 @@ def _works(tunable: Tunable, knob: str, value: int | str) -> bool:
     return True
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Of what the ranks train on, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} cpu"

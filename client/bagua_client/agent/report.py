@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bagua_client.agent.clock import StepTime
 from bagua_client.agent.guard import Losses
 
-FORMAT = 4
+FORMAT = 5
 """Of the reports and of what follows them; another number whenever a release changes that. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 9

@@ -46,9 +46,10 @@ MOST_DISAGREEMENTS = 5
 class Reporter:
     """Registers the job, reports its steps, and holds the command that the ranks run next.
 
-    A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool}``; one
-    without a trial ends the tuning with the configuration to keep, and ``watch`` says whether
-    step times are wanted after it.
+    A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool, "told":
+    {...}}``; one without a trial ends the tuning with the configuration to keep, and ``watch`` says
+    whether step times are wanted after it. ``told`` is what all ranks shall know: fields of
+    :class:`bagua_client.tuning.Tuning`, or nothing.
     """
 
     def __init__(self, environment: Environment, description: Mapping[str, Any]) -> None:
@@ -67,6 +68,7 @@ class Reporter:
             self._forget_commands,
             self._leave_trial,
         )
+        self._page = ""
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
@@ -96,6 +98,10 @@ class Reporter:
         with self._command_lock:
             command, self._command = self._command, None
         return command
+
+    def page(self) -> str:
+        """The job's, for a browser; empty before it is registered."""
+        return self._page
 
     @property
     def is_suspicious(self) -> bool:
@@ -140,9 +146,9 @@ class Reporter:
     def _run(self) -> None:
         try:
             state = self._connection.register()
-            name, page = self._description["name"], self._connection.page
+            name, self._page = self._description["name"], self._connection.page
             if not self._stopping.is_set():
-                announce(logger, "autotune: job %s is being tuned, see %s", name, page)
+                announce(logger, "autotune: job %s is being tuned, see %s", name, self._page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -171,7 +177,8 @@ class Reporter:
             return
         logger.warning("autotune is off for this job: %s", reason)
         default = self._description["default_configuration"]
-        self._order(None, default if self._is_tuning else self._kept, watch=False)
+        failed = {"state": "failed", "reason": reason} if self._is_tuning else {}
+        self._order(None, default if self._is_tuning else self._kept, False, failed)
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -306,7 +313,8 @@ class Reporter:
         elif not self._is_tuning:
             announce(logger, "autotune: the job is tuned again")
             self._logged_tenths = 0
-        self._order(state.trial, state.configuration, watch=True)
+        told = told_of(state, self._description["default_configuration"])
+        self._order(state.trial, state.configuration, True, told)
         self._commanded = state.trial
 
     def _next_poll(self) -> float:
@@ -321,17 +329,26 @@ class Reporter:
                 "autotune: the ranks go back to their default configuration until the service is "
                 "back"
             )
-            self._order(None, self._description["default_configuration"], watch=True)
+            waiting = {"state": "waiting", "reason": "the service is away"}
+            self._order(None, self._description["default_configuration"], True, waiting)
             self._forget_commands()
 
     def _forget_commands(self) -> None:
         """Whatever the service wants next is new to the ranks."""
         self._commanded = object()
 
-    def _order(self, trial: int | None, configuration: Mapping[str, Any], watch: bool) -> None:
+    def _order(
+        self,
+        trial: int | None,
+        configuration: Mapping[str, Any],
+        watch: bool,
+        told: Mapping[str, Any],
+    ) -> None:
         command = {"trial": trial, "configuration": dict(configuration), "watch": watch}
+        # Short: what is too long for a report comes a step later.
+        text = json.dumps({**command, "told": told}, separators=(",", ":"))
         with self._command_lock:
-            self._command = json.dumps(command).encode()
+            self._command = text.encode()
 
     def _log_progress(self, state: JobState) -> None:
         tenths = state.trials_measured // 10
@@ -341,6 +358,18 @@ class Reporter:
         faster = f", best so far {state.speedup:.2f}x" if state.speedup is not None else ""
         measured, most = state.trials_measured, state.max_trials
         announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
+
+
+def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks shall know of where their job stands."""
+    if state.trial is None:
+        result = {**state.result, "summary": state.summary or ""}
+        return {"state": "finished", "round": state.round, **result}
+    best = dict(state.incumbent or {})
+    if best.get("algorithm") == default.get("algorithm"):
+        best.pop("algorithm", None)  # The wrapper's own needs no name.
+    told = {"state": "tuning", "round": state.round, "trials": state.trials_measured}
+    return {**told, **({"best": best, "speedup": state.speedup} if best else {})}
 
 
 class _Hopeless(Exception):

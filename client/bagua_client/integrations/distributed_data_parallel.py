@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,10 +18,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.result_line import write_result_line
 from bagua_client.torch_private.reducer import (
     caps_of,
     has_reducer,
@@ -28,6 +32,7 @@ from bagua_client.torch_private.reducer import (
     user_hook_of,
 )
 from bagua_client.torch_private.wrapper import WithMoments
+from bagua_client.tuning import Tuning
 
 if TYPE_CHECKING:
     from bagua_client.agent import Agent
@@ -37,6 +42,7 @@ logger = logging.getLogger(__name__)
 Wrapper = TypeVar("Wrapper", bound=TorchDistributedDataParallel)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 DEFAULT_ALGORITHM = "gradient_allreduce"
+NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs, as its log says"
 
 
 class DistributedDataParallel(WithMoments):
@@ -60,6 +66,7 @@ class DistributedDataParallel(WithMoments):
 
     _tunable: TunableReducer | None = None
     _agent: Agent | None = None
+    _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
 
     def __init__(
         self,
@@ -94,6 +101,21 @@ class DistributedDataParallel(WithMoments):
     def is_tuning(self) -> bool:
         """Whether configurations are being tried; changes on all ranks in the same step."""
         return self._agent is not None and self._agent.is_active
+
+    @property
+    def tuning(self) -> Tuning:
+        """What has come of the tuning by now: its state, the best configuration, the speed-up with
+        its interval, the cost."""
+        if self._agent is not None:
+            return self._agent.outcome.tuning
+        tunable, now = self._tunable, self.configuration
+        return Tuning(
+            state="off",
+            reason=self._not_tuned,
+            configuration=now,
+            default=now if tunable is None else tunable.default,
+            rank=dist.get_rank(self.process_group),
+        )
 
     @property
     def algorithm(self) -> Algorithm:
@@ -162,12 +184,16 @@ class DistributedDataParallel(WithMoments):
     def __getstate__(self) -> dict[str, Any]:
         """As torch's: a copy is made for this process group anew, and is not tuned."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        for ours in ("_tunable", "_agent"):
-            state.pop(ours, None)
+        state.pop("_tunable", None)
+        if state.pop("_agent", None) is not None:
+            state["_not_tuned"] = "a copy is not tuned"
         return state
 
     def _forward_begins(self) -> bool:
-        return self._tunable is not None and self._tunable.before_forward()
+        is_uncut = self._tunable is not None and self._tunable.before_forward()
+        if self._agent is not None:
+            self._agent.outcome.forward_begins()
+        return is_uncut
 
     def _buffers_stay(self) -> bool:
         return self._tunable is not None and self._tunable.algorithm.leaves_gradients
@@ -276,18 +302,32 @@ def _begin(
         _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
         wrapper._tunable = _new_tunable(wrapper, find(algorithm), channels)
-    if not environment.autotune:
-        return
-    # Without autotuning not even the agent's code is loaded.
-    from bagua_client.agent import is_admitted, start_agent
+    file = agreed_file(wrapper, path) if (path := environment.configuration) else None
+    if environment.autotune:
+        _tune(wrapper, environment, listed, file)
+    if file is not None and wrapper._agent is None:
+        train_with(_tunable_of(wrapper), file)
 
-    if not is_admitted(wrapper):
-        return
-    tunable = _tunable_of(wrapper)
-    wrapper._agent = start_agent(tunable, listed, environment, type(wrapper.module).__name__)
+
+def _tune(
+    wrapper: DistributedDataParallel,
+    environment: Environment,
+    optimizers: Sequence[torch.optim.Optimizer],
+    file: ConfigurationFile | None,
+) -> None:
+    # Without autotuning not even the agent's code is loaded.
+    from bagua_client.agent import start_agent, why_not_admitted
+
+    wrapper._not_tuned = why_not_admitted(wrapper)
+    if not wrapper._not_tuned:
+        wrapper._not_tuned = NO_CONTROL_GROUP
+        tunable, model = _tunable_of(wrapper), type(wrapper.module).__name__
+        wrapper._agent = start_agent(tunable, optimizers, environment, model, file)
     if wrapper._agent is not None:
         # At the end of the process the reporter itself says goodbye, and waits a moment for it.
         weakref.finalize(wrapper, wrapper._agent.close).atexit = False
+    elif environment.result is not None and wrapper.tuning.rank == 0:
+        write_result_line(environment.result, wrapper.tuning)
 
 
 def _check_hook(algorithm: Algorithm) -> None:
@@ -332,7 +372,10 @@ def _new_tunable(
     if channels > most:
         _warn_of_channels(channels, communicator.obstacle or f"this GPU has room for {most}")
         channels = most
-    return TunableReducer(wrapper, algorithm, communicator, channels)
+    tunable = TunableReducer(wrapper, algorithm, communicator)
+    if channels > 1:
+        tunable.start_from(replace(tunable.default, channels=channels))
+    return tunable
 
 
 def _listed(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:

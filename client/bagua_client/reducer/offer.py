@@ -30,8 +30,8 @@ class Offer:
     """What torch and the training leave to us.
 
     Attributes:
-        default: the configuration the model was wrapped with.
-        baseline: what torch cuts under it.
+        default: the configuration that the job begins with.
+        baseline: what torch cuts as the model was wrapped.
         tensors: of the model.
         in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
         hook: the training's own communication hook, which carries the buckets; None: torch or we
@@ -106,7 +106,7 @@ class Offer:
             ValueError: it cannot cut that, or buckets cannot travel so.
         """
         asked = layout.configuration
-        if asked == self.default:
+        if asked == self.default and _cut(asked) == _cut(configuration_of(self.baseline)):
             return self.baseline
         if self.hook is not None and self.hook.run is not None and keeps_state(self.hook.run):
             raise ValueError(_obstacle_of(self.hook))
@@ -175,6 +175,12 @@ def _obstacle_of(hook: UserHook) -> str:
 
 def _ends(bucket_bytes: int, first_bucket_bytes: int) -> Caps:
     return Caps(bucket_bytes, min(first_bucket_bytes or bucket_bytes, bucket_bytes))
+
+
+def _cut(configuration: Configuration) -> tuple[object, ...]:
+    """All that decides the buckets."""
+    its = configuration
+    return its.bucket_bytes, its.first_bucket_bytes, its.last_bucket_bytes, its.buckets
 
 
 def configuration_of(caps: Caps) -> Configuration:

@@ -78,6 +78,13 @@ class Tunable(Protocol):
             ValueError: it cannot be carried out.
         """
 
+    def start_from(self, default: Configuration) -> None:
+        """Have another default. All ranks, before the first step.
+
+        Raises:
+            ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
+        """
+
     # Vote
 
     def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -87,6 +94,10 @@ class Tunable(Protocol):
 
     def schedule(self, layout: Layout) -> None:
         """Put ``layout`` into force between two steps; all ranks have agreed on it."""
+
+    @property
+    def layout_to_come(self) -> Layout:
+        """What is in force, or scheduled."""
 
     @property
     def is_recut_due(self) -> bool:

@@ -47,7 +47,7 @@ class TunableReducer:
         communicator: of the ranks that train the model.
         parameters: of the model, in the reducer's order.
         tensors: their specs.
-        default: the configuration that the model was wrapped with.
+        default: the configuration that the model was wrapped with, or is to start from.
         layout: what is in force.
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
@@ -59,11 +59,7 @@ class TunableReducer:
     """
 
     def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        algorithm: Algorithm,
-        communicator: Communicator,
-        channels: int = 1,
+        self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:
         self._wrapper = weakref.ref(ddp)
         self._parameters = torchs.parameters_of(ddp)
@@ -75,11 +71,7 @@ class TunableReducer:
         self._baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
-        self.default = replace(
-            configuration_of(caps),
-            channels=channels,
-            hierarchical="leaders" if by_node else "off",
-        )
+        self.default = replace(configuration_of(caps), hierarchical="leaders" if by_node else "off")
         self._replication = Replication(algorithm, self, names, ddp, self)
         communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
         self.layout = plan(self.tensors, self.order, self.default)
@@ -92,14 +84,12 @@ class TunableReducer:
         self._voters = communicator.group, communicator.device
         self._timeline: Timeline | None = None
         self._ready_handles: list[RemovableHandle] = []
-        self._is_attached = self._is_hooked = False
+        self._is_attached = self._is_hooked = self._is_timed = False
         self._is_stale = True
-        self._is_timed = False
         self._next: Layout | None = None
         self._before = self.layout
-        self._reductions = 0
+        self._reductions = self._first_seen = 0
         self._made_after: int | None = None
-        self._first_seen = 0
         self._theirs: torchs.UserHook | None = None
         self._used = {i for i, p in enumerate(self.parameters) if p.grad is not None}
         if not torchs.rebuilds(ddp):
@@ -162,6 +152,16 @@ class TunableReducer:
         return layout
 
     # Changes
+
+    def start_from(self, default: Configuration) -> None:
+        """Have another default than the wrapper's. All ranks, before the first step.
+
+        Raises:
+            ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
+        """
+        layout = self.plan(default)
+        self.communicator.prepare(default, self._replication.planned(default).exchanges)
+        self.default, self.layout, self._is_stale = default, layout, True
 
     @property
     def is_recut_due(self) -> bool:
@@ -337,10 +337,12 @@ class TunableReducer:
     def give_way(self) -> None:
         """A hook of the user's is about to come, and torch takes one only."""
         self._next = None
-        self.default = replace(self.default, channels=1)
+        self.default = replace(self.default, channels=1, hierarchical="off")
         if self._is_hooked:
             self._build(plan(self.tensors, self.order, self.default), bare=True)
-        elif self.layout.configuration.channels > 1:  # Before the first step: not in force yet.
+        elif (
+            not self.layout.configuration.is_torchs_way
+        ):  # Before the first step: not in force yet.
             self.layout = plan(self.tensors, self.order, self.default)
 
     def look_on(self) -> None:

@@ -156,6 +156,30 @@ def test_export_gives_everything_as_json(source: list[str]) -> None:
     assert document["events"] == []
 
 
+def test_export_gives_the_best_configuration_with_what_it_is_for(source: list[str]) -> None:
+    tuned = run("export", "old", "--configuration", *source)
+    document = json.loads(tuned.stdout)
+    assert tuned.stderr == ""
+    assert document["configuration"] == {"bucket_bytes": 4 * MIB, "hierarchical": "leaders"}
+    assert document["format"] == 1
+    assert (document["job"], document["job_id"]) == ("digits", "old")
+    assert document["tensors"]["count"] == len(make_spec().tensors)
+    assert document["ranks_per_node"] == list(make_spec().ranks_per_node)
+    assert document["summary"].startswith("bucket 4 MiB, hierarchical: 1.")
+    half_way = run("export", "new", "--configuration", *source)
+    assert "not tuned yet: this is the best so far" in half_way.stderr
+    assert json.loads(half_way.stdout)["configuration"].keys() == document["configuration"].keys()
+    unmeasured = run("export", "x", "--configuration", *source)
+    assert unmeasured.exit_code == 1
+    assert "nothing is measured yet" in unmeasured.output
+
+
+def test_show_says_how_to_train_without_a_service(source: list[str]) -> None:
+    line = "without a service: bagua-autotune export old --configuration > tuned.json, then train"
+    assert line in run("show", "old", *source).output
+    assert "without a service" not in run("show", "x", *source).output
+
+
 def test_what_is_missing_is_said_in_a_sentence(source: list[str]) -> None:
     for result in (run("show", "nobody", *source), run("export", "nobody", "--csv", *source)):
         assert result.exit_code == 1

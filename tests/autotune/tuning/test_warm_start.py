@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bagua_autotune.model.job import Event, Inherited
+from bagua_autotune.model.job import Event, Inherited, Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
@@ -16,7 +16,7 @@ from bagua_autotune.tuning.confirmation import confirmed_gain
 from bagua_autotune.tuning.objective import StepTime
 from bagua_autotune.tuning.rounds import stored_best
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import MIB
+from tests.autotune.support import MIB, Ranks, make_spec
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_decision import FAST, make_job
 
@@ -152,3 +152,38 @@ def test_a_gain_is_confirmed_by_trials_that_fit_it_and_by_no_others() -> None:
 
 def test_of_a_job_without_history_nothing_is_known() -> None:
     assert stored_best(make_job()) is None
+
+
+def _trials(tuner: Tuner, job_id: str, count: int, **changes: Any) -> list[Configuration]:
+    """Its first ones."""
+    tuner.register(job_id, make_spec(**changes))
+    ranks = Ranks(noise=0.001)
+    while (trial := tuner.open_trial(job_id)) and trial.index < count:
+        steps = ranks.run(trial.configuration, 10)
+        tuner.observe(job_id, trial.index, [Observation(n, tuple(s)) for n, s in steps])
+    return configurations(tuner, job_id)[:count]
+
+
+def test_what_the_training_names_is_tried_first_whatever_is_known(tuner: Tuner) -> None:
+    asked = {"bucket_bytes": 2 * MIB, "hierarchical": "leaders"}
+    for job_id in ("first", "second"):  # the second time a best one is known
+        default, then = _trials(tuner, job_id, 2, begin_with=asked)
+        assert default == make_spec().default_configuration
+        assert then == asked
+        (note,) = tuner.store.events(job_id, 10)
+        assert note.message == (
+            "begins with bucket 2 MiB, hierarchical, as the training says, after the default"
+        )
+        _trials(tuner, f"all of {job_id}", 100)
+    # It is tried, and no more: a better one wins.
+    _trials(tuner, "whole", 100, begin_with=asked, fingerprint="whole")
+    result = tuner.store.job("whole").result
+    assert result is not None
+    assert result.configuration["bucket_bytes"] != 2 * MIB
+
+
+def test_what_the_training_names_must_be_among_its_knobs() -> None:
+    with pytest.raises(ValueError, match="begin_with: no value for knob 'hierarchical'"):
+        make_spec(begin_with={"bucket_bytes": MIB})
+    with pytest.raises(ValueError, match="begin_with: knob 'hierarchical' is 'tree'"):
+        make_spec(begin_with={"bucket_bytes": MIB, "hierarchical": "tree"})

@@ -13,6 +13,19 @@ from typing import Any
 
 Configuration = dict[str, Any]
 
+RESULT = {
+    "summary": "the result",
+    "speedup": 1.3,
+    "low": 1.2,
+    "high": 1.4,
+    "trials": 2,
+    "steps": 6,
+    "seconds": 0.5,
+    "cost_steps": 3.5,
+    "cost_seconds": 0.25,
+    "payback_steps": 15,
+}
+
 
 class _Script:
     """What one job is told."""
@@ -26,6 +39,7 @@ class _Script:
         self._deciding_answers = deciding
         self._closes = closes
         self._deciding = 0
+        self._round = 0
         self._first = 0
         self._trial = 0
         self._measured: set[int] = set()
@@ -42,6 +56,7 @@ class _Script:
             self._trial, self._measured = self._trial + 1, set()
         if kind == "drift" and self._rounds:
             self._first, self._configurations = self._trial, self._rounds.pop(0)
+            self._round += 1
         return self._state()
 
     def _state(self) -> dict[str, Any]:
@@ -53,8 +68,14 @@ class _Script:
             "trial": None if ended or (self._deciding and self._closes) else {"index": trial},
             "state": "finished" if ended else "tuning",
             "configuration": configuration,
-            "progress": {"trials_measured": place, "max_trials": 60, "speedup": 1.25},
-            "result": {"summary": "the result"} if ended else None,
+            "progress": {
+                "trials_measured": place,
+                "max_trials": 60,
+                "speedup": 1.25,
+                "incumbent": self._configurations[0] if place else None,
+            },
+            "round": self._round,
+            "result": RESULT if ended else None,
             "deciding": self._deciding > 0 and not self._closes,
         }
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel, tune
 from bagua_client.agent import admission
+from bagua_client.communication import verdict
 from bagua_client.torch_private import reducer as torchs
 from tests.ranks import RankPool
 
@@ -46,7 +47,7 @@ def _trains(model: Any) -> bool:
 
 
 def _with_one_rank_on_torchs_class() -> tuple[bool, list[str], float]:
-    admission.ANSWER_SECONDS = 2.0
+    verdict.ANSWER_SECONDS = 2.0
     began = time.monotonic()
     with _autotune() as lines:
         kind = Stock if dist.get_rank() == 1 else DistributedDataParallel

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import admission, agent, report
+from bagua_client.agent import agent, report
+from bagua_client.communication import verdict
 from tests.ranks import RankPool
 
 DEFAULT = Configuration(first_bucket_bytes=2**20)
@@ -25,7 +26,7 @@ class _Lines(logging.Handler):
 
 
 def _wrap_with_autotune_on(ranks: list[int]) -> tuple[bool, list[str]]:
-    admission.ANSWER_SECONDS = 3.0
+    verdict.ANSWER_SECONDS = 3.0
     os.environ["BAGUA_AUTOTUNE"] = str(int(dist.get_rank() in ranks))
     handler = _Lines()
     logger = logging.getLogger("bagua_client")

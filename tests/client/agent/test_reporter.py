@@ -53,7 +53,10 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 def command_of(reporter: Reporter) -> dict[str, Any]:
-    return dict(json.loads(wait_for(reporter.take_command)))
+    """Without what it tells besides, which is in test_outcome."""
+    command = dict(json.loads(wait_for(reporter.take_command)))
+    del command["told"]
+    return command
 
 
 def tell(reporter: Reporter, trial: int | None, first_step: int, seconds: Sequence[float]) -> None:

@@ -56,7 +56,7 @@ function show(overview) {
   showBest(overview);
   showRanks(overview);
   showTrials(overview);
-  showStockDdp(overview.stock_ddp);
+  showStockDdp(overview);
   showDetails(overview, buckets.data);
   showEvents(overview.events);
 }

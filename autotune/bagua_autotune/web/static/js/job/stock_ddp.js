@@ -1,11 +1,15 @@
-// The snippet for those who would rather use stock DistributedDataParallel.
+// For those who want the result without a tuner: in stock DistributedDataParallel, or in ours.
 
 import { byId, setText } from "../dom.js";
 
 const THANKS_MS = 2000;
 
-export function showStockDdp(snippet) {
-  setText(byId("stock"), snippet);
+export function showStockDdp({ job, stock_ddp, trials }) {
+  setText(byId("stock"), stock_ddp);
+  const isKnown = job.protocol === "v2" && trials.some((trial) => trial.is_best);
+  const command = `bagua-autotune export ${job.id} --configuration > tuned.json`;
+  const use = `All of it, without a service: ${command}, then train with BAGUA_CONFIGURATION=tuned.json`;
+  setText(byId("without-service"), isKnown ? use : "");
 }
 
 byId("copy").addEventListener("click", async () => {

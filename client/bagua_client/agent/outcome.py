@@ -1,0 +1,121 @@
+"""What the ranks know of their tuning, and when they tell it; see bagua_client.tuning."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from bagua_client.configuration import Configuration
+from bagua_client.reducer.tunable import Tunable
+from bagua_client.result_line import write_result_line
+from bagua_client.tuning import Tuning, tell
+
+ENDED_FIRST = "the training ended before its tuning did"
+
+
+class Outcome:
+    """Of one model's tuning, on one rank. All ranks do each of this in the same step, but for
+    :meth:`close`.
+
+    The end of a round comes to be known in a backward pass, which on a GPU is another thread's:
+    who waits for it is called at the optimizer's step, or at the next forward pass.
+
+    Args:
+        job: its name.
+        tunable: of the model.
+        path: where rank 0 writes result lines; None: nowhere.
+
+    Attributes:
+        page: gives the job's, as soon as it is known.
+    """
+
+    def __init__(self, job: str, tunable: Tunable, path: str | None) -> None:
+        rank, default = tunable.communicator.rank, tunable.default
+        self.page: Callable[[], str] = str
+        self._tunable = tunable
+        self._first = self._known = Tuning(
+            state="waiting", configuration=default, default=default, job=job, rank=rank
+        )
+        self._path = path if rank == 0 else None
+        self._process = os.getpid()
+        self._untold = self._is_over = False
+        self._handle: RemovableHandle | None = None
+        if self._path is not None:
+            atexit.register(self.close)
+
+    @property
+    def tuning(self) -> Tuning:
+        """What is known now."""
+        return replace(self._known, configuration=self._in_force, page=self.page())
+
+    def follow(self, told: Mapping[str, Any], step: int) -> None:
+        """All ranks were told what the reporter says with a command, and are to carry that out.
+
+        Args:
+            told: fields of a Tuning; empty: nothing is new.
+            step: of now.
+        """
+        if not told:
+            return
+        self._is_over = told["state"] in ("finished", "failed")
+        best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
+        before, now = self._known, {"round": self._known.round, **told, "best": best}
+        self._known = replace(self._first, **now, at_step=step)
+        is_news = replace(self._known, at_step=before.at_step) != before
+        if self._is_over and is_news:
+            self._untold = True
+            if self._handle is None:
+                self._handle = register_optimizer_step_post_hook(lambda *_: self._tell())
+
+    def fail(self, reason: str, step: int) -> None:
+        """The tuning ends by an error that all ranks know of. A result that is there stays."""
+        if not self._is_over:
+            self.follow({"state": "failed", "reason": reason}, step)
+
+    def forward_begins(self) -> None:
+        """At the latest now. Torch goes through no hooks, so that ours can leave them."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self._tell()
+
+    def _tell(self) -> None:
+        """On the training thread."""
+        if not self._untold:
+            return
+        self._untold = False
+        if self._path is not None:
+            write_result_line(self._path, self.tuning)
+        tell(self, self.tuning)
+
+    def close(self) -> None:
+        """The training is over on this rank: nobody is called any more, but scripts want a line."""
+        atexit.unregister(self.close)
+        if self._path is None or os.getpid() != self._process:
+            return
+        if not self._is_over:
+            self._known = replace(self._known, state="failed", reason=ENDED_FIRST)
+        if self._untold or not self._is_over:
+            write_result_line(self._path, self.tuning)
+        self._path = None
+
+    @property
+    def _in_force(self) -> Configuration:
+        """Or from the next forward pass on."""
+        return self._tunable.layout_to_come.configuration
+
+
+def _read(configuration: Mapping[str, Any] | None) -> Configuration | None:
+    """None, too, for one of a knob that only other ranks of the job's earlier lives knew."""
+    if configuration is None:
+        return None
+    try:
+        return Configuration.from_json(configuration)
+    except ValueError:
+        return None

@@ -1,0 +1,100 @@
+"""A configuration in a file, as ``bagua-autotune export JOB --configuration`` writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagua_client.configuration import Configuration
+from bagua_client.layout import TensorSpec
+
+FILE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ConfigurationFile:
+    """One that was read.
+
+    Attributes:
+        name: of the file.
+        configuration: what to train with.
+        digest: equal on two ranks if the files say the same.
+        document: all that it says. Who writes one by hand needs the configuration only.
+    """
+
+    name: str
+    configuration: Configuration
+    digest: str
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> ConfigurationFile:
+        """Raises ValueError, with a sentence, if it cannot be read or is something else."""
+        name = Path(path).name
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise ValueError(f"{name} is not JSON: {error}") from None
+        values = document.get("configuration") if isinstance(document, dict) else None
+        if not isinstance(values, dict):
+            raise ValueError(
+                f"{name} has no configuration; 'bagua-autotune export JOB --configuration' "
+                "writes such a file"
+            )
+        if document.get("format", FILE_FORMAT) != FILE_FORMAT:
+            raise ValueError(f"{name} is of a later release; update bagua-autotune")
+        try:
+            configuration = Configuration.from_json(values)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return cls(name, configuration, _digest(document), document)
+
+    def misfit(self, tensors: Sequence[TensorSpec]) -> str:
+        """Why it is not for this model; empty: it is, or does not say for which."""
+        known = self._part("tensors")
+        count, held = known.get("count", len(tensors)), sum(self.configuration.buckets)
+        if count != len(tensors):
+            return f"{self.name} is for a model of {count} tensors, this one has {len(tensors)}"
+        if held not in (0, len(tensors)):
+            return f"the buckets of {self.name} hold {held} tensors, the model has {len(tensors)}"
+        if known.get("digest", _key(tensors)) != _key(tensors):
+            return f"{self.name} is for another model: its tensors have other names or sizes"
+        return ""
+
+    def is_in_order(self, tensors: Sequence[TensorSpec]) -> bool:
+        """Whether gradients became ready in this order, too, as far as it says."""
+        order = self._part("tensors").get("order_digest")
+        return order is None or order == _digest(_named(tensors))
+
+    def differences(self, now: Mapping[str, Any]) -> list[str]:
+        """What is not as it was when this was found; it may not be the fastest here.
+
+        Args:
+            now: by the same names as in the file.
+        """
+        before = {"ranks per node": self.document.get("ranks_per_node"), **self._part("software")}
+        both = [name for name in now if before.get(name) is not None and before[name] != now[name]]
+        return [f"{name} {before[name]} then, {now[name]} now" for name in both]
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        part = self.document.get(name)
+        return part if isinstance(part, dict) else {}
+
+
+def _named(tensors: Sequence[TensorSpec]) -> list[list[Any]]:
+    return [[tensor.name, tensor.elements, tensor.dtype] for tensor in tensors]
+
+
+def _key(tensors: Sequence[TensorSpec]) -> str:
+    return _digest(sorted(_named(tensors)))
+
+
+def _digest(value: object) -> str:
+    """The service makes the same of a job's tensors (api/export.py)."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]

@@ -1,0 +1,304 @@
+"""What whoever trains is told of a tuning: ``model.tuning``, callbacks, and a line for scripts."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as Stock
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import bagua_client
+from bagua_client import Configuration, DistributedDataParallel, Tuning
+from bagua_client.agent import agent, measurement
+from bagua_client.agent.clock import CpuClock
+from bagua_client.agent.outcome import ENDED_FIRST
+from bagua_client.agent.reporter import Reporter
+from bagua_client.environment import Environment
+from bagua_client.service_client import JobState
+from tests.client.agent.scripted_service import RESULT, ScriptedService
+from tests.ranks import RankPool
+
+FIRST = [{"bucket_bytes": 3000}, {"bucket_bytes": 1000, "channels": 2}]
+SECOND = [{"bucket_bytes": 5000}, {"bucket_bytes": 2000}]
+DEFAULT = Configuration(first_bucket_bytes=2**20)
+MOST_STEPS = 4000
+
+
+class _MadeUpClock(CpuClock):
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+def _service_at(url: str, **more: str) -> Any:
+    variables = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": "j"}
+    return mock.patch.dict(os.environ, {**variables, **more})
+
+
+class _Job:
+    """A tuned training with an optimizer, and what it was told.
+
+    Attributes:
+        seen: for each step the state in it.
+        told: what callbacks were given, in which step, and whether on the training thread, outside
+            of a backward pass.
+    """
+
+    def __init__(self, stock: bool = False) -> None:
+        layers = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(5)])
+        if stock:
+            self.model: DistributedDataParallel = bagua_client.tune(Stock(layers))  # type: ignore
+        else:
+            self.model = DistributedDataParallel(layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.is_backward = False
+        self.seen: list[str] = []
+        self.best: set[Configuration | None] = set()
+        self.told: list[tuple[int, bool, Tuning]] = []
+
+    def tell(self, tuning: Tuning) -> None:
+        is_main = threading.current_thread() is threading.main_thread() and not self.is_backward
+        # As a user may: something collective.
+        dist.barrier()
+        self.told.append((len(self.seen), is_main, tuning))
+
+    def train(self, clock: _MadeUpClock, seconds: float, until: str = "", steps: int = 1) -> None:
+        """So many steps, or until that state."""
+        for _ in range(MOST_STEPS if until else steps):
+            clock.now += seconds
+            self.model.zero_grad()
+            loss = self.model(torch.ones(1, 16) * (dist.get_rank() + 1)).sum()
+            self.is_backward = True
+            loss.backward()
+            self.is_backward = False
+            # Whoever else has a hook, behind ours: torch goes through all of them.
+            other = register_optimizer_step_post_hook(lambda *_: None)
+            self.optimizer.step()
+            other.remove()
+            self.seen.append(self.model.tuning.state)
+            self.best.add(self.model.tuning.best)
+            time.sleep(0.001)
+            if self.seen[-1] == until:
+                return
+        assert not until, self.seen[-1]
+
+
+def _raise(_: Tuning) -> None:
+    raise KeyError("the user's own")
+
+
+def _two_rounds(url: str, path: str, stock: bool) -> dict[str, Any]:
+    clock = _MadeUpClock()
+    lines: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    kept: list[_Job] = []
+    removed: list[Tuning] = []
+    # Before the model is wrapped.
+    handles = [bagua_client.on_tuned(_raise), bagua_client.on_tuned(lambda t: kept[0].tell(t))]
+    once = bagua_client.on_tuned(removed.append)
+    with mock.patch.object(measurement, "clock_for", return_value=clock):
+        with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+            kept.append(job := _Job(stock))
+        begun = job.model.tuning
+        job.train(clock, 0.1, until="tuning")
+        running = job.model.tuning
+        job.train(clock, 0.1, until="finished")
+        once.remove()
+        best, late = set(job.best), list[Tuning]()
+        handles.append(bagua_client.on_tuned(late.append))
+        job.train(clock, 0.1, steps=300)
+        handles.pop().remove()
+        job.train(clock, 0.2, until="tuning")
+        job.train(clock, 0.2, until="finished")
+        job.train(clock, 0.2, steps=5)
+    for handle in handles:
+        handle.remove()
+    logging.getLogger("bagua_client").removeHandler(handler)
+    return {
+        "begun": begun,
+        "running": running,
+        "told": job.told,
+        "best": best,
+        "seen": job.seen,
+        "removed": removed,
+        "late": late,
+        "last": job.model.tuning,
+        "lines": lines,
+    }
+
+
+def _same(tuning: Tuning) -> dict[str, Any]:
+    """What all ranks must agree on."""
+    document = tuning.to_json()
+    return {name: document[name] for name in document if name not in ("rank", "page")}
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_each_round_is_told_to_all_ranks_in_the_same_step(
+    two_ranks: RankPool, tmp_path: Path, stock: bool
+) -> None:
+    path = tmp_path / "results.jsonl"
+    with ScriptedService([FIRST, SECOND]) as service:
+        ranks = two_ranks.run(_two_rounds, service.url, str(path), stock)
+        page = service.url + "/jobs/"
+    for rank, found in enumerate(ranks):
+        assert found["begun"].state == "waiting"
+        assert found["begun"].configuration == found["begun"].default == DEFAULT
+        running, (first, second) = found["running"], found["told"]
+        assert (running.job[0], running.trials, running.best) == ("j", 0, None)
+        # While the second is tried, the first is the best so far.
+        assert found["best"] == {None, Configuration(3000), Configuration(1000, channels=2)}
+        assert [is_main for _, is_main, _ in found["told"]] == [True, True]
+        result = first[2]
+        assert {name: getattr(result, name) for name in RESULT} == RESULT
+        assert result.best == result.configuration == Configuration(1000, channels=2)
+        assert (result.state, result.round, second[2].round) == ("finished", 0, 1)
+        assert second[2].best == Configuration(2000)
+        assert result.page.startswith(page) == (rank == 0)
+        assert found["removed"] == found["late"] == [result]
+        assert found["last"] == second[2]
+        assert len(found["lines"]) == 2
+        assert f"callback of on_tuned failed on rank {rank}" in found["lines"][0]
+    steps = [[(step, _same(tuning)) for step, _, tuning in found["told"]] for found in ranks]
+    assert steps[0] == steps[1]
+    assert ranks[0]["seen"] == ranks[1]["seen"]
+    # In the step in which it ends, at the optimizer's step.
+    assert ranks[0]["seen"][steps[0][0][0]] == "finished"
+    assert ranks[0]["seen"][steps[0][0][0] - 1] == "tuning"
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["round"] for line in written] == [0, 1]
+    assert {name: written[0][name] for name in RESULT} == RESULT
+    assert written[0]["best"] == Configuration(1000, channels=2).to_json()
+    assert (written[0]["format"], written[0]["state"]) == (1, "finished")
+
+
+def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
+    told: list[Tuning] = []
+    handle = bagua_client.on_tuned(told.append)
+    original, calls = agent.Guard.take, []
+
+    def take(guard: Any) -> Any:
+        calls.append(guard)
+        if dist.get_rank() == rank and len(calls) == 5:
+            raise MemoryError("of this rank alone")
+        return original(guard)
+
+    with mock.patch.object(agent.Guard, "take", take), _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        model = DistributedDataParallel(torch.nn.Linear(16, 16))
+        for _ in range(MOST_STEPS):  # without an optimizer: told before the next forward pass
+            model(torch.ones(1, 16)).sum().backward()
+            if told:
+                break
+    handle.remove()
+    return told, str(model.tuning)
+
+
+def test_an_error_on_one_rank_is_the_reason_on_all(two_ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ScriptedService([FIRST], steps=1000) as service:
+        for told, words in two_ranks.run(_fail_on, 1, service.url, str(path)):
+            (tuning,) = told
+            assert (tuning.state, tuning.speedup, tuning.best) == ("failed", None, None)
+            assert tuning.configuration == tuning.default
+            assert words == "failed: an error on rank 1, whose log says more"
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["reason"] == "an error on rank 1, whose log says more"
+
+
+def _without_a_result(url: str, path: str) -> list[str]:
+    """For several models one after the other, what their tuning is."""
+    found = [str(DistributedDataParallel(torch.nn.Linear(4, 4)).tuning)]
+    with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        job = _Job()
+        job.train(_MadeUpClock(), 0.1, until="tuning")
+        del job  # the training ends
+        refused = DistributedDataParallel(torch.nn.Linear(4, 4), bucket_cap_mb_list=[1, 2])
+        found.append(str(refused.tuning))
+    return found
+
+
+def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ScriptedService([FIRST], steps=1000) as service:
+        for off, refused in two_ranks.run(_without_a_result, service.url, str(path)):
+            assert off == "off: BAGUA_AUTOTUNE=1 is not set"
+            assert refused == "off: bucket_cap_mb_list was given, and its buckets are kept"
+    ended, refused = map(json.loads, path.read_text().splitlines())
+    assert (ended["state"], refused["state"]) == ("failed", "off")
+    assert ended["reason"] == ENDED_FIRST
+    assert refused["reason"].startswith("bucket_cap_mb_list")
+
+
+def _leave(url: str, path: str) -> None:
+    """What the interpreter does at its end."""
+    with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+        job = _Job()
+    job.train(_MadeUpClock(), 0.1, until="tuning")
+    if (child := os.fork()) == 0:
+        atexit._run_exitfuncs()  # a worker of the training's: nothing has ended
+        os._exit(0)
+    os.waitpid(child, 0)
+    atexit._run_exitfuncs()
+
+
+def test_a_process_that_ends_leaves_a_line(two_ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ScriptedService([FIRST], steps=1000) as service:
+        two_ranks.run(_leave, service.url, str(path))
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
+
+
+def test_a_service_that_refuses_the_job_is_the_reason() -> None:
+    description = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
+    with ScriptedService([FIRST], refuses={"PUT": 422}) as service:
+        reporter = Reporter(Environment(url=service.url), description)
+        deadline = time.monotonic() + 60
+        while (command := reporter.take_command()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        reporter.finish()
+    told = json.loads(command)["told"]
+    assert told["state"] == "failed"
+    assert "not here" in told["reason"]
+
+
+def test_a_service_that_says_less_or_nonsense_is_borne() -> None:
+    document: dict[str, Any] = {
+        "trial": None,
+        "configuration": {},
+        "progress": {"trials_measured": 0, "max_trials": 1, "speedup": None},
+        "result": {"summary": "earlier", "low": None, "high": float("inf"), "trials": 3},
+    }
+    assert JobState.from_json(document).result == {"trials": 3}
+
+
+def test_only_a_function_can_be_called() -> None:
+    with pytest.raises(TypeError, match="a function of a Tuning, not a str"):
+        bagua_client.on_tuned("wandb")  # type: ignore[type-var]
+
+
+def test_a_result_that_cannot_be_written_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bagua_client.result_line import write_result_line
+
+    tuning = Tuning(state="off", configuration=DEFAULT, default=DEFAULT, rank=0, page="u#token=x")
+    write_result_line(str(tmp_path / "no" / "folder"), tuning)
+    assert "BAGUA_AUTOTUNE_RESULT: the result cannot be written" in caplog.text
+    write_result_line("-", tuning)
+    assert json.loads(capsys.readouterr().out)["page"] == "u"  # who reads it shall not get in

@@ -1,0 +1,147 @@
+"""What BAGUA_AUTOTUNE_KNOBS may say, and what is left to be tried."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.environment import Environment
+from bagua_client.knob_choices import MAY_SAY, Choice, read_choices
+from tests.client.agent.scripted_service import ScriptedService
+from tests.ranks import RankPool
+
+MIB = 2**20
+
+
+def test_what_it_says_is_read() -> None:
+    text = "-channels, hierarchical=off/Leaders,bucket_bytes=1MiB..64mib,first_bucket_bytes=0/64KiB"
+    assert read_choices(text) == {
+        "channels": Choice(),
+        "hierarchical": Choice(("off", "leaders")),
+        "bucket_bytes": Choice((MIB, 64 * MIB)),
+        "first_bucket_bytes": Choice((0, 65536)),
+    }
+    assert read_choices("bucket_bytes=4194304,channels=4") == {
+        "bucket_bytes": Choice((4 * MIB,)),
+        "channels": Choice((4,)),
+    }
+    assert read_choices(" , ") == {}
+    assert Environment.read({"BAGUA_AUTOTUNE_KNOBS": "-buckets"}).knobs == {"buckets": Choice()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("-channel", r"names 'channel', which is no knob; the knobs are bucket_bytes, hier"),
+        ("channels", r"says 'channels'; it may say -channels, .* or channels= and .* 1/2/4/8/16"),
+        ("channels=3", r"channels=3.* one or some of 1/2/4/8/16"),
+        ("channels=", "one or some of 1/2/4/8/16"),
+        (
+            "-channels=2",
+            r"says '-channels=2'; it may say -channels, which leaves it at its default",
+        ),
+        ("hierarchical=tree", "one or some of off/leaders/shards"),
+        ("bucket_bytes=big", r"a size such as 4MiB, or a range such as 1MiB\.\.64MiB"),
+        ("bucket_bytes=1MB", "a size such as 4MiB"),
+        ("bucket_bytes=0", "a size such as 4MiB"),
+        ("bucket_bytes=1MiB..", "a range such as"),
+        ("first_bucket_bytes=-1", "sizes such as 0/1MiB/4MiB"),
+        ("first_bucket_bytes=1/2/3/4/5/6/7/8/9", "sizes such as"),
+        ("buckets=3/4", "it may say -buckets, which leaves it at its default$"),
+        ("wire_precision=bf16", "it may say -wire_precision, which leaves it at its default$"),
+        ("-channels,channels=2", "names channels twice"),
+    ],
+)
+def test_what_may_be_said_is_said(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^BAGUA_AUTOTUNE_KNOBS .*{message}"):
+        read_choices(text)
+
+
+def test_every_knob_can_be_switched_off() -> None:
+    every = [f"-{knob}" for knob in Configuration().to_json()]
+    assert list(read_choices(",".join(every))) == [knob[1:] for knob in every]
+    assert set(MAY_SAY) == {knob[1:] for knob in every}
+
+
+def _register(url: str, said: str) -> tuple[Configuration, list[int], float, list[str]]:
+    """The default, the buckets of the third step, a gradient, and what was warned of."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(4)]
+    variables = {
+        "BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_KNOBS": said,
+        "BAGUA_AUTOTUNE_ALLOW": "bf16",
+    }  # fmt: skip
+    with mock.patch.dict(os.environ, variables):
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    buckets: list[int] = []
+    for step in range(400):
+        model.zero_grad()
+        model(torch.ones(2, 64)).sum().backward()
+        buckets = buckets or [len(b) for b in model._tunable.layout.partition] * (step == 2)  # type: ignore[union-attr]
+        if model.tuning.trials:
+            break
+    logging.getLogger("bagua_client").removeHandler(handler)
+    assert layers[0].weight.grad is not None
+    return model.tuning.default, buckets, float(layers[0].weight.grad.sum()), lines
+
+
+def _registered(ranks: RankPool, said: str) -> tuple[Any, Any]:
+    with ScriptedService([[{"bucket_bytes": 10}, {"bucket_bytes": 20}]]) as service:
+        first, *others = ranks.run(_register, service.url, said)
+        (body,) = service.bodies("PUT")
+    assert [other[:3] for other in others] == [first[:3]] * len(others)
+    assert not any(lines for *_, lines in others)
+    return body, first
+
+
+def test_what_is_switched_off_or_pinned_is_not_tried(four_ranks: RankPool) -> None:
+    plain, (*_, gradient, lines) = _registered(four_ranks, "")
+    assert set(plain["knobs"]) == set(MAY_SAY) - {"algorithm"}
+    assert lines == []
+    said = "-buckets,-wire_precision,hierarchical=shards,channels=1/4,bucket_bytes=32KiB,"
+    body, (default, buckets, pinned_gradient, lines) = _registered(
+        four_ranks, said + "first_bucket_bytes=0,last_bucket_bytes=0/20KiB"
+    )
+    knobs = {name: domain.get("values") for name, domain in body["knobs"].items()}
+    assert knobs == {
+        "bucket_bytes": None,
+        "hierarchical": ["shards"],
+        "channels": [1, 4],
+        "first_bucket_bytes": [0],
+        "last_bucket_bytes": [0, 20480],
+        "wire_precision": ["as_is"],
+    }
+    assert body["knobs"]["bucket_bytes"] == {"type": "log_integer", "low": 32768, "high": 32768}
+    # The default has what is pinned: it is what everything is compared with.
+    assert default == Configuration(32768, "shards")
+    assert {k: default.to_json()[k] for k in knobs} == body["default_configuration"]
+    assert buckets == [2, 2]  # of 16 KiB each, from the first steps on
+    assert pinned_gradient == pytest.approx(gradient, rel=1e-5)
+    assert lines == []
+
+
+def test_what_cannot_be_had_is_said_and_the_default_is_tried_too(two_ranks: RankPool) -> None:
+    body, (default, _, _, lines) = _registered(
+        two_ranks, "hierarchical=leaders,channels=2/4,bucket_bytes=1MiB..4MiB"
+    )
+    assert default == Configuration(first_bucket_bytes=MIB)
+    assert body["knobs"]["hierarchical"]["values"] == ["off"]
+    assert body["knobs"]["channels"]["values"] == [1, 2, 4]
+    assert (body["knobs"]["bucket_bytes"]["low"], default.bucket_bytes) == (MIB, 25 * MIB)
+    assert body["knobs"]["bucket_bytes"]["high"] == 25 * MIB
+    assert lines == [
+        "BAGUA_AUTOTUNE_KNOBS: hierarchical stays at its default, leaders is not to be had: this "
+        "job can have off",
+        "BAGUA_AUTOTUNE_KNOBS: bucket_bytes of the default, 26214400, is tried too",
+        "BAGUA_AUTOTUNE_KNOBS: channels of the default, 1, is tried too",
+    ]
