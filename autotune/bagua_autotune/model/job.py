@@ -85,7 +85,10 @@ class Limits(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """What a job is registered with; it never changes afterwards."""
+    """What a job is registered with; it never changes afterwards.
+
+    ``run``: what its launcher calls the run, the same in all of its lives; None: it has no name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -100,6 +103,7 @@ class JobSpec(BaseModel):
     fingerprint: Fingerprint
     limits: Limits = Limits()
     software: dict[ShortText, ShortText] = Field(default={}, max_length=MOST_SOFTWARE)
+    run: ShortText | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -262,6 +266,7 @@ class Job:
     fingerprint: str
     limits: Limits
     software: dict[str, str]
+    run: str | None
     created_at: float
     last_contact_at: float
     ended_at: float | None = None
