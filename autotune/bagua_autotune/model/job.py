@@ -266,7 +266,6 @@ class Job:
     fingerprint: str
     limits: Limits
     software: dict[str, str]
-    run: str | None
     created_at: float
     last_contact_at: float
     ended_at: float | None = None
@@ -277,6 +276,7 @@ class Job:
     inherited: Inherited | None = None
     revision: int = 0
     absences: tuple[tuple[float, float], ...] = ()
+    run: str | None = None
 
     @property
     def is_over(self) -> bool:

@@ -59,11 +59,11 @@ class Lives:
             found = session.execute(query.where(is_one).order_by(number, JobRow.created_at))
             return [(each, int(place)) for each, place in found]
 
-    def is_continued(self, job_id: str) -> bool:
-        """Whether there is a later life."""
+    def following(self, job_id: str) -> str | None:
+        """The job of the next life; None if there is none."""
         query = select(LifeRow.job_id).where(LifeRow.previous == job_id)
         with self.database.reading() as session:
-            return session.scalar(query) is not None
+            return session.scalar(query)
 
     def continue_job(self, previous: str, job_id: str) -> bool:
         """Let a job, with all its later lives, go on with an earlier one.
@@ -76,6 +76,21 @@ class Lives:
             return False
         place = Place(previous, before.first, before.number + 1)
         return self._enter(job_id, place)
+
+    def part(self, job_id: str) -> None:
+        """Undo that a later job goes on with this one; nothing happens if none does."""
+        with self.database.writing() as session:
+            locked_row(session, job_id)
+            row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))
+            if row is None:
+                return
+            following, first, before = row.job_id, row.first, row.number - 1
+            session.delete(row)
+            session.flush()
+            later = (LifeRow.first == first) & (LifeRow.number > before + 1)
+            changes = {"first": following, "number": LifeRow.number - before}
+            session.execute(update(LifeRow).where(later).values(changes))
+            locked_row(session, following)
 
     def copy_place(self, job_id: str, place: Place) -> None:
         """Note what another store says of a job that was copied from there."""

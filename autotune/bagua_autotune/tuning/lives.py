@@ -16,7 +16,7 @@ def goes_on_with(store: Store, job: Job, model_key: str) -> str | None:
     """The earlier life of a job that was just registered; None: it is the first, or that is not
     known yet (see take_up)."""
     earlier = [each for each in store.alike(job.name, model_key, MOST_LOOKED_AT) if each != job.id]
-    jobs = [each for each in map(store.job, earlier) if not store.is_continued(each.id)]
+    jobs = [each for each in map(store.job, earlier) if store.following(each.id) is None]
     for each in jobs:
         if job.run is not None and each.run == job.run:
             return each.id
@@ -29,8 +29,16 @@ def take_up(store: Store, lost: str) -> None:
     """A job that is lost by now may have been started again meanwhile, without a word of its
     end."""
     following = store.begun_since_silence(lost)
-    if following is not None and not store.is_continued(lost):
+    if following is not None and store.following(lost) is None:
         store.continue_job(lost, following)
+
+
+def let_go(store: Store, job: Job) -> None:
+    """A job that was taken for lost runs: what was taken for its next life is another training,
+    unless the launcher says otherwise."""
+    following = store.following(job.id)
+    if following is not None and (job.run is None or store.job(following).run != job.run):
+        store.part(job.id)
 
 
 def was_cut_short(job: Job) -> bool:

@@ -75,7 +75,7 @@ def lines(result: Result) -> list[list[str]]:
 
 def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
     header, *rows = lines(run("jobs", *source))
-    assert header == ["job", "name", "state", "trials", "speed-up", "configuration"]
+    assert header == ["job", "name", "state", "trials", "speed-up", "configuration", "lives"]
     assert [row[0] for row in rows] == ["x", "new", "old"]
     assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
     assert rows[0][4] == "-"
