@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
+from bagua_autotune.store.copies import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-class Store(Jobs, Lives, Trials, Observations, Profiles, Events):
+class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events):
     """Jobs, their trials, and what the ranks told of them, in one database.
 
     Each operation is one transaction, and stands in the module of what it is about.

@@ -77,6 +77,11 @@ class Knowledge:
         """The cost model from the latest round that was profiled, for jobs that are like it."""
         return self._fit_before(job.id, job.created_at, job.round + 1)
 
+    def learned(self, job: Job) -> Known:
+        """What the job leaves to others: what it found itself, or else had from others."""
+        model = self.fit_whole(job)
+        return (tuple(model.ready_seconds), model.costs) if model else _inherited(job)
+
     def _fit(
         self, job: Job, trials: Sequence[Trial], told: Sequence[Configuration]
     ) -> CostModel | None:
