@@ -39,13 +39,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.boundary import StepBoundary
-from bagua_client.agent.clock import StepTime, StepTimer, clock_for
 from bagua_client.agent.guard import Guard, Losses
 from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
+from bagua_client.agent.measurement import Measurement
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.profiler import Profiler
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
@@ -115,21 +113,13 @@ class Agent:
         self._rank = communicator.rank
         self._group = group
         self._exchange = Exchange(group)
-        clock = clock_for(communicator.device)
-        self._timer = StepTimer(clock)
-        # The marks of several devices cannot be compared.
-        is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
-        self._profiler = Profiler(tunable, clock) if self._rank == 0 and is_on_one_device else None
-        self._computed = self._timer.computed if is_on_one_device else None
-        self._boundary = StepBoundary(tunable.parameters, optimizers)
+        self._measurement = Measurement(tunable, optimizers)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
-        self._step = self._measured_from = 0
         self._trial: int | None = None
-        self._samples: list[StepTime] = []
         self._guard = Guard()
         self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
@@ -145,16 +135,11 @@ class Agent:
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
-        begins = self._boundary.begins()
-        if begins:
-            self._step += 1
-            self._timer.tick(self._step)
-        else:
-            self._timer.tick_within()
+        begins = self._measurement.tick()
         if self._is_switching and self._tunable.is_settled:
             self._switched()
-        if self.is_active and self._profiler is not None:
-            self._profiler.reduction_done(self._step, begins)
+        if self.is_active:
+            self._measurement.record(begins)
         if self._in_flight is not None:
             if self._reductions >= self._in_flight.due:
                 self._in_flight = self._in_flight.read()
@@ -189,7 +174,8 @@ class Agent:
                 watching = None if self.is_active else self._reporter
                 suspects = None if watching is None else watching.is_suspicious
                 report.next_report = self._pace.until_next(self._reductions, suspects)
-            self._write_samples(report)
+            wanted = self._trial is not None or self._watches
+            report.take(self._measurement.take(wanted, LARGEST_REPORT), self.is_active)
             report.losses = self._guard.take()
             if self._tunable.refusal:
                 logger.warning("autotune stops: %s", self._tunable.refusal)
@@ -223,12 +209,6 @@ class Agent:
             agent.is_active and not agent._pace.is_idle for agent in agents if agent is not self
         )
 
-    def _write_samples(self, report: Report) -> None:
-        new = [time for time in self._timer.drain() if time.step >= self._measured_from]
-        self._samples += new if self._trial is not None or self._watches else []
-        sent, self._samples = self._samples[:LARGEST_REPORT], self._samples[LARGEST_REPORT:]
-        report.take(sent, self.is_active)
-
     def _read(self, command: bytes | None, start_seconds: float, reductions: int) -> Message | None:
         """Of a report that began after so many reductions."""
         began = time.perf_counter()
@@ -255,7 +235,7 @@ class Agent:
         if any(report.seconds for report in reports) and not (before or self._disturbed):
             by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
             self._reporter.put(Samples(self._trial, by_rank))
-        while self._profiler is not None and (recording := self._profiler.take()) is not None:
+        for recording in self._measurement.take_recordings():
             self._reporter.put(recording)
 
     def _follow_command(self, report: Report, command: bytes | None) -> Message | None:
@@ -308,20 +288,17 @@ class Agent:
 
     def _switch(self, layout: Layout) -> None:
         self._tunable.schedule(layout)
-        self._samples.clear()
+        self._measurement.forget()
         self._guard.pause()
         self._is_switching = True
 
     def _switched(self) -> None:
         """What was commanded is in force, and will stay as it is."""
         self._is_switching = False
-        # Two steps at least, where torch needed but one for its own part of a re-cut.
-        self._measured_from = self._step + 1
+        self._measurement.begin(self._trial)
         self._guard.begin(self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
             self._tell("switched", self._trial, "", self._tunable.recut_seconds)
-            if self._profiler is not None:
-                self._profiler.begin_trial(self._trial, self._measured_from)
 
     def _went_back(self, reason: str) -> None:
         """A change failed on some rank, which all were told: they are at what they had before."""
@@ -347,9 +324,7 @@ class Agent:
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
         self.state, self._will_watch = State.SETTLING, watch
-        self._tunable.on_last_ready = None
-        if self._profiler is not None:
-            self._profiler.stop()
+        self._measurement.stop_recording()
         if not watch and self._reporter is not None:
             self._reporter.finish()
         self._tunable.after_reduction = self._settle
@@ -382,19 +357,15 @@ class Agent:
 
     def _follow_steps(self) -> None:
         self._tunable.after_reduction = self.reduction_done
-        self._tunable.on_last_ready = self._computed
-        if self._computed is not None:
-            self._tunable.waiting = self._timer.waiting
+        self._measurement.follow()
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
-        self._boundary.close()
-        if self._profiler is not None:
-            self._profiler.stop()
+        self._measurement.close()
         self._tunable.detach()
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
         if self._reporter is not None:
-            self._reporter.put(Event(kind, trial, self._step, message, seconds))
+            self._reporter.put(Event(kind, trial, self._measurement.step, message, seconds))

@@ -1,0 +1,95 @@
+"""What one rank measures of its own steps: their times always, a few of each trial in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from bagua_client.agent.boundary import StepBoundary
+from bagua_client.agent.clock import StepTime, StepTimer, clock_for
+from bagua_client.agent.profiler import Profiler, Recording
+from bagua_client.reducer.tunable import Tunable
+
+
+class Measurement:
+    """Of one model on one rank.
+
+    Args:
+        tunable: of the model.
+        optimizers: of the model, as far as they are known; their steps tell the model's.
+
+    Attributes:
+        step: the number of the one that the last reduction belongs to.
+        measured_from: steps before this one are not measured.
+    """
+
+    def __init__(self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        communicator = tunable.communicator
+        self.step = self.measured_from = 0
+        self._tunable = tunable
+        self._samples: list[StepTime] = []
+        self._boundary = StepBoundary(tunable.parameters, optimizers)
+        clock = clock_for(communicator.device)
+        self._timer = StepTimer(clock)
+        # The marks of several devices cannot be compared.
+        is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
+        self._computed = self._timer.computed if is_on_one_device else None
+        is_recorder = communicator.rank == 0 and is_on_one_device
+        self._profiler = Profiler(tunable, clock) if is_recorder else None
+
+    def follow(self) -> None:
+        """Be told by the model how long it computes and waits."""
+        self._tunable.on_last_ready = self._computed
+        if self._computed is not None:
+            self._tunable.waiting = self._timer.waiting
+
+    def tick(self) -> bool:
+        """A reduction has ended; whether it is the first one of a step."""
+        begins = self._boundary.begins()
+        if begins:
+            self.step += 1
+            self._timer.tick(self.step)
+        else:
+            self._timer.tick_within()
+        return begins
+
+    def record(self, begins: bool) -> None:
+        """The same reduction, in detail; only while the job is tuned."""
+        if self._profiler is not None:
+            self._profiler.reduction_done(self.step, begins)
+
+    def begin(self, trial: int | None) -> None:
+        """What was commanded is in force, and will stay as it is."""
+        # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
+        self.measured_from = self.step + 1
+        if trial is not None and self._profiler is not None:
+            self._profiler.begin_trial(trial, self.measured_from)
+
+    def forget(self) -> None:
+        """What was measured and not told yet is of no use."""
+        self._samples.clear()
+
+    def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
+        """New step times, at most so many; none where they are of no use."""
+        new = [time for time in self._timer.drain() if time.step >= self.measured_from]
+        self._samples += new if wanted else []
+        taken, self._samples = self._samples[:most], self._samples[most:]
+        return taken
+
+    def take_recordings(self) -> Iterable[Recording]:
+        """What was recorded in detail and is known by now."""
+        while self._profiler is not None and (recording := self._profiler.take()) is not None:
+            yield recording
+
+    def stop_recording(self) -> None:
+        """The tuning is over: step times are all that is measured."""
+        self._tunable.on_last_ready = None
+        if self._profiler is not None:
+            self._profiler.stop()
+
+    def close(self) -> None:
+        """From now on a step costs nothing."""
+        self._boundary.close()
+        if self._profiler is not None:
+            self._profiler.stop()
