@@ -108,7 +108,8 @@ class Lives:
                 later = update(LifeRow).where(LifeRow.first == job_id)
                 number = LifeRow.number + place.number - 1
                 session.execute(later.values(first=place.first, number=number))
-                if place.previous is not None and session.get(JobRow, place.previous):
+                before = select(JobRow.id).where(JobRow.id == place.previous)
+                if place.previous is not None and session.scalar(before) is not None:
                     locked_row(session, place.previous)
         except IntegrityError:  # it has a place, or the earlier one goes on with another
             return False

@@ -1,8 +1,8 @@
 """What is known of a training in a few kilobytes, which its ranks hand from host to host.
 
 The service beside rank 0 is lost with its host. So every node of the training keeps a copy, which
-the next rank 0 gives to its own service: the jobs in it are there what earlier jobs of the same name
-always are. A copy comes from a file and is checked like whatever comes from outside.
+the next rank 0 gives to its own service: the jobs in it are there what earlier jobs of the same
+name always are. A copy comes from a file and is checked like whatever comes from outside.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Copy(_Part):
 
 
 def copy_of(store: Store, knowledge: Knowledge, job_id: str) -> Copy:
-    """What is known of the job and of those that it could go on with; UnknownJob if there is none."""
+    """What is known of the job and of those that it could go on with; or raises UnknownJob."""
     job, tensors = store.job(job_id), tuple(store.tensors(job_id))
     chosen = {(job.fingerprint, job.phase == "finished"): job}
     for other in map(store.job, store.alike(job.name, _model_key(job, tensors), MOST_ALIKE)):

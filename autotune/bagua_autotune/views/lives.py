@@ -46,9 +46,7 @@ def make_lives(store: Store, summaries: Summaries, job_id: str) -> list[Life]:
     jobs = [store.job(summary.id) for summary in found]
     return [
         _life(numbers[summary.id], summary, job, following)
-        for summary, job, following in zip(
-            found, jobs, [*jobs[1:], None], strict=True
-        )
+        for summary, job, following in zip(found, jobs, [*jobs[1:], None], strict=True)
     ]
 
 

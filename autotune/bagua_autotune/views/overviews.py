@@ -75,7 +75,7 @@ class JobOverview(View):
     why: str
     stock_ddp: str
     events: list[Event]
-    lives: list[Life] = []
+    lives: Sequence[Life] = ()
 
 
 class FittedCurve(NamedTuple):

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
@@ -161,13 +162,15 @@ def start_agent(
 ) -> Agent | None:
     """The agent of the next model that this process wraps; None, on all ranks, if they cannot
     talk. All ranks must call it together."""
+    name = name_of(environment, model, len(_agents) + 1)
+    handover = Handover(name, tunable.communicator, environment)
+    handover.offer()
     group = control_group(tunable.communicator)
     if group is None:
         return None
     if tunable.communicator.rank == 0:
         for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
-    name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(tunable, group, optimizers, environment, name, _agents)
+    agent = Agent(tunable, group, optimizers, environment, name, handover, _agents)
     _agents.append(weakref.ref(agent))
     return agent

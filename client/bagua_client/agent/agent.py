@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent.guard import Guard, Losses
+from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.measurement import Measurement
@@ -88,6 +89,7 @@ class Agent:
         optimizers: of the model, as far as they are known; their steps tell the model's.
         environment: the settings.
         name: the job's.
+        handover: of what is known to the other nodes.
         agents: of the models that this process wraps, in that order, this one's included in the
             end. They are tuned one after the other, as each would disturb the others' times.
 
@@ -102,12 +104,14 @@ class Agent:
         optimizers: Iterable[torch.optim.Optimizer],
         environment: Environment,
         name: str,
+        handover: Handover,
         agents: list[weakref.ref[Agent]],
     ) -> None:
         communicator = tunable.communicator
         self._tunable = tunable
         self._environment = environment
         self._name = name
+        self._handover = handover
         self._agents = agents
         self._position = len(agents)
         self._rank = communicator.rank
@@ -196,7 +200,7 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name)
-            self._reporter = Reporter(environment, description)
+            self._reporter = Reporter(environment, description, self._handover)
         return self._reporter.take_command()
 
     def _must_wait(self) -> bool:
@@ -263,6 +267,7 @@ class Agent:
         try:
             command = json.loads(text)
             trial, watch = command["trial"], command["watch"]
+            self._handover.keep(command.get("copy"))
             told = Configuration.from_json(command["configuration"])
             self._tunable.communicator.check(told)
             configuration = told
