@@ -109,13 +109,14 @@ def pack(copy: Mapping[str, Any]) -> str | None:
 
 
 def unpack(stamped: bytes) -> dict[str, Any]:
-    """The copy that was packed. Raises ValueError or zlib.error if it is none."""
+    """The copy that was packed. Raises ValueError if it is none."""
     _stamp(stamped)
     inflater = zlib.decompressobj()
-    text = inflater.decompress(stamped.partition(b"\n")[2], LARGEST_TEXT_BYTES)
-    if not inflater.eof:
-        raise ValueError("it does not end")
-    copy = json.loads(text)
+    try:
+        text = inflater.decompress(stamped.partition(b"\n")[2], LARGEST_TEXT_BYTES)
+        copy = json.loads(text) if inflater.eof else None
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(f"it is damaged: {error}") from error
     if not isinstance(copy, dict):
         raise ValueError("it is no copy of a tuning")
     return copy
