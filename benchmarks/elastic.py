@@ -15,15 +15,17 @@ on a third host. The lives, each of which ends as soon as its tuning has, but fo
    on the other one, which knows what was handed over;
 7. the first host is back, with an empty disk: it has rank 0 again, and knows what was handed over.
 
-The table says for each life which trial was the first one as fast as the best of the life, within
-5 %. Exit status 1: a life did not do what it should, or something is left behind. It needs what the
-testbed needs (docs/testbed.md).
+The table says for each life how many trials of before it knew, how many of them counted, and which
+of its own was the first one as fast as its best, within 5 % (reached). Exit status 1: a life did
+not do what it should, or something is left behind. It needs what the testbed needs
+(docs/testbed.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import sys
@@ -48,9 +50,17 @@ NAME = "elastic"
 SLOWER = 0.05
 """Costs are logarithms of times."""
 FIRST_TRIALS = 3
-LIFE_SECONDS = 150.0
 GONE_SECONDS = 15.0
 POLL_SECONDS = 0.25
+PATIENCE = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+VARIABLES = {
+    # Else gloo's ranks look for one another where those of the life before were.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "BAGUA_AUTOTUNE": "1",
+    "BAGUA_AUTOTUNE_JOB": NAME,
+    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2",
+    "BAGUA_AUTOTUNE_WARMUP_TIME_S": "2",
+}
 RENDEZVOUS = """
 import sys, time
 from datetime import timedelta
@@ -62,7 +72,7 @@ time.sleep(3600)
 
 
 HEADER = (
-    *("life", "after", "ranks", "nodes", "service on", "trials of before", "trials", "best after"),
+    *("life", "after", "ranks", "nodes", "service on", "known", "counted", "trials", "reached"),
     *("best", "result"),
 )
 
@@ -74,7 +84,8 @@ class Life:
     Attributes:
         what: ended the life before.
         service: the host of rank 0.
-        counted: trials of before that count in this life.
+        known: trials of a life that was cut short, which this one goes on with.
+        counted: those of them that count, as the default took as long as before.
         trials: of this life.
         reached: the number of the first trial as fast as the life's best; the default's is 1.
     """
@@ -83,6 +94,7 @@ class Life:
     ranks: int
     nodes: int
     service: str
+    known: int
     counted: int
     trials: int
     reached: int
@@ -91,29 +103,44 @@ class Life:
 
 
 class Agent:
-    """torchrun on a host, with a disk of its own."""
+    """torchrun on a host, with a disk of its own.
 
-    def __init__(self, host: Host, disk: Path, command: Sequence[str], log: Path) -> None:
+    Args:
+        disk: for what the host's services and nodes keep.
+        endpoint: of the rendezvous.
+        training: arguments of the example.
+        log: what the ranks print is added here.
+    """
+
+    def __init__(
+        self, host: Host, ranks: int, disk: Path, endpoint: str, training: Sequence[str], log: Path
+    ) -> None:
         self.host = host
+        self.disk = disk
         self.database = disk / "bagua-autotune" / "autotune.db"
-        variables = {"XDG_DATA_HOME": str(disk)}
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
+        command += [f"--nproc-per-node={ranks}", "--max-restarts=3", f"--rdzv-id={NAME}"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={PATIENCE}"]
+        command += [f"--local-addr={host.address}", "--no-python"]
+        # Ranks must not outlive a torchrun that is killed.
+        command += [*dies_with_parent(), *host.priority, sys.executable, "-u", str(SCRIPT)]
         with log.open("ab") as output:
-            self.process = host.popen(command, variables, stdout=output, stderr=output)
+            self.process = host.popen(
+                [*command, *training],
+                {**VARIABLES, "XDG_DATA_HOME": str(disk)},
+                stdout=output,
+                stderr=output,
+            )
 
     def workers(self) -> list[int]:
         """Their process ids, by local rank."""
-        listed = run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)],
-            stdout=PIPE,
-            text=True,
-            check=False,
-        )
+        children = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
         found = {}
-        for pid in map(int, listed.stdout.split()):
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            for variable in variables:
-                if variable.startswith(b"LOCAL_RANK="):
-                    found[int(variable.partition(b"=")[2])] = pid
+        for pid in run(children, stdout=PIPE, text=True, check=False).stdout.split():
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
+            local_rank = re.search(rb"\0LOCAL_RANK=(\d+)\0", variables)
+            if local_rank is not None:
+                found[int(local_rank[1])] = int(pid)
         return [found[rank] for rank in sorted(found)]
 
 
@@ -139,17 +166,11 @@ class Bench:
         host = self._testbed.hosts[number]
         self._disks += 1
         disk = self._testbed.folder / f"disk-{self._disks}"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
-        command += [f"--nproc-per-node={self._testbed.ranks_per_node}", "--max-restarts=3"]
-        command += ["--rdzv-backend=c10d", f"--rdzv-id={NAME}", f"--local-addr={host.address}"]
-        command += [f"--rdzv-endpoint={self._testbed.service_host.address}:{self._port}"]
-        patience = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-        command += [f"--rdzv-conf={patience}", "--no-python"]
-        snapshot = self._testbed.folder / "snapshot.pt"
-        training = [str(SCRIPT), "--snapshot", str(snapshot), "--steps", "1000000"]
-        training += ["--width", str(self._options.width)]
-        command += [*dies_with_parent(), *host.priority, sys.executable, "-u", *training]
-        self.agents[number] = Agent(host, disk, command, self._log)
+        endpoint = f"{self._testbed.service_host.address}:{self._port}"
+        training = ["--snapshot", str(self._testbed.folder / "snapshot.pt"), "--steps", "1000000"]
+        training += ["--width", str(self._options.width), "--batch", str(self._options.batch)]
+        ranks = self._testbed.ranks_per_node
+        self.agents[number] = Agent(host, ranks, disk, endpoint, training, self._log)
 
     def lose(self, number: int) -> None:
         """Everything that runs on the host is killed, and its disk is emptied."""
@@ -157,11 +178,11 @@ class Bench:
         for pid in self._processes(agent.host):
             run(["kill", "-KILL", str(pid)], stderr=DEVNULL, check=False)
         agent.process.wait()
-        shutil.rmtree(agent.database.parents[1], ignore_errors=True)
+        shutil.rmtree(agent.disk, ignore_errors=True)
 
     def await_life(self, what: str, number: int, nodes: int, is_done: Done) -> None:
         """The next life, with rank 0 on the host of that number, until it is as it should be."""
-        deadline = time.monotonic() + LIFE_SECONDS
+        deadline = time.monotonic() + self._options.patience
         while True:
             found = newest(self.agents[number].database, self.seen)
             if found and len(found[0].ranks_per_node) == nodes and is_done(*found):
@@ -216,7 +237,7 @@ def newest(database: Path, seen: set[str]) -> tuple[Job, list[Trial]] | None:
 
 def summed_up(what: str, service: str, job: Job, trials: list[Trial]) -> Life:
     """Of a life whose tuning is as it should be."""
-    counted = carried_over(job, trials)
+    earlier = job.inherited.earlier if job.inherited else None
     searched = [t for t in trials if t.purpose == "search" and t.estimate]
     costs = [t.estimate.center for t in searched if t.estimate]
     reached = next(n for n, cost in enumerate(costs, 1) if cost <= min(costs) + SLOWER)
@@ -228,7 +249,8 @@ def summed_up(what: str, service: str, job: Job, trials: list[Trial]) -> Life:
         job.world_size,
         len(job.ranks_per_node),
         service,
-        len(counted),
+        len(earlier.trials) if earlier else 0,
+        len(carried_over(job, trials)),
         len(trials),
         reached,
         describe(best),
@@ -271,8 +293,8 @@ def live(bench: Bench) -> None:
 
 def faults(lives: Sequence[Life]) -> Iterator[str]:
     """What did not go as it should."""
-    if lives[1].counted < FIRST_TRIALS - 1:
-        yield f"life 2: {lives[1].counted} trials of before count"
+    if lives[1].known < FIRST_TRIALS - 1:
+        yield f"life 2: {lives[1].known} trials of before are known"
     for number, life in enumerate(lives, 1):
         # The first life with so many nodes has to find out.
         if life.nodes in [earlier.nodes for earlier in lives[: number - 1]] and (
@@ -281,28 +303,20 @@ def faults(lives: Sequence[Life]) -> Iterator[str]:
             yield f"life {number}: at its best in trial {life.reached}"
 
 
-VARIABLES = {
-    # Else gloo's ranks look for one another where those of the life before were.
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "BAGUA_AUTOTUNE": "1",
-    "BAGUA_AUTOTUNE_JOB": NAME,
-    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "2",
-    "BAGUA_AUTOTUNE_WARMUP_TIME_S": "2",
-}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", type=Network.parse, default=Network.parse("300mbit"))
     parser.add_argument("--ranks-per-node", type=int, default=2)
-    parser.add_argument("--width", type=int, default=192, help="of the model")
-    parser.add_argument("--samples", type=int, default=8, help="trials of a search at most")
+    parser.add_argument("--width", type=int, default=128, help="of the model")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
+    parser.add_argument("--patience", type=float, default=150, help="seconds for one life")
+    parser.add_argument("--samples", type=int, default=20, help="trials of a search at most")
     parser.add_argument("--log", type=Path, help="what the ranks print is added here")
     parser.add_argument("--json", type=Path, help="write the result here")
     options = parser.parse_args()
     for variable in [name for name in os.environ if name.startswith("BAGUA_")]:
         del os.environ[variable]
-    os.environ.update(VARIABLES, BAGUA_AUTOTUNE_MAX_SAMPLES=str(options.samples))
+    os.environ["BAGUA_AUTOTUNE_MAX_SAMPLES"] = str(options.samples)
     began = time.monotonic()
     with Testbed(options.network, 2, options.ranks_per_node, ordinary_priority=True) as testbed:
         if testbed.fallback is not None:
@@ -319,7 +333,7 @@ def main() -> None:
             left = bench.finish()
     failed += [f"left behind: {command}" for command in left]
     rows = [[str(n), *map(str, asdict(life).values())] for n, life in enumerate(bench.lives, 1)]
-    print_table(HEADER, rows)
+    print_table(HEADER[:-1], [row[:-1] for row in rows])
     print("; ".join(failed) or "all as it should be, and nothing is left behind")
     print(f"{time.monotonic() - began:.0f} s")
     if options.json:
