@@ -307,7 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", type=Network.parse, default=Network.parse("300mbit"))
     parser.add_argument("--ranks-per-node", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128, help="of the model")
+    parser.add_argument("--width", type=int, default=144, help="of the model, a multiple of 6")
     parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
     parser.add_argument("--patience", type=float, default=150, help="seconds for one life")
     parser.add_argument("--samples", type=int, default=20, help="trials of a search at most")

@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step, of all ranks")
-    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--width", type=int, default=192, help="of the model, a multiple of 6")
     parser.add_argument("--snapshot", type=Path, default=Path("characters.pt"))
     parser.add_argument("--save-every", type=int, default=50, help="steps")
     arguments = parser.parse_args()
