@@ -126,12 +126,13 @@ class Profile:
 
 
 class ServiceClient:
-    """One job at one service. Every method answers with the job's state, and raises what
-    :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is not
-    registered (any more), or that there is no such request."""
+    """One job at one service. Every method but those of copies answers with the job's state; all
+    raise what :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is
+    not registered (any more), or that there is no such request."""
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._copies_url = f"{self.url}/api/v2/copies"
         self._job_url = f"{self.url}/api/v2/jobs/{job_id}"
         self._transport = Transport(token)
 
@@ -140,6 +141,19 @@ class ServiceClient:
 
     def state(self) -> JobState:
         return self._send("GET", f"{self._job_url}/state", None)
+
+    def copy(self) -> dict[str, Any]:
+        """What is known of the job, for the service of another host."""
+        copy = self._transport.send("GET", f"{self._job_url}/copy", None)
+        if not isinstance(copy, dict):
+            raise ServiceUnavailable("its answer is no copy of a job")
+        return copy
+
+    def bring(self, copy: Mapping[str, Any]) -> int:
+        """Give it what another host's service knew; how many jobs it had not known."""
+        answer = self._transport.send("POST", self._copies_url, copy)
+        adopted = answer.get("jobs") if isinstance(answer, dict) else None
+        return adopted if isinstance(adopted, int) else 0
 
     def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
         # What is not known is left out: an earlier service knows no computing times.

@@ -535,3 +535,22 @@ def test_a_token_is_asked_for_and_kept_to_itself(browser: Browser, guarded_url: 
     page.get_by_role("button", name="Forget token").click()
     expect(page.get_by_label("Token")).to_be_empty()
     context.close()
+
+
+def test_the_lives_of_a_training_are_one_job(page: Page, url: str) -> None:
+    for life in ("life-1", "life-2"):
+        changes = {"run": "elastic", "name": "elastic", "fingerprint": "elastic"}
+        DrivenJob(url, life, **changes).run_trials(2)
+    page.goto("/")
+    (row,) = page.locator("#jobs tbody tr", has_text="elastic").all()
+    expect(row).to_contain_text("life 2")
+    row.get_by_role("link").click()
+    lives = page.locator("#lives tbody tr")
+    expect(lives).to_have_count(2)
+    expect(lives.first).to_contain_text("running")
+    expect(page.locator("#newer-life")).to_be_hidden()
+    lives.last.get_by_role("link").click()
+    expect(lives.last).to_contain_text("killed")
+    page.locator("#newer-life").get_by_role("link").click()
+    expect(page).to_have_url(re.compile("/jobs/life-2$"))
+    expect(page.locator("#newer-life")).to_be_hidden()

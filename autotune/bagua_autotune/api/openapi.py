@@ -14,6 +14,7 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.tuning.copies import Copy
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"
@@ -74,6 +75,21 @@ OPERATIONS = (
     ),
     Operation(
         "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)
+    ),
+    Operation(
+        "get",
+        "/jobs/{job_id}/copy",
+        "What is known of it, for the service of another host",
+        Copy,
+        statuses=(200, 404),
+    ),
+    Operation(
+        "post",
+        "/copies",
+        "Take in what the service of another host knew",
+        reports.Adopted,
+        Copy,
+        statuses=(200, 400, 413, 422),
     ),
     Operation(
         "get",

@@ -25,6 +25,8 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
 from bagua_autotune.model.text import without_nul
+from bagua_autotune.model.view import View
+from bagua_autotune.tuning.copies import MOST_JOBS
 
 Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -65,6 +67,19 @@ class Outline(BaseModel):
                 "leave out values that need no trial"
             )
         return self
+
+
+class CopyOutline(BaseModel):
+    """How large a copy is: the same."""
+
+    tensors: list[Any] = Field(max_length=MOST_TENSORS)
+    jobs: list[Any] = Field(max_length=MOST_JOBS)
+
+
+class Adopted(View):
+    """How many jobs of a copy were not known."""
+
+    jobs: int
 
 
 class StepTimes(_Input):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import reading, reports
@@ -11,6 +13,7 @@ from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import JobConflict
+from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
 
@@ -45,6 +48,16 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
         except JobConflict as error:
             abort(409, f"{error}; choose another id.")
         return answer(tuner.ask(job_id), 201 if is_new else 200)
+
+    @api.get("/jobs/<job_id>/copy")
+    def get_copy(job_id: str) -> Response:
+        return answer(copy_of(tuner.store, tuner.knowledge, job_id))
+
+    @api.post("/copies")
+    def post_copy() -> Response:
+        parse(reports.CopyOutline)
+        adopted = adopt(tuner.store, parse(Copy), time.time())
+        return answer(reports.Adopted(jobs=adopted))
 
     @api.get("/jobs/<job_id>/state")
     def get_state(job_id: str) -> Response:

@@ -10,7 +10,7 @@ from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
-COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration")
+COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration", "lives")
 
 
 @click.command()
@@ -20,7 +20,7 @@ COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration")
 )  # fmt: skip
 @source_options
 def jobs(limit: int, database: str | None, url: str | None) -> None:
-    """List the jobs, newest first."""
+    """List the jobs, newest first. One that was started again is its newest life."""
     found = open_reader(database, url).jobs(limit=limit + 1)
     print_table(COLUMNS, [_row(job) for job in found[:limit]])
     if len(found) > limit:
@@ -36,4 +36,5 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         str(job.progress.trials_measured),
         times(job.figures.speedup),
         describe(job.configuration),
+        str(job.life),
     )

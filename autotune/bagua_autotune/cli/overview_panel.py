@@ -14,7 +14,7 @@ from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
-from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries
+from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
 LABEL_WIDTH = 9
 WIDEST_GRAPH = 80
@@ -54,6 +54,8 @@ class OverviewPanel:
         overview = self._overview
         job, figures = overview.job, overview.job.figures
         yield "job", _title(job)
+        if overview.lives:
+            yield "life", _life(overview)
         yield "trials", _progress(job, width)
         yield "now", _now(overview)
         yield "best", _best(overview)
@@ -70,6 +72,12 @@ def _title(job: JobSummary) -> Text:
     again = f", round {job.round}" if job.round else ""
     state_style = "cyan" if job.state in BEING_TUNED else "green"
     return Text.assemble((clean(job.name), "bold"), (f"  {job.state}{again}", state_style))
+
+
+def _life(overview: JobOverview) -> str:
+    words = name_life(overview.lives, overview.job.id).removeprefix("life ")
+    newest = overview.lives[-1]
+    return words if newest.job == overview.job.id else f"{words}; the newest is job {newest.job}"
 
 
 def _progress(job: JobSummary, width: int) -> RenderableType:

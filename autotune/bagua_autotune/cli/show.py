@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import click
 
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe
-from bagua_autotune.views import JobSummary, ShownTrial
+from bagua_autotune.views import JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.words import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
     "configuration", "note",
 )  # fmt: skip
+LIFE_COLUMNS = ("life", "job", "ranks", "began", "end", "trials", "found")
 
 
 @click.command()
@@ -26,6 +29,9 @@ def show(job: str, database: str | None, url: str | None) -> None:
     found = overview.job
     best = next((trial for trial in overview.trials if trial.is_best), None)
     say(f"job {found.name} ({found.id}): {found.state}{_name_round(found)}")
+    if overview.lives:
+        say(f"{name_life(overview.lives, found.id)}:")
+        print_table(LIFE_COLUMNS, [_life_row(life) for life in overview.lives])
     _print_trials(overview.trials)
     if found.result:
         _say_result(found.result)
@@ -76,6 +82,19 @@ def _row(trial: ShownTrial) -> tuple[str, ...]:
         times(trial.speedup),
         trial.words,
         trial.failure or ("best" if trial.is_best else ""),
+    )
+
+
+def _life_row(life: Life) -> tuple[str, ...]:
+    nodes = len(life.ranks_per_node)
+    return (
+        str(life.number),
+        life.job,
+        f"{life.world_size} on {nodes} node" + ("" if nodes == 1 else "s"),
+        datetime.fromtimestamp(life.created_at).strftime("%Y-%m-%d %H:%M:%S"),
+        life.end,
+        str(life.trials_measured),
+        life.found,
     )
 
 

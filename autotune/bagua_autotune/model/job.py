@@ -85,8 +85,11 @@ class Limits(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """What a job is registered with; it never changes afterwards. ``begin_with``: what is tried
-    first, after the default."""
+    """What a job is registered with; it never changes afterwards.
+
+    ``begin_with``: what is tried first, after the default. ``run``: what its launcher calls the
+    run, the same in all of its lives; None: it has no name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -102,6 +105,7 @@ class JobSpec(BaseModel):
     limits: Limits = Limits()
     software: dict[ShortText, ShortText] = Field(default={}, max_length=MOST_SOFTWARE)
     begin_with: dict[KnobName, Given] | None = Field(default=None, max_length=MOST_KNOBS)
+    run: ShortText | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -276,6 +280,7 @@ class Job:
     inherited: Inherited | None = None
     revision: int = 0
     absences: tuple[tuple[float, float], ...] = ()
+    run: str | None = None
 
     @property
     def is_over(self) -> bool:

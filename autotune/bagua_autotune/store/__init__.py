@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
+from bagua_autotune.store.copies import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
@@ -14,6 +15,7 @@ from bagua_autotune.store.errors import (
 )
 from bagua_autotune.store.events import Events
 from bagua_autotune.store.jobs import Contact, Jobs, read_each
+from bagua_autotune.store.lives import Lives, Place
 from bagua_autotune.store.observations import Observations, Steps, StepTime
 from bagua_autotune.store.profiles import Profiles
 from bagua_autotune.store.tables import SchemaRow
@@ -23,6 +25,7 @@ __all__ = [
     "Contact",
     "JobConflict",
     "OtherSchema",
+    "Place",
     "Step",
     "StepTime",
     "Steps",
@@ -34,7 +37,7 @@ __all__ = [
 ]
 
 
-class Store(Jobs, Trials, Observations, Profiles, Events):
+class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events):
     """Jobs, their trials, and what the ranks told of them, in one database.
 
     Each operation is one transaction, and stands in the module of what it is about.

@@ -26,7 +26,7 @@ from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
-from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, ProfileRow, TrialRow
+from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, ProfileRow, TrialRow
 
 logger = logging.getLogger(__name__)
 
@@ -199,8 +199,9 @@ class Jobs:
         self, name: str | None = None, limit: int = 100, after: str | None = None
     ) -> list[Contact]:
         """Newest first; of all jobs, or those of a name; all, or those behind the job ``after``,
-        which raises UnknownJob if there is no such job."""
-        query = select(*CONTACT).order_by(*NEWEST_FIRST).limit(limit)
+        which raises UnknownJob if there is no such job. Of one with several lives the newest."""
+        is_continued = select(LifeRow.job_id).where(LifeRow.previous == JobRow.id).exists()
+        query = select(*CONTACT).where(~is_continued).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:

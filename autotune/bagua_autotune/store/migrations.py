@@ -26,7 +26,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_autotune.store.location import shown
-from bagua_autotune.store.tables import SCHEMA_VERSION, Base, ClaimRow, ProfileRow, SchemaRow
+from bagua_autotune.store.tables import (
+    SCHEMA_VERSION,
+    Base,
+    ClaimRow,
+    LifeRow,
+    ProfileRow,
+    SchemaRow,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +175,11 @@ def _from_4(connection: Connection) -> None:
     Base.metadata.tables[ClaimRow.__tablename__].create(connection)
 
 
+def _from_5(connection: Connection) -> None:
+    """Lives."""
+    Base.metadata.tables[LifeRow.__tablename__].create(connection)
+
+
 # SQLite reads a row up to the last column that it needs, and new columns come last: behind the
 # megabytes of tensors, unless those are moved. It adds no column without a default.
 TENSORS_LAST = {
@@ -190,4 +202,9 @@ SLOWEST_VALUES = {
     'FROM json_array_elements_text("values") AS value',
 }
 # From a version to the next.
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {2: _from_2, 3: _from_3, 4: _from_4}
+MIGRATIONS: dict[int, Callable[[Connection], None]] = {
+    2: _from_2,
+    3: _from_3,
+    4: _from_4,
+    5: _from_5,
+}

@@ -147,6 +147,7 @@ class _Spec:
     fingerprint: str
     limits: Limits
     software: dict[str, str]
+    run: str | None
 
 
 @lru_cache(maxsize=SPECS_KEPT)
@@ -160,6 +161,7 @@ def _spec(text: str) -> _Spec:
         fingerprint=spec["fingerprint"],
         limits=Limits.model_validate(spec["limits"]),
         software=spec["software"],
+        run=spec.get("run"),
     )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -148,6 +148,19 @@ class ClaimRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     owner: Mapped[str] = mapped_column(String(32))
     until: Mapped[float]
+
+
+class LifeRow(Base):
+    """A job that goes on with an earlier one, whose training was started again (see lives)."""
+
+    __tablename__ = "lives"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    # Both may be deleted by now, being older.
+    previous: Mapped[str] = mapped_column(String(64), unique=True)
+    first: Mapped[str] = mapped_column(String(64), index=True)
+    # The first life's is 1, and it has no row.
+    number: Mapped[int]
 
 
 class FamilyRow(Base):

@@ -17,6 +17,9 @@ from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.restart import fits, left_by
 from bagua_autotune.tuning.standing import best_configuration
 
+# The newest of a name and model; a life may be as short as a trial.
+MOST_ALIKE = 20
+
 
 def model_key(spec: JobSpec) -> str:
     """Equal for jobs that train the same model: tensors and their order."""
@@ -33,22 +36,21 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
 
     The result of a job with the same fingerprint counts; ready times may come from any job of
     the same model, costs from any on the same network. The newest job of the same name, on the
-    same ranks if there is one, may be this one before it was started again: see restart. What the
-    training says that it wants to begin with goes before all of that.
+    same ranks if there is one, may be this one before it was started again: see restart. One on
+    other ranks leaves more, the more alike its ranks are. What the training says that it wants to
+    begin with goes before all of that.
     """
     same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
-    same_model = store.latest_job(model_key=model_key(spec), profiled=True)
-    same_network = store.latest_job(network_key=network_key(spec), profiled=True)
-    previous = store.latest_job(name=spec.name, fingerprint=spec.fingerprint) or store.latest_job(
-        name=spec.name, model_key=model_key(spec)
-    )
-    ready = knowledge.fit_whole(same_model) if same_model else None
-    network = knowledge.fit_whole(same_network) if same_network else None
-    costs: Costs = network.costs if network else {}
+    alike = [store.job(each) for each in store.alike(spec.name, model_key(spec), MOST_ALIKE)]
+    previous = next((job for job in alike if job.fingerprint == spec.fingerprint), None)
+    previous = previous or next(iter(alike), None)
+    by_likeness = sorted(alike, key=lambda job: _unlikeness(job, spec))
+    ready, timed = _ready_seconds(spec, store, knowledge, alike)
+    costs, priced = _costs(spec, store, knowledge, by_likeness)
     configuration: dict[str, Any] | None = None
     gain: float | None = None
     earlier: Earlier | None = None
-    sources = [same_model, same_network]
+    sources = [timed, priced]
     if same and same.result and _is_telling(same) and fits(same.result.configuration, spec):
         configuration = dict(same.result.configuration)
         gain = math.log(max(same.result.speedup, 1.0))
@@ -56,12 +58,12 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     if previous:
         earlier = left_by(previous, store.trials(previous.id), spec)
         if gain is None:
-            costs = costs or resized_costs(previous, spec, knowledge)
-            configuration = _begins_with(previous, spec, store)
+            configuration, begun = _begins_with(by_likeness, spec, store)
+            sources.insert(0, begun)
         elif earlier:
             # What was confirmed needs no trials of before.
             earlier = Earlier(under_way=earlier.under_way)
-        sources.insert(0 if earlier or (configuration and gain is None) else 3, previous)
+        sources.insert(0 if earlier else 4, previous)
     if spec.begin_with is not None and spec.begin_with != spec.default_configuration:
         configuration, gain = dict(spec.begin_with), None
         sources = []
@@ -70,22 +72,60 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     return Inherited(
         configuration=configuration,
         gain=gain,
-        ready_seconds=tuple(ready.ready_seconds.tolist()) if ready else None,
+        ready_seconds=ready,
         costs={kind.key: astuple(cost) for kind, cost in costs.items()},
         source=next((job.id for job in sources if job), ""),
         earlier=earlier,
     )
 
 
-def _begins_with(previous: Job, spec: JobSpec, store: Store) -> dict[str, Any] | None:
-    """The best of the same job before it was started again; not confirmed for these ranks."""
-    is_resized = previous.ranks_per_node != spec.ranks_per_node
-    if previous.software != spec.software or (previous.phase == "finished" and not is_resized):
-        return None
-    found = best_configuration(previous, store.trials(previous.id))
-    if found is None or found == dict(spec.default_configuration) or not fits(found, spec):
-        return None
-    return dict(found)
+def _unlikeness(job: Job, spec: JobSpec) -> tuple[bool, bool, bool]:
+    """How much less than others a job says of one on these ranks."""
+    is_across = (len(job.ranks_per_node) > 1) == (len(spec.ranks_per_node) > 1)
+    is_same_size = job.ranks_per_node == spec.ranks_per_node
+    return job.fingerprint != spec.fingerprint, not is_same_size, not is_across
+
+
+def _ready_seconds(
+    spec: JobSpec, store: Store, knowledge: Knowledge, alike: Sequence[Job]
+) -> tuple[tuple[float, ...] | None, Job | None]:
+    """When the model's gradients are ready, and the job that says so."""
+    profiled = store.latest_job(model_key=model_key(spec), profiled=True)
+    for job in [profiled, *alike] if profiled else alike:
+        ready, _ = knowledge.learned(job)
+        if ready is not None and len(ready) == len(spec.tensors):
+            return tuple(ready), job
+    return None, None
+
+
+def _costs(
+    spec: JobSpec, store: Store, knowledge: Knowledge, by_likeness: Sequence[Job]
+) -> tuple[Costs, Job | None]:
+    """What the network's collectives cost, and the job that says so."""
+    profiled = store.latest_job(network_key=network_key(spec), profiled=True)
+    model = knowledge.fit_whole(profiled) if profiled else None
+    if model:
+        return model.costs, profiled
+    for job in by_likeness:
+        costs = resized_costs(job, spec, knowledge)
+        if costs:
+            return costs, job
+    return {}, None
+
+
+def _begins_with(
+    by_likeness: Sequence[Job], spec: JobSpec, store: Store
+) -> tuple[dict[str, Any] | None, Job | None]:
+    """The best of the same job before it was started again, and where that was found; not confirmed
+    for these ranks."""
+    for job in by_likeness:
+        is_resized = job.ranks_per_node != spec.ranks_per_node
+        if job.software != spec.software or (job.phase == "finished" and not is_resized):
+            continue
+        found = best_configuration(job, store.trials(job.id))
+        if found is not None and found != dict(spec.default_configuration) and fits(found, spec):
+            return dict(found), job
+    return None, None
 
 
 def resized_costs(previous: Job, spec: JobSpec, knowledge: Knowledge) -> Costs:
@@ -99,11 +139,9 @@ def resized_costs(previous: Job, spec: JobSpec, knowledge: Knowledge) -> Costs:
     """
     before, now = previous.ranks_per_node, spec.ranks_per_node
     is_same_network = previous.software == spec.software and (len(before) > 1) == (len(now) > 1)
-    model = knowledge.fit_whole(previous) if is_same_network else None
-    if model is None:
-        return {}
+    costs = knowledge.learned(previous)[1] if is_same_network else {}
     found = {}
-    for kind, cost in model.costs.items():
+    for kind, cost in costs.items():
         old, new = _members(kind, before), _members(kind, now)
         if min(old, new) > 1:
             bytes_ratio = (new - 1) / new / ((old - 1) / old)

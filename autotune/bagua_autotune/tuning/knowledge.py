@@ -37,6 +37,7 @@ class Knowledge:
         # They never change and take long to cut; an id may be used again once it is pruned.
         self._fixed = lru_cache(maxsize=JOBS_REMEMBERED)(self._enumerate)
         self._known = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_known)
+        self._learned = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_learned)
 
     def tensors(self, job: Job) -> Sequence[Tensor]:
         """Of the job, in gradient-ready order."""
@@ -77,6 +78,10 @@ class Knowledge:
         """The cost model from the latest round that was profiled, for jobs that are like it."""
         return self._fit_before(job.id, job.created_at, job.round + 1)
 
+    def learned(self, job: Job) -> Known:
+        """What the job leaves to others: what it found itself, or else had from others."""
+        return self._learned(job.id, job.created_at, job.revision)
+
     def _fit(
         self, job: Job, trials: Sequence[Trial], told: Sequence[Configuration]
     ) -> CostModel | None:
@@ -105,10 +110,17 @@ class Knowledge:
             return tuple(model.ready_seconds), model.costs
         return _inherited(self._store.job(job_id))
 
+    def _find_learned(self, job_id: str, _created_at: float, _revision: int) -> Known:
+        job = self._store.job(job_id)
+        model = self.fit_whole(job)
+        return (tuple(model.ready_seconds), model.costs) if model else _inherited(job)
+
     def _fit_before(self, job_id: str, created_at: float, round_: int) -> CostModel | None:
         """The cost model of the latest profiled round before this one."""
-        _, layouts = self._fixed(job_id, created_at)
         trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
+        if not profiles:
+            return None
+        _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(round_)):
             profiled = _profiled_in(profiles, trials, earlier)
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))

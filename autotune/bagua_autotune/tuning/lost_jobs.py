@@ -12,6 +12,7 @@ from collections.abc import Callable
 from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
+from bagua_autotune.tuning.lives import let_go, take_up
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Leases:
             protocol, now - patience_seconds, event, also_finished=protocol == "v2"
         ):
             logger.info("job %s: %s", job_id, event.message)
+            take_up(self._store, job_id)
 
     def heard(self, job: Job) -> Job:
         """A job whose ranks spoke; one that was lost goes on."""
@@ -59,6 +61,7 @@ class Leases:
         now = self._clock()
         self._store.resume_job(job.id, now)
         self._store.add_event(job.id, Event("note", message=HEARD_AGAIN, at=now))
+        let_go(self._store, job)
         logger.info("job %s: %s", job.id, HEARD_AGAIN)
         return self._store.job(job.id)
 

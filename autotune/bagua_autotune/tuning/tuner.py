@@ -34,6 +34,7 @@ from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HA
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.lives import goes_on_with
 from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.next_step import NextStep, step_cost
 from bagua_autotune.tuning.objective import OBJECTIVES
@@ -128,6 +129,8 @@ class Tuner:
             if inherited and (source := describe_source(inherited)):
                 self.store.add_event(job_id, Event("note", message=source, at=now))
                 logger.info("job %s: %s", job_id, source)
+            if protocol == "v2":
+                self._continue(job_id, model_key(spec))
         else:
             self.store.resume_job(job_id, now)
         self._met(self.store.job(job_id))
@@ -147,6 +150,12 @@ class Tuner:
         except Exception:
             logger.exception("job %s: begins without what earlier jobs found", job_id)
             return None
+
+    def _continue(self, job_id: str, model_key: str) -> None:
+        """Let a new job go on with its training's earlier life, if it had one."""
+        previous = goes_on_with(self.store, self.store.job(job_id), model_key)
+        if previous is not None and self.store.continue_job(previous, job_id):
+            logger.info("job %s: another life of job %s", job_id, previous)
 
     def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> JobState:
         """Take in steps of a trial; what the ranks shall run now. Without steps: a poll.

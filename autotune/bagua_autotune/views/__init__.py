@@ -30,6 +30,7 @@ from bagua_autotune.views.lists import (
     profile_list,
     trial_list,
 )
+from bagua_autotune.views.lives import Life, name_life
 from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
 from bagua_autotune.views.steps import StepSeries
 from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
@@ -47,6 +48,7 @@ __all__ = [
     "JobState",
     "JobSum",
     "JobSummary",
+    "Life",
     "Observation",
     "ObservationList",
     "Overviews",
@@ -64,6 +66,7 @@ __all__ = [
     "every_event",
     "every_observation",
     "every_trial",
+    "name_life",
     "observation_list",
     "profile_list",
     "trial_list",

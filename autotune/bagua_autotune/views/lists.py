@@ -25,7 +25,9 @@ MOST_VALUES = 1_000_000
 class JobDetail(JobState):
     """All that is known of a job but its trials.
 
-    ``is_lost``: its ranks did not say that it ended; nothing is heard of them any more.
+    ``is_lost``: its ranks did not say that it ended; nothing is heard of them any more. ``run``:
+    its launcher's name of the run. ``life``: which one of its training it is; ``continues``: the
+    job of the one before.
     """
 
     world_size: int
@@ -41,6 +43,9 @@ class JobDetail(JobState):
     last_contact_at: Moment
     ended_at: Moment | None
     is_lost: bool
+    run: str | None
+    life: int
+    continues: str | None
 
 
 class Page(View):
@@ -99,6 +104,7 @@ def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
     """Raises UnknownJob, as all of these do, if there is no such job."""
     with store.database.reading():
         job, trials, tensors = store.job(job_id), store.trials(job_id), store.tensors(job_id)
+        place = store.place_of(job_id)
     return JobDetail(
         **vars(job_state(job, trials, deciding)),
         world_size=job.world_size,
@@ -114,6 +120,9 @@ def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
         last_contact_at=job.last_contact_at,
         ended_at=job.ended_at,
         is_lost=job.is_lost,
+        run=job.run,
+        life=place.number,
+        continues=place.previous,
     )
 
 

@@ -20,6 +20,7 @@ from bagua_autotune.views.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
 from bagua_autotune.views.lists import JobDetail, Page, job_detail
+from bagua_autotune.views.lives import Life, make_lives
 from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
 from bagua_autotune.views.steps import (
     BestSoFar,
@@ -55,7 +56,8 @@ class JobOverview(View):
     ``best``: after each measured trial of the round; it rises where the best configuration turns
     out to be slower when it is measured again. ``ranks``: of more than 256 those that compute
     longest and shortest. ``why``: why this configuration. ``stock_ddp``: Python for PyTorch's own
-    DistributedDataParallel. ``events``: the newest.
+    DistributedDataParallel. ``events``: the newest. ``lives``: those of its training, if it has
+    several.
     """
 
     job: JobSummary
@@ -73,6 +75,7 @@ class JobOverview(View):
     why: str
     stock_ddp: str
     events: list[Event]
+    lives: Sequence[Life] = ()
 
 
 class FittedCurve(NamedTuple):
@@ -153,9 +156,13 @@ class Overviews:
         return known.summary.last_contact_at if known else 0.0
 
     def overview(self, job_id: str) -> JobOverview:
-        contact, deciding = self._look(job_id)
+        with self.store.database.reading():
+            contact, deciding = self._look(job_id)
+            # Not part of what is kept: they change with other jobs.
+            lives = make_lives(self.store, self._summaries, job_id)
         found = self._overviews.get(job_id, contact.version, lambda: self._make(job_id))
-        return found.model_copy(update={"job": _as_of_now(found.job, contact, deciding)})
+        job = _as_of_now(found.job, contact, deciding)
+        return found.model_copy(update={"job": job, "lives": lives})
 
     def detail(self, job_id: str) -> JobDetail:
         """All that is known of a job but its trials."""

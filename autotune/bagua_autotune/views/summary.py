@@ -24,7 +24,8 @@ class JobSummary(JobState):
     """A job as a list shows it.
 
     ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job,
-    and is that of the figures, which in a list may be of a while ago.
+    and is that of the figures, which in a list may be of a while ago. ``life``: which one of its
+    training it is, see Life.
     """
 
     protocol: Api
@@ -36,6 +37,7 @@ class JobSummary(JobState):
     revision: int
     headline: str
     figures: Figures
+    life: int = 1
 
 
 def make_summary(store: Store, reading: Reading) -> JobSummary:
@@ -57,6 +59,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         revision=job.revision,
         headline=make_headline(reading, state.progress, figures),
         figures=figures,
+        life=store.place_of(job.id).number,
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
 from bagua_client.communication.agreement import Vote
@@ -139,6 +140,9 @@ def start_agent(
         model: its name.
         file: what the tuning tries first.
     """
+    name = name_of(environment, model, len(_agents) + 1)
+    handover = Handover(name, tunable.communicator, environment)
+    handover.offer()
     group = control_group(tunable.communicator)
     if group is None:
         return None
@@ -146,7 +150,6 @@ def start_agent(
         for reason in tunable.offer.reasons(tunable.communicator):
             logger.info("autotune leaves some settings alone: %s", reason)
     pin(tunable, environment.knobs)
-    name = name_of(environment, model, len(_agents) + 1)
-    agent = Agent(tunable, group, optimizers, environment, name, _agents, file)
+    agent = Agent(tunable, group, optimizers, environment, name, handover, _agents, file)
     _agents.append(weakref.ref(agent))
     return agent

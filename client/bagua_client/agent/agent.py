@@ -41,6 +41,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.agent.guard import Guard, Losses
+from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, RankTimes, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.measurement import Measurement
@@ -91,6 +92,7 @@ class Agent:
         optimizers: of the model, as far as they are known; their steps tell the model's.
         environment: the settings.
         name: the job's.
+        handover: of what is known to the other nodes.
         agents: of the models that this process wraps, in that order, this one's included in the
             end. They are tuned one after the other, as each would disturb the others' times.
         file: what is tried first, after the default.
@@ -107,6 +109,7 @@ class Agent:
         optimizers: Iterable[torch.optim.Optimizer],
         environment: Environment,
         name: str,
+        handover: Handover,
         agents: list[weakref.ref[Agent]],
         file: ConfigurationFile | None = None,
     ) -> None:
@@ -115,6 +118,7 @@ class Agent:
         self._environment = environment
         self._name = name
         self._file = file
+        self._handover = handover
         self._agents = agents
         self._position = len(agents)
         self._rank = communicator.rank
@@ -209,7 +213,7 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name, self._file)
-            self._reporter = Reporter(environment, description)
+            self._reporter = Reporter(environment, description, self._handover)
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 
@@ -278,6 +282,7 @@ class Agent:
         try:
             command = json.loads(text)
             trial, watch = command["trial"], command["watch"]
+            self._handover.keep(command.get("copy"))
             told = command["told"]
             asked = Configuration.from_json(command["configuration"])
             self._tunable.communicator.check(asked)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from bagua_client.agent.circuit import Circuit
+from bagua_client.agent.handover import is_of
 from bagua_client.agent.sidecar import Sidecar, shared_sidecar
 from bagua_client.environment import Environment
 from bagua_client.service_client import JobState, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
+
+logger = logging.getLogger(__name__)
 
 REGISTRATIONS = 3
 """A registration that is refused so often is wrong, and not only damaged on its way."""
@@ -97,6 +101,31 @@ class Connection:
         if self._service is not None:
             with suppress(JobUnknown, ServiceRefused, ServiceUnavailable):
                 self._service.renew()
+
+    def bring(self, copy: Mapping[str, Any] | None) -> None:
+        """Give the service what the ranks kept of earlier lives, once: it can do without.
+
+        Raises:
+            SidecarError: there is no service and there will be none.
+        """
+        if copy is None or not is_of(copy, self._description):
+            return
+        try:
+            known = self._connected().bring(copy)
+        except (JobUnknown, ServiceRefused, ServiceUnavailable) as error:
+            logger.info("autotune: what the ranks kept of earlier lives is not taken: %s", error)
+        else:
+            if known:
+                logger.info("autotune: the ranks kept what %d earlier lives found", known)
+
+    def copy(self) -> dict[str, Any] | None:
+        """What is known of the job, for other nodes; None: that cannot be had now."""
+        if self._service is None:
+            return None
+        try:
+            return self._service.copy()
+        except (JobUnknown, ServiceRefused, ServiceUnavailable):
+            return None
 
     def register(self) -> JobState:
         """Make the job known. Raises what :meth:`call` does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import platform
 import sys
 from dataclasses import replace
@@ -90,6 +91,10 @@ def describe_job(
         "software": software,
     }
     description["fingerprint"] = _fingerprint(description)
+    # What torchrun calls a run of which nothing was said is "none", and no name.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")[:200]
+    if run not in ("", "none") and run.isprintable():
+        description["run"] = run
     description["limits"] = {
         "max_samples": environment.max_samples,
         "trial_seconds": environment.trial_seconds,

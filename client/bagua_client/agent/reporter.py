@@ -19,6 +19,7 @@ from typing import Any
 
 from bagua_client.agent.announcement import announce
 from bagua_client.agent.connection import Connection, Stopped
+from bagua_client.agent.handover import Handover, pack
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
@@ -49,10 +50,17 @@ class Reporter:
     A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool, "told":
     {...}}``; one without a trial ends the tuning with the configuration to keep, and ``watch`` says
     whether step times are wanted after it. ``told`` is what all ranks shall know: fields of
-    :class:`bagua_client.tuning.Tuning`, or nothing.
+    :class:`bagua_client.tuning.Tuning`, or nothing. With it goes, at times, a ``copy`` for the
+    other nodes (see handover).
     """
 
-    def __init__(self, environment: Environment, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        description: Mapping[str, Any],
+        handover: Handover | None = None,
+    ) -> None:
+        self._handover = handover if handover is not None and handover.is_needed else None
         self._process = os.getpid()
         self._description = description
         self._inbox = Inbox()
@@ -145,6 +153,8 @@ class Reporter:
 
     def _run(self) -> None:
         try:
+            if self._handover is not None:
+                self._connection.bring(self._handover.take())
             state = self._connection.register()
             name, self._page = self._description["name"], self._connection.page
             if not self._stopping.is_set():
@@ -314,7 +324,7 @@ class Reporter:
             announce(logger, "autotune: the job is tuned again")
             self._logged_tenths = 0
         told = told_of(state, self._description["default_configuration"])
-        self._order(state.trial, state.configuration, True, told)
+        self._order(state.trial, state.configuration, True, told, self._take_copy())
         self._commanded = state.trial
 
     def _next_poll(self) -> float:
@@ -337,16 +347,29 @@ class Reporter:
         """Whatever the service wants next is new to the ranks."""
         self._commanded = object()
 
+    def _take_copy(self) -> str | None:
+        """What is known by now, for the other nodes; this one's has it then."""
+        copy = None if self._handover is None else self._connection.copy()
+        packed = None if copy is None else pack(copy)
+        if self._handover is None or packed is None:
+            return None
+        self._handover.write(packed)
+        return packed if self._handover.is_across else None
+
     def _order(
         self,
         trial: int | None,
         configuration: Mapping[str, Any],
         watch: bool,
         told: Mapping[str, Any],
+        copy: str | None = None,
     ) -> None:
-        command = {"trial": trial, "configuration": dict(configuration), "watch": watch}
+        command: dict[str, Any] = {"trial": trial, "watch": watch, "told": told}
+        command["configuration"] = dict(configuration)
+        if copy is not None:
+            command["copy"] = copy
         # Short: what is too long for a report comes a step later.
-        text = json.dumps({**command, "told": told}, separators=(",", ":"))
+        text = json.dumps(command, separators=(",", ":"))
         with self._command_lock:
             self._command = text.encode()
 

@@ -8,6 +8,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from bagua_autotune.app import create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.support import MIB, Ranks, registration
 
@@ -375,3 +378,17 @@ def test_what_is_not_json_is_said_to_be_so(client: FlaskClient, body: bytes) -> 
 def test_a_body_too_large_is_refused(client: FlaskClient) -> None:
     response = client.put(JOB, data=b" " * (16 * MIB + 1), content_type="application/json")
     assert_problem(response, 413, "exceeds")
+
+
+def test_a_copy_is_taken_from_one_service_to_another(client: FlaskClient) -> None:
+    client.put("/api/v2/jobs/job", json=registration())
+    copy = client.get("/api/v2/jobs/job/copy").get_json()
+    assert client.post("/api/v2/copies", json=copy).get_json() == {"jobs": 0}
+    other = create_app(Settings(database="sqlite://"), Store("sqlite://")).test_client()
+    assert other.post("/api/v2/copies", json=copy).get_json() == {"jobs": 1}
+    assert other.get("/api/v2/jobs/job").get_json()["state"] == "lost"
+    copy["jobs"][0]["id"] = "no such id"
+    answer = other.post("/api/v2/copies", json=copy)
+    assert answer.status_code == 422
+    assert "id" in answer.get_json()["detail"]
+    assert client.get("/api/v2/jobs/none/copy").status_code == 404

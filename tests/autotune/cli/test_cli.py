@@ -75,7 +75,7 @@ def lines(result: Result) -> list[list[str]]:
 
 def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
     header, *rows = lines(run("jobs", *source))
-    assert header == ["job", "name", "state", "trials", "speed-up", "configuration"]
+    assert header == ["job", "name", "state", "trials", "speed-up", "configuration", "lives"]
     assert [row[0] for row in rows] == ["x", "new", "old"]
     assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
     assert rows[0][4] == "-"
@@ -311,3 +311,21 @@ def test_it_runs_as_a_module() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
     assert COMMANDS[name] in " ".join(run(name, "--help").output.split())
+
+
+def test_one_training_in_several_lives_is_one_line_and_shown_with_all(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'a.db'}"
+    tuner = Tuner(Store(database))
+    for job_id in ("one", "two"):
+        tuner.register(job_id, make_spec(run="night-shift"))
+    tuner.store.close()
+    source = ["--database", database]
+    _, listed = lines(run("jobs", *source))
+    assert (listed[0], listed[-1]) == ("two", "2")
+    for job_id, place in (("one", "1 of 2"), ("two", "2 of 2"), ("digits", "2 of 2")):
+        title, told, header, first, second, *_ = lines(run("show", job_id, *source))
+        assert told == [f"life {place}:"]
+        assert header == ["life", "job", "ranks", "began", "end", "trials", "found"]
+        assert (first[:3], first[4]) == (["1", "one", "4 on 2 nodes"], "killed")
+        assert (second[1], second[4]) == ("two", "running")
+        assert title

@@ -1,7 +1,7 @@
 """Databases that an older release made; ``version_2`` is what one of schema version 2 wrote.
 
 ``version_3`` has the same jobs; ``done`` is tuned again there, and ``like`` inherits from it.
-``version_4`` has those of ``version_3``, as they were brought up.
+``version_4`` and ``version_5`` have those of ``version_3``, as they were brought up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def old_url(empty_url: str) -> str:
 
 @pytest.fixture
 def recent_url(empty_url: str) -> str:
-    return make_old(empty_url, 4)
+    return make_old(empty_url, 5)
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_its_jobs_can_be_looked_at(tmp_path: Path, version: int) -> None:
     store = Store(make_old(f"sqlite:///{tmp_path / 'old.db'}", version))
     overviews = Overviews(store)
@@ -161,7 +161,7 @@ def test_its_jobs_go_on(old_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_it_ends_with_the_schema_of_a_new_database(
     empty_url: str, version: int, tmp_path: Path
 ) -> None:
@@ -195,6 +195,7 @@ def test_it_ends_with_the_schema_of_a_new_database(
         ),
         (4, "CREATE INDEX events_by_key ON trials (job_id)", "DROP INDEX events_by_key",
          "events_by_key"),
+        (5, "CREATE TABLE lives (somebody_elses BIGINT)", "DROP TABLE lives", "lives"),
     ],
 )  # fmt: skip
 def test_what_fails_leaves_it_as_it_was(
@@ -210,7 +211,7 @@ def test_what_fails_leaves_it_as_it_was(
     Store(url).close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_who_only_reads_does_not_bring_it_up(empty_url: str, version: int) -> None:
     url = make_old(empty_url, version)
     before = schema(url), contents(url)
@@ -230,7 +231,7 @@ def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
     assert schema(empty_url) == {}
 
 
-@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3)])
+@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3), (5, 3)])
 def test_replicas_that_start_at_once_find_one_database(
     empty_url: str, version: int | None, jobs: int
 ) -> None:

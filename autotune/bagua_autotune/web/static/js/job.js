@@ -6,6 +6,7 @@ import { showBuckets } from "./job/buckets.js";
 import { showDetails } from "./job/details.js";
 import { showEvents } from "./job/events.js";
 import { showHeadline } from "./job/headline.js";
+import { livesTable } from "./job/lives.js";
 import { Part } from "./job/part.js";
 import { showStockDdp } from "./job/stock_ddp.js";
 import { trialsTable } from "./job/trials.js";
@@ -27,6 +28,7 @@ const showSizes = sizesPlot();
 const showBest = bestPlot();
 const showRanks = ranksPlot();
 const showTrials = trialsTable();
+const showLives = livesTable();
 
 const bestOf = ({ trials }) => trials.find((trial) => trial.is_best);
 
@@ -56,6 +58,7 @@ function show(overview) {
   showBest(overview);
   showRanks(overview);
   showTrials(overview);
+  showLives(overview);
   showStockDdp(overview);
   showDetails(overview, buckets.data);
   showEvents(overview.events);

@@ -23,7 +23,7 @@ const table = new SortedTable(byId("jobs"), {
   identity: (job) => job.id,
   sort: { key: "contact", direction: "descending" },
   columns: [
-    { key: "name", title: "Job", kind: "job", text: (job) => `${job.name}\n${job.headline}`,
+    { key: "name", title: "Job", kind: "job", text: (job) => `${job.name}\n${job.life}\n${job.headline}`,
       value: (job) => job.name, node: nameCell },
     { key: "state", title: "State", kind: "state", text: stateWords, node: badge },
     { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending",
@@ -39,7 +39,8 @@ const table = new SortedTable(byId("jobs"), {
 
 function nameCell(job) {
   const link = element("a", { href: `jobs/${encodeURIComponent(job.id)}` }, job.name);
-  return element("div", {}, link, element("p", { class: "muted" }, job.headline));
+  const lives = job.life > 1 ? element("small", { class: "muted" }, ` life ${grouped(job.life)}`) : null;
+  return element("div", {}, link, lives, element("p", { class: "muted" }, job.headline));
 }
 
 function speedupText(job) {

@@ -1,0 +1,142 @@
+"""Lives: jobs that are one training, which was started again.
+
+The job of each life stays as it is; a row beside it says which one it goes on with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from bagua_autotune.store.database import Database
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.jobs import NEWEST_FIRST
+from bagua_autotune.store.rows import check_job, locked_row
+from bagua_autotune.store.tables import JobRow, LifeRow
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a job among the lives of its training.
+
+    Attributes:
+        previous: the job that it goes on with; None: it is the first one.
+        first: the job of the first life, perhaps deleted.
+        number: counted from 1.
+    """
+
+    previous: str | None
+    first: str
+    number: int
+
+
+class Lives:
+    """The part of the store that keeps them.
+
+    Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
+    """
+
+    database: Database
+
+    def place_of(self, job_id: str) -> Place:
+        """Which life of its training the job is."""
+        with self.database.reading() as session:
+            row = session.get(LifeRow, job_id)
+            if row is not None:
+                return Place(row.previous, row.first, row.number)
+            check_job(session, job_id)
+            return Place(None, job_id, 1)
+
+    def lives(self, job_id: str) -> list[tuple[str, int]]:
+        """All lives of its training that are stored, in their order, each with its number."""
+        first = self.place_of(job_id).first
+        is_one = or_(LifeRow.first == first, JobRow.id == first)
+        number = func.coalesce(LifeRow.number, 1)
+        query = select(JobRow.id, number).outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
+        with self.database.reading() as session:
+            found = session.execute(query.where(is_one).order_by(number, JobRow.created_at))
+            return [(each, int(place)) for each, place in found]
+
+    def following(self, job_id: str) -> str | None:
+        """The job of the next life; None if there is none."""
+        query = select(LifeRow.job_id).where(LifeRow.previous == job_id)
+        with self.database.reading() as session:
+            return session.scalar(query)
+
+    def continue_job(self, previous: str, job_id: str) -> bool:
+        """Let a job, with all its later lives, go on with an earlier one.
+
+        Returns:
+            False, with nothing changed, if one of both goes on otherwise.
+        """
+        before = self.place_of(previous)
+        if before.first == job_id:
+            return False
+        place = Place(previous, before.first, before.number + 1)
+        return self._enter(job_id, place)
+
+    def part(self, job_id: str) -> None:
+        """Undo that a later job goes on with this one; nothing happens if none does."""
+        with self.database.writing() as session:
+            locked_row(session, job_id)
+            row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))
+            if row is None:
+                return
+            following, first, before = row.job_id, row.first, row.number - 1
+            session.delete(row)
+            session.flush()
+            later = (LifeRow.first == first) & (LifeRow.number > before + 1)
+            changes = {"first": following, "number": LifeRow.number - before}
+            session.execute(update(LifeRow).where(later).values(changes))
+            locked_row(session, following)
+
+    def copy_place(self, job_id: str, place: Place) -> None:
+        """Note what another store says of a job that was copied from there."""
+        if place.previous is not None:
+            self._enter(job_id, place)
+
+    def _enter(self, job_id: str, place: Place) -> bool:
+        try:
+            with self.database.writing() as session:
+                # The later one first, as who registers it may hold it already.
+                locked_row(session, job_id)
+                row = LifeRow(job_id=job_id, **vars(place))
+                session.add(row)
+                session.flush()
+                later = update(LifeRow).where(LifeRow.first == job_id)
+                number = LifeRow.number + place.number - 1
+                session.execute(later.values(first=place.first, number=number))
+                before = select(JobRow.id).where(JobRow.id == place.previous)
+                if place.previous is not None and session.scalar(before) is not None:
+                    locked_row(session, place.previous)
+        except IntegrityError:  # it has a place, or the earlier one goes on with another
+            return False
+        return True
+
+    def alike(self, name: str, model_key: str, limit: int) -> list[str]:
+        """The jobs of /api/v2 of that name and model, newest first."""
+        query = select(JobRow.id).where(
+            JobRow.protocol == "v2", JobRow.name == name, JobRow.model_key == model_key
+        )
+        with self.database.reading() as session:
+            return list(session.scalars(query.order_by(*NEWEST_FIRST).limit(limit)))
+
+    def begun_since_silence(self, job_id: str) -> str | None:
+        """The first job of the same name and model that was registered after the last word of this
+        one, unless it goes on with another."""
+        with self.database.reading() as session:
+            row = session.get(JobRow, job_id)
+            if row is None:
+                raise UnknownJob(job_id)
+            query = select(JobRow.id).outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
+            query = query.where(
+                JobRow.protocol == row.protocol,
+                JobRow.name == row.name,
+                JobRow.model_key == row.model_key,
+                JobRow.created_at > row.last_contact_at,
+                JobRow.id != job_id,
+                LifeRow.job_id.is_(None),
+            )
+            return session.scalar(query.order_by(JobRow.created_at).limit(1))

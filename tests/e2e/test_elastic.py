@@ -1,0 +1,106 @@
+"""An elastic job of torchrun that loses the node of rank 0, and a worker, in mid-tuning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Store
+from bagua_autotune.views import Life, Overviews
+from benchmarks.elastic import NAME, Agent, newest
+from benchmarks.testbed import Host
+from benchmarks.testbed.processes import end
+from benchmarks.testbed.records import marked
+from tests.e2e.conftest import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+MARK = "BAGUA_ELASTIC_TEST"
+
+
+class Nodes:
+    """Two torchruns of one job on this machine, as if they were on two."""
+
+    def __init__(self, folder: Path, endpoint: str, mark: str) -> None:
+        self._folder = folder
+        variables = {MARK: mark, "OMP_NUM_THREADS": "1"}
+        here = Host("here", "127.0.0.1", "lo", environment=variables)
+        training = ["--snapshot", str(folder / "snapshot.pt"), "--steps", "100000"]
+        training += ["--width", "48", "--batch", "8"]
+        log = folder / "ranks.log"
+        self.agents = [
+            Agent(here, 2, folder / f"disk-{node}", endpoint, training, log) for node in range(2)
+        ]
+        self._seen: set[str] = set()
+
+    def await_life(self, nodes: int, trials: int) -> tuple[Agent, str]:
+        """The node of rank 0, and the job, when so many trials of the next life are measured."""
+        found: list[tuple[Agent, str]] = []
+
+        def is_there() -> bool:
+            for agent in self.agents:
+                job, done = newest(agent.database, self._seen) or (None, [])
+                measured = sum(trial.state == "measured" for trial in done)
+                if job and len(job.ranks_per_node) == nodes and measured >= trials:
+                    found.append((agent, job.id))
+            return bool(found)
+
+        wait_until(is_there, f"a life on {nodes} nodes", 150)
+        self._seen.add(found[0][1])
+        return found[0]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    # Where torchrun's rendezvous is outlives the nodes.
+    rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mark = uuid.uuid4().hex
+    made = Nodes(tmp_path, f"127.0.0.1:{rendezvous.port}", mark)
+    yield made
+    end([agent.process for agent in made.agents])
+    wait_until(lambda: not marked(f"{MARK}={mark}"), "the end of all that was started", 20)
+
+
+def lives(agent: Agent, job_id: str) -> list[Life]:
+    store = Store(f"sqlite:///{agent.database}", as_found=True)
+    found = Overviews(store).overview(job_id).lives
+    store.close()
+    return list(found)
+
+
+def test_what_is_known_outlives_the_host_of_rank_0(nodes: Nodes) -> None:
+    lost, first = nodes.await_life(nodes=2, trials=2)
+    nodes.agents.remove(lost)
+    for pid in [*lost.workers(), lost.process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    (left,) = nodes.agents
+    assert not left.database.exists(), "nothing of the job was in the other node's store"
+
+    _, second = nodes.await_life(nodes=1, trials=2)
+    found = lives(left, second)
+    # Before them there may be one of the first node alone.
+    ends = [(life.job, life.end) for life in found[-2:]]
+    assert ends == [(first, "resized"), (second, "running")]
+    assert found[-2].trials_measured >= 1
+    os.kill(left.workers()[1], signal.SIGKILL)
+
+    _, third = nodes.await_life(nodes=1, trials=1)
+    store = Store(f"sqlite:///{left.database}", as_found=True)
+    inherited = store.job(third).inherited
+    tried = {trial.configuration for trial in store.trials(second)}
+    (listed,) = Overviews(store).job_list().jobs
+    store.close()
+    assert (listed.id, listed.name) == (third, NAME)
+    assert inherited is not None
+    assert inherited.earlier is not None
+    carried = {Configuration(trial.configuration) for trial in inherited.earlier.trials}
+    assert carried
+    assert carried < tried
+    assert [life.end for life in lives(left, third)[-3:]] == ["resized", "killed", "running"]
