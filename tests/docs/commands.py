@@ -49,8 +49,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"sbatch .*", SLURM, "the test that is named submits it to a Slurm of its own"),
     (r"sudo .*(/opt/bagua-autotune|/etc|systemctl).*", SLURM, "changes the machine"),
     (r"sudo apt-get .*", Files(".ci/run"), "changes the machine"),
-    (r"sudo \.venv/bin/python -m benchmarks\.testbed .*", Parsed(), "tests/benchmarks/testbed"),
-    (r".*benchmarks/\w+\.py.*", Parsed(), "takes minutes to hours, or two GPUs"),
+    (r".*benchmarks[./]\w+.*", Parsed(), "takes minutes to hours, wants root or two GPUs"),
 )
 
 # How indented blocks begin that are no commands.

@@ -33,8 +33,10 @@ def problem(command: str) -> str | None:
             return None  # the reader's
         arguments = ["-m"] if parsed.module else []
         arguments += [parsed.training_script, *parsed.training_script_args]
+    elif program == "bagua-run":
+        arguments = ["-m", "bagua_client.run", *arguments]
     elif program.rpartition("/")[2] != "python":
-        return f"neither torchrun nor python: {program}"
+        return f"its parser is not known here: {program}"
     return _taken(arguments)
 
 

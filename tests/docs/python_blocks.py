@@ -1,9 +1,9 @@
 """The Python of the documentation that needs more than a model, or cannot be run.
 
 Each block is executed as printed, in the order of its page and with the names of the blocks before
-it, on one rank. Beside them it finds `model` (plain, a new one for each block), `optimizer`, `loss`
-and `train_one_step`. To add one that needs something else: one entry in BEFORE. To add one that
-cannot be run here: one entry in COMPILED, with the reason.
+it, on one rank. Beside them it finds `torch`, `bagua_client`, `model` (plain, a new one for each
+block), `optimizer`, `loss` and `train_one_step`. To add one that needs something else: one entry in
+BEFORE. To add one that cannot be run here: one entry in COMPILED, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
     (
         "docs/training.md",
         "model = bagua_client.tune(model)",
-        "import torch; model = torch.nn.parallel.DistributedDataParallel(model)",
+        "model = torch.nn.parallel.DistributedDataParallel(model)",
     ),
 )
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import bagua_client
+
 MOST_SECONDS = 250.0
 """Only to say where a block hangs."""
 
@@ -32,7 +34,19 @@ def fresh() -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss = model(torch.randn(2, 8)).sum()
-    return {"model": model, "optimizer": optimizer, "loss": loss, "train_one_step": train_one_step}
+    return {
+        "torch": torch,
+        "bagua_client": bagua_client,
+        "model": model,
+        "optimizer": optimizer,
+        "loss": loss,
+        "train_one_step": train_one_step,
+    }
+
+
+def join_group(store: Path) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
 
 
 def error_of(names: dict[str, Any], before: str, block: str, only_compiled: bool) -> str | None:
@@ -47,16 +61,18 @@ def error_of(names: dict[str, Any], before: str, block: str, only_compiled: bool
 
 
 def main() -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
-        os.environ.setdefault(name, value)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
     faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
-    store = Path(sys.argv[1]).with_suffix(".store")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    blocks = json.loads(Path(sys.argv[1]).read_text())
     errors: list[str | None] = []
     pages: dict[str, dict[str, Any]] = {}
-    for page, before, block, only_compiled in json.loads(Path(sys.argv[1]).read_text()):
+    for number, (page, before, block, only_compiled) in enumerate(blocks):
+        join_group(Path(f"{sys.argv[1]}.{number}"))
         names = pages.setdefault(page, {"__name__": "__main__"})
         names.update(fresh())
+        if "init_process_group" in block:  # a whole program
+            dist.destroy_process_group()
         errors.append(error_of(names, before, block, only_compiled))
     print(json.dumps(errors), flush=True)
     os._exit(0)  # without waiting for threads and collectives that a block has begun
