@@ -14,7 +14,6 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """``python WORDS`` in ``folder``, to its end."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(variables or {})}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,9 @@ def test_options_before_it_stay_in_any_spelling(folder: Path) -> None:
 
 
 def test_what_would_not_be_tuned_is_an_error(folder: Path) -> None:
+    begin = f"import sys; sys.path += {sys.path}; from bagua_client.__main__ import main"
     for words, sentence in (
-        (("-S", "-m", "bagua_client", "scripts/train.py"), "Python's options"),
+        (("-E", "-c", f"{begin}; main(['scripts/train.py'])"), "Python's options"),
         (("-m", "bagua_client"), "SCRIPT is missing"),
         (("-m", "bagua_client", "--autotune-max-samples", "0", "train.py"), "MAX_SAMPLES must be"),
     ):

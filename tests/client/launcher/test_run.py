@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,18 +12,19 @@ import pytest
 
 from tests.client.launcher.programs import start
 
-TELLS = """
+TELLS = r"""
 import os, sys
 names = ("RANK", "WORLD_SIZE", "BAGUA_AUTOTUNE", "BAGUA_AUTOTUNE_MAX_SAMPLES", "EXPORTED")
-print("told", [os.environ.get(name) for name in names], sys.argv[1:], flush=True)
+told = [os.environ.get(name) for name in names]
+os.write(1, f"told {told} {sys.argv[1:]}\n".encode())  # at once: ranks write to one pipe
 """
-TRAINS = """
-import sys
+TRAINS = r"""
+import os, sys
 import torch.distributed as dist
 from torch.nn import Linear
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
-print("trains with", DDP(Linear(2, 2)).configuration, sys.argv[1:], flush=True)
+os.write(1, f"trains with {DDP(Linear(2, 2)).configuration} {sys.argv[1:]}\n".encode())
 dist.destroy_process_group()
 """
 
@@ -31,7 +33,7 @@ dist.destroy_process_group()
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "your_training_script.py").write_text(TELLS)
     (tmp_path / "train.py").write_text(TRAINS)
-    (tmp_path / "your_bash_script.sh").write_text('python train.py "$@"')
+    (tmp_path / "your_bash_script.sh").write_text(f'{sys.executable} train.py "$@"')
     return tmp_path
 
 
