@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,3 +105,18 @@ def test_a_failure_on_one_rank_ends_all(start: Start) -> None:
     job.wait_for("rank 1 fails")
     assert job.end() != 0
     assert "this is the failure" in job.output
+
+
+def test_the_example_trains_logs_and_saves(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "lightning_digits.py")]
+    command += ["--strategy", "bagua_bytegrad", "--accelerator", "cpu", "--epochs", "2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"test accuracy ([0-9.]+)%, epoch 2", done.stdout)
+    assert float(accuracy) > 60
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "validation_accuracy" in metrics.read_text()
+    assert list(tmp_path.rglob("last.ckpt"))

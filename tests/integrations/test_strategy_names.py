@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -132,6 +133,14 @@ def test_flattened_gradients_are_views_of_the_buckets(
 ) -> None:
     strategy = ours.BaguaStrategy(**arguments)
     assert strategy._ddp_kwargs["gradient_as_bucket_view"] is is_view
+
+
+@pytest.mark.parametrize("algorithm", GlobalAlgorithmRegistry.available_algorithms())
+def test_ranks_that_are_spawned_are_sent_the_strategy(ours: Any, algorithm: str) -> None:
+    strategy = ours.StrategyRegistry.get(f"bagua_{algorithm}")
+    sent = pickle.loads(pickle.dumps(strategy))
+    assert type(sent) is ours.BaguaStrategy
+    assert sent._choice._algorithm == algorithm
 
 
 def test_arguments_stand_where_bagua_had_them(ours: Any) -> None:

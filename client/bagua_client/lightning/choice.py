@@ -44,10 +44,11 @@ class Choice:
         self._algorithm = algorithm
         self._arguments = dict(arguments)
         self._misconfiguration = misconfiguration
-        self._takes: Mapping[str, inspect.Parameter] = {}
+        self._takes: frozenset[str] = frozenset()
         if not isinstance(algorithm, Algorithm):
-            self._takes = _parameters(algorithm)
-            _check(algorithm, self._takes, arguments)
+            takes = _parameters(algorithm)
+            _check(algorithm, takes, arguments)
+            self._takes = frozenset(takes)  # Can be sent to ranks that are spawned.
         elif arguments:
             raise _unknown(algorithm.name, arguments, "it is made already")
         self.needs_optimizer = OPTIMIZER in self._takes
