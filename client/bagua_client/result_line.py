@@ -21,10 +21,10 @@ def write_result_line(path: str, tuning: Tuning) -> None:
     document = {"format": FORMAT, "at": at, **tuning.to_json()}
     del document["rank"]  # it is 0
     line = json.dumps(document, allow_nan=False)
-    if path == STANDARD_OUTPUT:
-        print(line, flush=True)
-        return
     try:
+        if path == STANDARD_OUTPUT:
+            print(line, flush=True)
+            return
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
     except OSError as error:

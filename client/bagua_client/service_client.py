@@ -56,7 +56,7 @@ class JobState:
                 configuration=dict(document["configuration"]),
                 trials_measured=int(progress["trials_measured"]),
                 max_trials=int(progress["max_trials"]),
-                speedup=None if progress["speedup"] is None else float(progress["speedup"]),
+                speedup=_numbers(progress).get("speedup"),
                 summary=None if result is None else str(result["summary"]),
                 # Earlier services decided before they answered.
                 deciding=bool(document.get("deciding", False))
@@ -71,7 +71,7 @@ class JobState:
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Services of other releases say less, or more."""
+    """Those that are known. Services of other releases say less, or more."""
     said = {name: result[name] for name in RESULT_NUMBERS if result.get(name) is not None}
     return {name: RESULT_NUMBERS[name](said[name]) for name in said if math.isfinite(said[name])}
 

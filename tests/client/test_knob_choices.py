@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.environment import Environment
@@ -144,4 +145,26 @@ def test_what_cannot_be_had_is_said_and_the_default_is_tried_too(two_ranks: Rank
         "job can have off",
         "BAGUA_AUTOTUNE_KNOBS: bucket_bytes of the default, 26214400, is tried too",
         "BAGUA_AUTOTUNE_KNOBS: channels of the default, 1, is tried too",
+    ]
+
+
+def _pinned_on(rank: int) -> tuple[str, list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    said = "channels=4,hierarchical=off/leaders" if dist.get_rank() == rank else "-buckets"
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_KNOBS": said}):
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    logging.getLogger("bagua_client").removeHandler(handler)
+    return str(model.tuning), lines
+
+
+def test_ranks_that_pin_different_things_are_not_tuned(two_ranks: RankPool) -> None:
+    """They would wait for one another in making process groups."""
+    results = two_ranks.run(_pinned_on, 1)
+    reason = "BAGUA_AUTOTUNE_KNOBS on rank 1 pins something else than on the other ranks; set the "
+    assert [words for words, _ in results] == [f"off: {reason}same on all"] * 2
+    assert [line for _, lines in results for line in lines] == [
+        f"autotune is off: {reason}same on all"
     ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import torch
@@ -23,6 +23,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.knob_choices import Choice
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.torch_private import groups as torch_groups
@@ -36,19 +37,23 @@ CONNECT_SECONDS = 30.0
 """For the ranks' control group to be made, once a rank is known to be able to."""
 
 
-def why_not_admitted(ddp: DistributedDataParallel) -> str:
+def why_not_admitted(ddp: DistributedDataParallel, knobs: Mapping[str, Choice]) -> str:
     """Why ``ddp`` is not tuned; empty: all of its ranks want it tuned, and can, and understand one
     another.
 
     They ask by no collective: a rank that is not tuned, or does not know us at all, would not come
     to that.
+
+    Args:
+        knobs: what the user chose; the ranks make process groups for what is pinned.
     """
     group = ddp.process_group
     if dist.get_world_size(group) == 1:
         logger.info("autotune is off: %s", SINGLE_RANK)
         return SINGLE_RANK
     refusal = refusal_of(ddp, torchs.caps_of(ddp))
-    answer = f"{REFUSAL}{refusal}" if refusal else f"format {report.FORMAT}"
+    pinned = {knob: each.pinned for knob, each in sorted(knobs.items()) if each.pinned is not None}
+    answer = f"{REFUSAL}{refusal}" if refusal else f"format {report.FORMAT}{pinned or ''}"
     speaker, reason = verdict(group, "bagua", answer, _summary, LATE)
     if reason and speaker == dist.get_rank(group):
         logger.warning("autotune is off: %s", reason)
@@ -56,11 +61,16 @@ def why_not_admitted(ddp: DistributedDataParallel) -> str:
 
 
 def _summary(answers: list[str]) -> str:
-    others = ", ".join(map(str, outnumbered(answers)))
-    if others:
+    formats = [answer.partition("{")[0] for answer in answers]
+    if others := ", ".join(map(str, outnumbered(formats))):
         return (
             f"the release of bagua-client on rank {others} is not that of the other "
             "ranks, and they would not understand one another; install the same on all"
+        )
+    if others := ", ".join(map(str, outnumbered(answers))):
+        return (
+            f"BAGUA_AUTOTUNE_KNOBS on rank {others} pins something else than on the other ranks; "
+            "set the same on all"
         )
     return ""
 

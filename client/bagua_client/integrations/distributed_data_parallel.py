@@ -318,7 +318,7 @@ def _tune(
     # Without autotuning not even the agent's code is loaded.
     from bagua_client.agent import start_agent, why_not_admitted
 
-    wrapper._not_tuned = why_not_admitted(wrapper)
+    wrapper._not_tuned = why_not_admitted(wrapper, environment.knobs)
     if not wrapper._not_tuned:
         wrapper._not_tuned = NO_CONTROL_GROUP
         tunable, model = _tunable_of(wrapper), type(wrapper.module).__name__

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
+from bagua_client.layout import Layout
 from bagua_client.reducer.offer import refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
@@ -69,9 +70,10 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
         return False
     if communicator.rank == 0:
         _announce(tunable, file)
-    tunable.schedule(tunable.plan(replace(asked, buckets=())))
+    begin = tunable.plan(replace(asked, buckets=()))
+    tunable.schedule(begin)
     if asked.buckets:
-        tunable.after_reduction = lambda: _cut_lists(tunable, file)
+        tunable.after_reduction = lambda: _cut_lists(tunable, file, begin)
         tunable.attach()
     return True
 
@@ -114,11 +116,13 @@ def _announce(tunable: TunableReducer, file: ConfigurationFile) -> None:
         announce(logger, "BAGUA_CONFIGURATION: it may not be the fastest here: %s", found)
 
 
-def _cut_lists(tunable: TunableReducer, file: ConfigurationFile) -> None:
-    """A step's communication has ended, on all ranks."""
+def _cut_lists(tunable: TunableReducer, file: ConfigurationFile, begin: Layout) -> None:
+    """A step's communication has ended, on all ranks, which began with that layout."""
     if not tunable.order_is_agreed:
         return
     tunable.detach()
+    if tunable.layout_to_come.configuration != begin.configuration:
+        return  # The user has set another one since.
     communicator = tunable.communicator
     is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
     if communicator.rank == 0 and not is_in_order:

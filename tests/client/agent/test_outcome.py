@@ -285,6 +285,8 @@ def test_a_service_that_says_less_or_nonsense_is_borne() -> None:
         "result": {"summary": "earlier", "low": None, "high": float("inf"), "trials": 3},
     }
     assert JobState.from_json(document).result == {"trials": 3}
+    document["progress"]["speedup"] = float("inf")  # no line of JSON could say it
+    assert JobState.from_json(document).speedup is None
 
 
 def test_only_a_function_can_be_called() -> None:

@@ -123,6 +123,23 @@ def test_explicit_buckets_come_when_their_order_is_known(
     assert "in another order than when a.json was made" in first["lines"][-1]
 
 
+def _set_by_hand(path: str) -> Configuration:
+    with mock.patch.dict(os.environ, {"BAGUA_CONFIGURATION": path}):
+        model = DistributedDataParallel(_model())
+    for step in range(8):
+        if step == 1:
+            assert model.reconfigure(Configuration(5000))
+        model(torch.ones(4, 16)).sum().backward()
+    return model.configuration
+
+
+@LISTS
+def test_what_is_set_by_hand_meanwhile_stays(two_ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(_document(Configuration(2000, buckets=(1, 2, 7)))))
+    assert two_ranks.run(_set_by_hand, str(path)) == [Configuration(5000)] * 2
+
+
 @LISTS
 def test_what_changes_numbers_and_what_is_not_as_it_was_is_said(
     two_ranks: RankPool, tmp_path: Path
