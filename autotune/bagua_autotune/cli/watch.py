@@ -142,10 +142,17 @@ def _is_refusal(error: click.ClickException) -> bool:
 
 
 def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
-    """Show the job until its tuning is over."""
+    """Show the job until its tuning is over; if its training is started again meanwhile, the job of
+    its next life."""
+    is_followed = False
     while True:
         try:
             overview = reader.overview(job_id)
+            newest = overview.lives[-1].job if overview.lives else job_id
+            if is_followed and newest != job_id:
+                job_id = newest
+                continue
+            is_followed = True
             view.show(overview)
             if overview.job.state not in BEING_TUNED:
                 return overview.job

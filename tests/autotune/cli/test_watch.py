@@ -12,12 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from bagua_autotune.cli import main
-from bagua_autotune.model.job import SILENT_SECONDS
+from bagua_autotune.model.job import SILENT_SECONDS, Event
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.lost_jobs import Leases
+from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.cli.driven_job import DrivenJob
 from tests.autotune.cli.terminal import Terminal
 from tests.autotune.server import ServeProcess
+from tests.autotune.support import make_spec
 
 NAME = "[b]d[/b]"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -163,3 +165,29 @@ def test_a_job_of_the_name_whose_training_has_ended_is_not_what_is_waited_for(
     by_id = CliRunner().invoke(main, ["watch", "job", *options])
     assert by_id.exit_code == 0
     assert "result: " in by_id.output
+
+
+def test_who_watches_a_training_is_led_to_its_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    tuner = Tuner(Store(url))
+    lives = {
+        job_id: make_spec(name=NAME, run="night-shift", world_size=size, ranks_per_node=[size])
+        for job_id, size in (("first", 4), ("second", 2))
+    }
+    tuner.register("first", lives["first"])
+    looks = iter(
+        [
+            lambda: tuner.register("second", lives["second"]),
+            lambda: tuner.take_event("second", Event("ended")),
+        ]
+    )
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
+    result = CliRunner().invoke(main, ["watch", NAME, "--database", url])
+    old = CliRunner().invoke(main, ["watch", "first", "--database", url])
+    tuner.store.close()
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"job {NAME} ended before its tuning did"
+    assert next(looks, None) is None
+    assert old.stdout.splitlines()[-1] == f"job {NAME} ended before its tuning did"

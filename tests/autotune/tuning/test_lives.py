@@ -72,6 +72,8 @@ def test_one_run_is_one_job_whose_lives_are_told(tuner: Tuner) -> None:
     assert lives(tuner, "first")[-1].end == "finished"
     detail = Overviews(tuner.store).detail("killed")
     assert (detail.run, detail.life, detail.continues) == ("night-shift", 2, "first")
+    # Whoever looks at it need not wait for its lease to run out.
+    assert (detail.state, detail.is_lost) == ("ended", True)
 
 
 def test_two_that_run_at_the_same_time_are_two_jobs(tuner: Tuner, clock: Clock) -> None:
