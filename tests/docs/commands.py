@@ -40,7 +40,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"bagua-autotune serve .*postgresql.*", Parsed(), "tests/autotune/store has a PostgreSQL"),
     (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
-    (r".*bagua\.distributed\.launch .*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
+    (r".*bagua\.distributed\..*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),
     (r"kubectl .*", KUBERNETES, "there is no Kubernetes here"),

@@ -29,8 +29,6 @@ def problem(command: str) -> str | None:
         from torch.distributed.run import get_args_parser
 
         parsed = _original(get_args_parser(), arguments)
-        if parsed.training_script == "train.py":
-            return None  # the reader's
         arguments = ["-m"] if parsed.module else []
         arguments += [parsed.training_script, *parsed.training_script_args]
     elif program == "bagua-run":
@@ -41,6 +39,8 @@ def problem(command: str) -> str | None:
 
 
 def _taken(arguments: list[str]) -> str | None:
+    if arguments[0] == "train.py":
+        return None  # the reader's
     sys.path[0] = os.getcwd()
     try:
         if arguments[0] == "-m":
