@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -71,7 +72,7 @@ class Outcome:
         if self._is_over and is_news:
             self._untold = True
             if self._handle is None:
-                self._handle = register_optimizer_step_post_hook(lambda *_: self._tell())
+                self._handle = register_optimizer_step_post_hook(_teller(self))
 
     def fail(self, reason: str, step: int) -> None:
         """The tuning ends by an error that all ranks know of. A result that is there stays."""
@@ -109,6 +110,18 @@ class Outcome:
     def _in_force(self) -> Configuration:
         """Or from the next forward pass on."""
         return self._tunable.layout_to_come.configuration
+
+
+def _teller(outcome: Outcome) -> Callable[..., None]:
+    """Torch keeps its hooks for ever, and the outcome knows the model."""
+    reference = ref(outcome)
+
+    def hook(*_: Any) -> None:
+        found = reference()
+        if found is not None:
+            found._tell()
+
+    return hook
 
 
 def _read(configuration: Mapping[str, Any] | None) -> Configuration | None:

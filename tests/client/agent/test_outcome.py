@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import logging
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -241,6 +243,25 @@ def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path)
     assert (ended["state"], refused["state"]) == ("failed", "off")
     assert ended["reason"] == ENDED_FIRST
     assert refused["reason"].startswith("bucket_cap_mb_list")
+
+
+def _drop(url: str) -> bool:
+    """Whether a model is gone that was dropped before its result could be told."""
+    with _service_at(url):
+        model = DistributedDataParallel(torch.nn.Linear(16, 16))
+    for _ in range(MOST_STEPS):
+        model(torch.ones(1, 16)).sum().backward()
+        if model.tuning.state == "finished":
+            break
+    weight = weakref.ref(model.module.weight)
+    del model
+    gc.collect()
+    return weight() is None
+
+
+def test_a_model_that_was_dropped_is_gone(two_ranks: RankPool) -> None:
+    with ScriptedService([FIRST]) as service:
+        assert two_ranks.run(_drop, service.url) == [True, True]
 
 
 def _leave(url: str, path: str) -> None:
