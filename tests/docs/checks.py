@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,21 +37,26 @@ class Place:
         self.environment = scratch_environment(folder)
         self._to_parse = to_parse
 
-    def run(self, command: str, **variables: str) -> str:
+    def run(self, command: str) -> str:
         """What it prints; an AssertionError unless it ends with 0."""
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=self.folder,
-            env={**self.environment, **variables},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=RUN_SECONDS,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}"
-        return done.stdout
+        try:
+            output, _ = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks then
+            output, _ = process.communicate()
+            raise AssertionError(f"still running: {command}\n{output[-3000:]}") from None
+        assert process.returncode == 0, f"{command}\n{output[-3000:]}"
+        return output
 
     @functools.cache  # noqa: B019
     def problems(self) -> dict[str, str | None]:

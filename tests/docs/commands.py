@@ -24,10 +24,21 @@ SHORT = Run(
 )
 KUBERNETES = Files("tests/deploy/test_kubernetes.py")
 SLURM = Files("tests/deploy/test_slurm.py")
+LAUNCHED = Files("tests/e2e/test_launching.py")
 CONTAINERS = Files("tests/deploy/test_compose.py")
 
 # What the whole command must match, what is done instead of running it, and why. The first counts.
 INSTEAD: tuple[tuple[str, Check, str], ...] = (
+    (r"(torchrun|bagua-run|accelerate) .*examples/unmodified/.*", LAUNCHED, "it runs them"),
+    (r"bagua-run .*", LAUNCHED, "8 ranks on each of two hosts"),
+    (r".*torchrun --nnodes=1:4 .*", Parsed(), "several hosts; tests/e2e/test_elastic.py"),
+    (r".*examples/lightning_digits\.py .*", Parsed(), "takes minutes; tests/e2e/test_lightning.py"),
+    (
+        r"PYTHONPATH=\S+ python -m tests\.\S+",
+        Files("tests/integrations/lightning_on_gpus.py"),
+        "GPUs",
+    ),
+    (r"BAGUA_CONFIGURATION=\S+ .*", Run(instead=(("=8", "=2"),)), "8 ranks want 8 cores"),
     (r"make .*", Make(), "takes minutes; the second is what runs this test"),
     (r"pip install .*", Extras(), "was done before this test ran"),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
@@ -69,6 +80,8 @@ NOT_COMMANDS = (
 # before and of what neither lists the arguments are looked at.
 MENTIONED: tuple[tuple[str, Check, str], ...] = (
     (r"bagua-autotune [a-z]+", Named(), "without its arguments"),
+    (r"python -m bagua_client\.run", LAUNCHED, "without its arguments"),
+    (r"python -I", LAUNCHED, "an option of Python's"),
     (r"python -m docs\.screenshots", Files("docs/screenshots.py"), "takes no arguments"),
 )
 

@@ -22,13 +22,29 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
         'model = DistributedDataParallel(model, algorithm="async"); train_one_step(model)',
     ),
     (
-        "docs/training.md",
+        "docs/launching.md",
         "model = bagua_client.tune(model)",
         "model = torch.nn.parallel.DistributedDataParallel(model)",
+    ),
+    ("docs/launching.md", "class Tuned(transformers", "import transformers"),
+    ("docs/launching.md", "class Tuned(lightning", "import lightning"),
+    (
+        "docs/training.md",
+        "with model.unmeasured():",
+        "model = bagua_client.DistributedDataParallel(model); validate = lambda model: None",
     ),
 )
 
 # Blocks that are only compiled: the page, how the block begins, and why.
 COMPILED: tuple[tuple[str, str, str], ...] = (
     ("docs/testbed.md", "from pathlib import Path", "root; tests/benchmarks/testbed"),
+    ("docs/launching.md", "from bagua_client.launcher", "replaces torch's class for what follows"),
+    ("docs/launching.md", "model, optimizer, loader = acc", "tests/integrations/test_tuned.py"),
+    ("docs/lightning.md", "import lightning as L", "4 GPUs; tests/integrations/test_lightning.py"),
+    ("docs/lightning.md", "with fabric.strategy.paused", "tests/integrations"),
+    (
+        "docs/results.md",
+        "bagua_client.on_tuned(",
+        "three libraries; tests/client/test_results_page.py",
+    ),
 )

@@ -15,6 +15,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import Ranks, make_spec
+from tests.deploy.slurm import free_ports
 from tests.docs.checks import Parsed, Place
 from tests.docs.commands import (
     INSTEAD,
@@ -78,7 +79,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     shutil.copy(ROOT / "tests" / "train.py", folder / "train.py")
     place = Place(folder, TO_PARSE)
     place.environment.update(LIMITS)
-    place.environment["PET_STANDALONE"] = "1"  # torchrun's own, for a free port
+    (port,) = free_ports(1)
+    place.environment["PET_MASTER_PORT"] = str(port)  # torchrun's, where a command says none
     database = folder / "data" / "bagua-autotune" / "autotune.db"
     database.parent.mkdir(parents=True)
     make_tuned_job(database)
