@@ -25,7 +25,8 @@ def inherited(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     paths = [path for path in given.split(os.pathsep) if path != STARTUP] if given else []
     root = str(_PACKAGE.parent)
     # "python -m" finds modules in the working directory, where a script does not.
-    if root not in [os.path.abspath(path) for path in sys.path[1:]]:
+    first, *others = map(os.path.abspath, sys.path)
+    if first == root and root not in others:
         paths.append(root)
     return {REPLACES_VARIABLE: "1", "PYTHONPATH": os.pathsep.join([STARTUP, *paths])}
 
