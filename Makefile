@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmarks]' --constraint constraints.txt
 	@touch $@
 
-demo: $(STAMP) ## Tune a real training of 4 processes on this machine, end to end
-	$(BIN)/python examples/demo.py
+demo: $(STAMP) ## Tune a real training on two emulated hosts of this machine, end to end
+	$(BIN)/python -m examples.demo
 
 test: lint ## Lint, types and the whole test suite (ARGS="-k name" to choose)
 ifdef ARGS

@@ -1,94 +1,96 @@
-"""The whole path in a few minutes: a service, a real training of 4 ranks, its tuning, the result.
+"""The whole path in a few minutes: two hosts, a service, a real training of 4 ranks, the result.
 
-Starts the service on a free port with a database of its own, then examples/digits.py on two
-"nodes" of two ranks with BAGUA_AUTOTUNE=1, says how the tuning goes, and shows what came of it.
+    python -m examples.demo
+
+Makes two hosts of this machine with a link of 1 Gbit/s between them, starts the service and
+examples/digits.py with BAGUA_AUTOTUNE=1 there, and shows what comes of it. The training ends when
+its tuning does.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import secrets
+import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import launch
-import requests
+import torch
 
-from bagua_autotune.model.text import describe
+from benchmarks.testbed import Network, Testbed, relay, rootless
 
+JOB = "digits"
+NETWORK, GPU_NETWORK = "1gbit", "10gbit"
 LIMITS = {
     "BAGUA_AUTOTUNE_MAX_SAMPLES": "12",
     "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "4",
     "BAGUA_AUTOTUNE_WARMUP_TIME_S": "8",
 }
-TRAINING = [str(Path(__file__).with_name("digits.py")), "--epochs", "20", "--minutes", "3.5"]
+TRAINING = [str(Path(__file__).with_name("digits.py")), "--batch", "8", "--until-tuned"]
+TRAINING += ["--minutes", "4"]
+LAST_LOOK_SECONDS = 10.0
+"""The command that watches looks once a second."""
 
 
-def start_service(database: str) -> tuple[subprocess.Popen[str], str]:
-    """The service and its address."""
-    command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
-    command += ["--database", database, "--log-level", "warning"]
-    service = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert service.stdout is not None
-    address = service.stdout.readline().rpartition(" ")[2].strip()
-    if not address:
-        sys.exit("the service did not start; its message stands above")
-    return service, address
+def made() -> Testbed:
+    """Two hosts: with a GPU each where there are two, else of two ranks."""
+    if torch.cuda.device_count() >= 2:
+        return Testbed(Network.parse(GPU_NETWORK), ranks_per_node=1, gpus=True)
+    return Testbed(Network.parse(NETWORK), ordinary_priority=True)
 
 
-def show_progress(url: str, training: Sequence[subprocess.Popen[bytes]]) -> None:
-    """A line for each new trial and one for the result, until the training has ended."""
-    seen: object = None
-    while any(process.poll() is None for process in training):
-        time.sleep(0.5)
-        jobs = requests.get(f"{url}/api/v2/jobs", timeout=10).json()["jobs"]
-        if (
-            jobs
-            and (now := (jobs[0]["state"], jobs[0]["trial"] and jobs[0]["trial"]["index"])) != seen
-        ):
-            seen = now
-            print(progress_line(jobs[0]), flush=True)
+def introduction(testbed: Testbed) -> str:
+    """What the training is about to run on."""
+    ranks = testbed.ranks_per_node
+    hosts = f"two hosts of {ranks} rank{'s' if ranks > 1 else ''} on this machine"
+    if testbed.fallback is not None:
+        return (
+            f"No network lies between the {hosts}, and there may be nothing to gain: "
+            f"{testbed.fallback}"
+        )
+    rate = testbed.network.rate_bits_per_second or 0
+    return f"Emulated link of {rate / 1e9:g} Gbit/s between {hosts}."
 
 
-def progress_line(job: dict[str, Any]) -> str:
-    progress, trial, result = job["progress"], job["trial"], job["result"]
-    if result is not None:
-        return f"[tuned] {result['summary']}"
-    if trial is None:
-        return f"[{job['state']}]"
-    parts = [f"trial {trial['index'] + 1} of at most {progress['max_trials']}"]
-    if trial["purpose"] == "confirm":
-        parts = ["winner and default in turns"]
-    parts.append(describe(trial["configuration"]))
-    if progress["speedup"] is not None:
-        parts.append(f"best so far {progress['speedup']:.2f}x")
-    if progress["seconds_left"] is not None:
-        parts.append(f"at most {progress['seconds_left']:.0f} s left")
-    return f"[tuning] {', '.join(parts)}"
+def command(*words: str, database: Path) -> list[str]:
+    """One of the terminal, which reads the database of the service."""
+    return [sys.executable, "-m", "bagua_autotune", *words, "--database", f"sqlite:///{database}"]
+
+
+def tune(testbed: Testbed, page: socket.socket) -> int:
+    """Train until the tuning ends, and show it; the training's exit code."""
+    folder, token = testbed.folder, secrets.token_urlsafe()
+    database, log = folder / "demo.db", folder / "training.log"
+    url = testbed.serve(database, token, folder / "service.log")
+    print(f"Watch it in a browser: {testbed.publish(url, page)}/#token={token}", flush=True)
+    tuned = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_TOKEN": token}
+    training = testbed.start(TRAINING, {**LIMITS, **tuned, "BAGUA_AUTOTUNE_JOB": JOB}, log)
+    watching = subprocess.Popen(command("watch", JOB, "--wait", database=database))
+    try:
+        if code := training.wait():
+            print(log.read_text(), file=sys.stderr)
+            return code
+        watching.wait(LAST_LOOK_SECONDS)
+    finally:
+        watching.kill()
+        watching.wait()
+    print(flush=True)
+    return subprocess.run(command("show", JOB, database=database)).returncode
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{folder}/demo.db"
-        service, url = start_service(database)
-        print(f"2 nodes x 2 ranks begin to train; watch it at {url}", flush=True)
-        tuned = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url, "BAGUA_AUTOTUNE_JOB": "digits"}
-        training = launch.start(TRAINING, environment={**os.environ, **LIMITS, **tuned})
-        try:
-            show_progress(url, training)
-        finally:
-            code = launch.wait(training)
-            service.terminate()
-            service.wait()
-        if code:
-            sys.exit(code)
-        print(flush=True)
-        show = [sys.executable, "-m", "bagua_autotune", "show", "digits", "--database", database]
-        subprocess.run(show, check=True)
+    argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    page = relay.listener()
+    rootless.enter(page)
+    with made() as testbed:
+        print(introduction(testbed), flush=True)
+        code = tune(testbed, page)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ The line that differs from a training under torch's DistributedDataParallel is m
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
+import os
 import time
 
 import torch
@@ -60,8 +62,17 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[train], labels[train], images[test], labels[test]
 
 
-def mean_over_ranks(*values: float) -> list[float]:
-    total = torch.tensor(values, dtype=torch.float64)
+def device_of_rank() -> torch.device:
+    """A GPU of its own, where there is one for each rank of this host."""
+    rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.device_count() < ranks:
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def mean_over_ranks(device: torch.device, *values: float) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return [value / dist.get_world_size() for value in total.tolist()]
 
@@ -71,19 +82,21 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16, help="images of each rank in a step")
     parser.add_argument("--minutes", type=float, default=60, help="no new epoch after these")
+    parser.add_argument("--until-tuned", action="store_true", help="as many epochs as that takes")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
-    dist.init_process_group("gloo")
+    device = device_of_rank()
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    images, labels, test_images, test_labels = digits()
-    model = bagua_client.DistributedDataParallel(resnet18())  # the one changed line
+    images, labels, test_images, test_labels = (data.to(device) for data in digits())
+    model = bagua_client.DistributedDataParallel(resnet18().to(device))  # the one changed line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     steps = len(labels) // (world_size * arguments.batch)
     began = time.monotonic()
 
-    for epoch in range(1, arguments.epochs + 1):
+    for epoch in itertools.count(1):
         model.train()
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
         total_loss = 0.0
@@ -101,10 +114,11 @@ def main() -> None:
             mine = slice(rank, None, world_size)
             right = (model(test_images[mine]).argmax(1) == test_labels[mine]).float().mean().item()
         minutes = (time.monotonic() - began) / 60
-        loss_mean, accuracy, minutes = mean_over_ranks(total_loss / steps, right, minutes)
+        loss_mean, accuracy, minutes = mean_over_ranks(device, total_loss / steps, right, minutes)
         if rank == 0:
             print(f"epoch {epoch:2d}  loss {loss_mean:.4f}  accuracy {accuracy:.1%}", flush=True)
-        if minutes > arguments.minutes:
+        is_enough = not model.is_tuning if arguments.until_tuned else epoch == arguments.epochs
+        if is_enough or minutes > arguments.minutes:
             break
     dist.destroy_process_group()
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import records
+from . import records, rootless
 from .network import Network
 from .results import read_since, written
 from .testbed import Testbed
@@ -86,7 +85,7 @@ def show(arguments: argparse.Namespace) -> int:
 def searched(problems: Sequence[str]) -> int:
     """Say what was in the way, and where else something may be; the exit code."""
     complain(problems)
-    if os.geteuid() != 0:
+    if rootless.user() != 0:
         complain([f"searched {records.folder()}; runs that root started are found with sudo"])
     return 1 if problems else 0
 
@@ -146,6 +145,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = parser().parse_args()
+    if arguments.action in (run, probe):
+        rootless.enter()
     try:
         sys.exit(arguments.action(arguments))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """What runs have made, written down before it is made, so that it can be removed by anybody.
 
-One file for each run in ``/run/bagua-testbed`` (where that cannot be written, in the folder
-for temporary files). Nothing is ever removed that is not written there. What a run starts carries
+One file for each run in ``/run/bagua-testbed`` (of who is not root, in the folder for temporary
+files). Nothing is ever removed that is not written there. What a run starts carries
 its identifier in a variable, so that it is found on loopback as well.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from .rootless import user
 from .tools import ToolError, run
 
 PREFIX = "bagua-testbed"
@@ -31,10 +32,10 @@ KILL_SECONDS = 10.0
 
 def folder() -> Path:
     """Where the records are; of this user only."""
-    if os.access("/run", os.W_OK):
+    if user() == 0:
         path = Path("/run") / PREFIX
     else:
-        path = Path(tempfile.gettempdir()) / f"{PREFIX}-{os.geteuid()}"
+        path = Path(tempfile.gettempdir()) / f"{PREFIX}-{user()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.geteuid():
         raise ToolError(f"{path} belongs to somebody else")

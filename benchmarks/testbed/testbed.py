@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from . import gpus as of_gpus
 from .delay import switch as delayed
@@ -31,8 +33,9 @@ MOST_NODES = 200
 class Testbed:
     """Hosts, each in a network namespace, and one more for the service; a context manager.
 
-    It needs root and iproute2, and a C compiler if the network has a delay; otherwise everything
-    runs on this machine's loopback, unshaped, and ``fallback`` says why.
+    It needs iproute2, and root or the namespaces of ``rootless.enter``; for a delay a C compiler
+    and ``/dev/net/tun``, too. Otherwise everything runs on this machine's loopback, unshaped, and
+    ``fallback`` says why.
 
     Args:
         ordinary_priority: ranks and switch wait like any process; for ranks that compute much,
@@ -98,7 +101,7 @@ class Testbed:
 
     def _build(self, names: Sequence[str]) -> None:
         if os.geteuid() != 0:
-            raise ToolError("only root can make network namespaces")
+            raise ToolError("this kernel lets only root make network namespaces")
         *namespaces, switch = self._record.namespaces
         hosts = self._place(names, INTERFACE, namespaces)
         add_namespaces([*namespaces, switch])
@@ -181,6 +184,23 @@ class Testbed:
         if address is None:
             raise RuntimeError(f"the service said {line!r} and no address{where}")
         return address.group()
+
+    def publish(self, url: str, listening: socket.socket) -> str:
+        """Let a browser on this machine reach the service.
+
+        Args:
+            url: the service's address, as the hosts reach it.
+            listening: see ``relay.listener``.
+
+        Returns:
+            Its address on this machine; without the token, which it wants.
+        """
+        there = urlsplit(url)
+        words = [str(listening.fileno()), str(there.hostname), str(there.port)]
+        command = [sys.executable, str(Path(__file__).with_name("relay.py")), *words]
+        process = self.service_host.popen(command, pass_fds=[listening.fileno()])
+        self._services.append(process)
+        return "http://{}:{}".format(*listening.getsockname())
 
     def probe(self, seconds: float = 3.0) -> tuple[float, float]:
         """Measure the link between the first host and the last one, for so long.

@@ -40,6 +40,11 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"BAGUA_CONFIGURATION=\S+ .*", Run(instead=(("=8", "=2"),)), "8 ranks want 8 cores"),
     (r"make .*", Make(), "takes minutes; the second is what runs this test"),
+    (
+        r"python -m examples\.demo",
+        Parsed(),
+        "takes minutes; tests/benchmarks/testbed has its parts",
+    ),
     (r"pip install .*", Extras(), "was done before this test ran"),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
     (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
