@@ -28,6 +28,7 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
+    _exchange_copies(api, tuner)
     reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
@@ -48,16 +49,6 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
         except JobConflict as error:
             abort(409, f"{error}; choose another id.")
         return answer(tuner.ask(job_id), 201 if is_new else 200)
-
-    @api.get("/jobs/<job_id>/copy")
-    def get_copy(job_id: str) -> Response:
-        return answer(copy_of(tuner.store, tuner.knowledge, job_id))
-
-    @api.post("/copies")
-    def post_copy() -> Response:
-        parse(reports.CopyOutline)
-        adopted = adopt(tuner.store, parse(Copy), time.time())
-        return answer(reports.Adopted(jobs=adopted))
 
     @api.get("/jobs/<job_id>/state")
     def get_state(job_id: str) -> Response:
@@ -93,3 +84,17 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
         except TrialNotNamed as error:
             abort(422, f"trial: {error}.")
         return answer(tuner.ask(job_id))
+
+
+def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
+    """What is known of a training, for the service of another host and from it."""
+
+    @api.get("/jobs/<job_id>/copy")
+    def get_copy(job_id: str) -> Response:
+        return answer(copy_of(tuner.store, tuner.knowledge, job_id))
+
+    @api.post("/copies")
+    def post_copy() -> Response:
+        parse(reports.CopyOutline)
+        adopted = adopt(tuner.store, parse(Copy), time.time())
+        return answer(reports.Adopted(jobs=adopted))

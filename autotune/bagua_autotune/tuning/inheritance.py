@@ -81,9 +81,9 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
 
 def _unlikeness(job: Job, spec: JobSpec) -> tuple[bool, bool, bool]:
     """How much less than others a job says of one on these ranks."""
-    is_across = (len(job.ranks_per_node) > 1) == (len(spec.ranks_per_node) > 1)
+    are_both_across = (len(job.ranks_per_node) > 1) == (len(spec.ranks_per_node) > 1)
     is_same_size = job.ranks_per_node == spec.ranks_per_node
-    return job.fingerprint != spec.fingerprint, not is_same_size, not is_across
+    return job.fingerprint != spec.fingerprint, not is_same_size, not are_both_across
 
 
 def _ready_seconds(

@@ -53,6 +53,7 @@ class Handover:
         self._rank = communicator.rank
         self._nodes = len(nodes)
         self._node = next((n for n, ranks in enumerate(nodes) if ranks[0] == self._rank), None)
+        self._is_too_large = False
         self.is_needed = environment.url is None
         self.is_across = self.is_needed and self._nodes > 1
         self._place = f"bagua/copies/{communicator.group.group_name}/{name}"
@@ -64,12 +65,14 @@ class Handover:
         store = torch_groups.store()
         if not self.is_needed or self._node is None or store is None:
             return
-        with suppress(Exception):
+        try:
             kept = _read(self._file)
             if kept is not None:
                 # Last its time: whoever finds that finds the copy.
                 store.set(f"{self._place}/{self._node}", base64.b64encode(kept).decode())
                 store.set(f"{self._place}/{self._node}/at", str(_stamp(kept)))
+        except Exception as error:
+            logger.info("autotune: what this node kept of earlier lives stays here (%r)", error)
 
     def take(self) -> dict[str, Any] | None:
         """On rank 0, the newest that was offered."""
@@ -87,6 +90,20 @@ class Handover:
         except Exception as error:
             logger.info("autotune: what the nodes kept of earlier lives is of no use (%r)", error)
             return None
+
+    def share(self, copy: Mapping[str, Any]) -> str | None:
+        """On rank 0: this node keeps it; the text that the other nodes need, if there are any."""
+        text = pack(copy)
+        if text is None:
+            if not self._is_too_large:
+                logger.info(
+                    "autotune: what is known of this job is too large for its nodes to keep; with "
+                    "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+                )
+            self._is_too_large = True
+            return None
+        self.write(text)
+        return text if self.is_across else None
 
     def keep(self, text: str | None) -> None:
         """On each node, what rank 0 sent; its own wrote it already. Never waits."""

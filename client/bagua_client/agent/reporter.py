@@ -19,7 +19,7 @@ from typing import Any
 
 from bagua_client.agent.announcement import announce
 from bagua_client.agent.connection import Connection, Stopped
-from bagua_client.agent.handover import Handover, pack
+from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
@@ -349,12 +349,9 @@ class Reporter:
 
     def _take_copy(self) -> str | None:
         """What is known by now, for the other nodes; this one's has it then."""
-        copy = None if self._handover is None else self._connection.copy()
-        packed = None if copy is None else pack(copy)
-        if self._handover is None or packed is None:
+        if self._handover is None or (copy := self._connection.copy()) is None:
             return None
-        self._handover.write(packed)
-        return packed if self._handover.is_across else None
+        return self._handover.share(copy)
 
     def _order(
         self,

@@ -119,10 +119,8 @@ def variables(options: Namespace) -> dict[str, str]:
 def farewells(options: Namespace) -> list[str]:
     """A line for each flag that is given and gone."""
     given = vars(options)
-    lines = [
-        f"--{gone.name} {gone.instead}" for gone in GONE if gone.name in given and gone.instead
-    ]
-    return lines
+    spoken = (gone for gone in GONE if gone.name in given and gone.instead)
+    return [f"--{gone.name} {gone.instead}" for gone in spoken]
 
 
 def spellings(name: str) -> list[str]:

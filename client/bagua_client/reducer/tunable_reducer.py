@@ -340,9 +340,7 @@ class TunableReducer:
         self.default = replace(self.default, channels=1, hierarchical="off")
         if self._is_hooked:
             self._build(plan(self.tensors, self.order, self.default), bare=True)
-        elif (
-            not self.layout.configuration.is_torchs_way
-        ):  # Before the first step: not in force yet.
+        elif not self.layout.configuration.is_torchs_way:  # Before the first step.
             self.layout = plan(self.tensors, self.order, self.default)
 
     def look_on(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import stat
 import zlib
 from pathlib import Path
@@ -149,6 +150,20 @@ def test_what_a_node_offers_may_be_nonsense(
 def test_one_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "LARGEST_BYTES", 20)
     assert pack({"tensors": TENSORS}) is None
+
+
+def test_one_that_is_too_large_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handover, "LARGEST_BYTES", 20)
+    node = of_rank(0, tmp_path, monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert node.share({"tensors": TENSORS}) is None
+        assert node.share({"tensors": TENSORS}) is None
+    assert [record.message for record in caplog.records if "too large" in record.message] == [
+        "autotune: what is known of this job is too large for its nodes to keep; with "
+        "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+    ]
 
 
 def test_a_disk_that_takes_nothing_is_no_trouble(
