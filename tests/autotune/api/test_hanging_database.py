@@ -50,7 +50,7 @@ def serving(url: str) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.effective_port}"
     finally:
-        # Woken by something else, the server may do it, and close the trigger, before this wakes it.
+        # Woken by something else, the server may close the trigger before this pulls it.
         with suppress(OSError):
             server.trigger.pull_trigger(lambda: waitress.wasyncore.close_all(sockets))
         server.task_dispatcher.shutdown()
