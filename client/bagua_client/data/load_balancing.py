@@ -5,9 +5,9 @@ sentences do in length, a random split makes some rank slow in nearly every step
 kept here: sort the samples by a complexity that you know, and give the neighbours in that order to
 the ranks in the same step.
 
-Beyond Bagua: all ranks have equally many batches, whatever makes the batches (in Bagua 0.9 some jobs
-hang); no rank always gets the largest sample of a step; each complexity is computed once in the
-whole job; what is left out is chosen anew in each epoch.
+Beyond Bagua: all ranks have equally many batches, whatever makes the batches (with Bagua 0.9 some
+jobs hang); no rank always gets the largest sample of a step; each complexity is computed once in
+the whole job; what is left out is chosen anew in each epoch.
 """
 
 from __future__ import annotations
