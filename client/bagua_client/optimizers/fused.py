@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 CHECKED_STEPS = frozenset((1, 2, 10, 100))
 """In the first, states are made; a later one may show what an optimizer does only now and then."""
+MOST_CHECKED_ELEMENTS = 1 << 20
+"""So that the copies that are compared need little memory."""
 TOLERANCE = 4.0
 """Of a result, in units of its type's rounding at the largest value that took part."""
 
@@ -142,10 +144,12 @@ class FusedStep:
             self._flatten_weights()
         self.steps += 1
         runs = [self._runs_of(group) for group in self.optimizer.param_groups]
-        plain = _after_plain_step(self.optimizer) if self.steps in CHECKED_STEPS else None
-        self._step(runs)
-        if plain is not None and self._differs_from(plain):
+        if self.steps in CHECKED_STEPS and self._is_refused(runs):
+            plain = _copy_of(self.optimizer)
+            type(plain).step(plain)
+            vars(self.optimizer).update(_settings_of(plain))
             return 0
+        self._step(runs)
         return sum(1 for of_group in runs if of_group)
 
     def _flatten_weights(self) -> None:
@@ -249,27 +253,26 @@ class FusedStep:
                 for state, view in zip(states, views(value, run), strict=True):
                     state[name] = view
 
-    def _differs_from(self, plain: Optimizer) -> bool:
-        """Where the plain step did something else, that is kept, and the optimizer stays plain."""
-        pairs = [
-            (ours, theirs)
-            for group, other in zip(self.optimizer.param_groups, plain.param_groups, strict=True)
-            for ours, theirs in zip(group["params"], other["params"], strict=True)
-        ]
-        odd = next((each[0] for each in pairs if not _is_alike(*each)), None)
-        if odd is None:
-            return False
-        for ours, theirs in pairs:
-            ours.copy_(theirs)
-            if theirs in plain.state:
-                self.optimizer.state[ours] = plain.state[theirs]
-        self.refusal = (
-            f"{type(self.optimizer).__name__} is not fused: in step {self.steps} the fused result "
-            f"differed from the plain one, for a parameter of shape {tuple(odd.shape)}. It seems "
-            "not to treat each element by itself. Its steps are plain ones, also this one."
-        )
-        logger.warning(self.refusal)
-        return True
+    def _is_refused(self, runs: Sequence[Sequence[Sequence[Parameter]]]) -> bool:
+        """Whether a fused step of some of the parameters, or rather of copies, differs from a plain
+        one. It changes nothing."""
+        chosen = [[p for run in of_group for p in _sample(run)] for of_group in runs]
+        plain, fused = (_twin(self.optimizer, chosen) for _ in range(2))
+        type(self.optimizer).step(plain)
+        apart = FusedStep(fused, do_flatten=True, check_flatten=False)
+        apart._step([apart._runs_of(group) for group in fused.param_groups])
+        for ours, theirs in zip(fused.param_groups, plain.param_groups, strict=True):
+            for found, expected in zip(ours["params"], theirs["params"], strict=True):
+                if not _is_alike(found, expected):
+                    self.refusal = (
+                        f"{type(self.optimizer).__name__} is not fused: in step {self.steps} the "
+                        "fused result would differ from the plain one, for a parameter of shape "
+                        f"{tuple(found.shape)}. It seems not to treat each element by itself. All "
+                        "its steps remain plain."
+                    )
+                    logger.warning(self.refusal)
+                    return True
+        return False
 
 
 def _copy_of(optimizer: Optimizer) -> Optimizer:
@@ -292,15 +295,29 @@ def _settings_of(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _after_plain_step(optimizer: Optimizer) -> Optimizer:
-    """A copy of everything, after its plain step."""
+def _sample(run: Sequence[Parameter]) -> list[Parameter]:
+    """The smallest of each shape, two at least; of the run's order."""
+    by_shape = {parameter.shape: parameter for parameter in run}
+    chosen = sorted([*by_shape.values(), *run], key=Parameter.numel)
+    found: set[Parameter] = set()
+    elements = 0
+    for parameter in chosen:
+        if len(found) >= 2 and elements + parameter.numel() > MOST_CHECKED_ELEMENTS:
+            break
+        elements += parameter.numel() if parameter not in found else 0
+        found.add(parameter)
+    return [parameter for parameter in run if parameter in found]
+
+
+def _twin(optimizer: Optimizer, chosen: Sequence[Sequence[Parameter]]) -> Optimizer:
+    """A copy of the optimizer that has copies of these parameters alone, by group."""
     found = _copy_of(optimizer)
-    found.defaults = copy.deepcopy(optimizer.defaults)
+    vars(found).update(copy.deepcopy(_settings_of(optimizer)))
     found.state = defaultdict(dict)
     found.param_groups = []
-    for group in optimizer.param_groups:
+    for group, parameters in zip(optimizer.param_groups, chosen, strict=True):
         copies = []
-        for parameter in group["params"]:
+        for parameter in parameters:
             twin = Parameter(parameter.detach().clone(), parameter.requires_grad)
             twin.grad = None if parameter.grad is None else parameter.grad.detach().clone()
             if parameter in optimizer.state:
@@ -308,7 +325,6 @@ def _after_plain_step(optimizer: Optimizer) -> Optimizer:
             copies.append(twin)
         settings = {key: value for key, value in group.items() if key != "params"}
         found.param_groups.append({**copy.deepcopy(settings), "params": copies})
-    type(optimizer).step(found)
     return found
 
 
