@@ -51,8 +51,9 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        is_mean = self.momentum is None  # of all batches so far
-        share = 1.0 / float(self.num_batches_tracked) if is_mean else self.momentum
+        share = self.momentum
+        if share is None:  # the mean of all batches so far
+            share = 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean), share)
         unbiased = variance * (count / (count - 1))
         self.running_var.lerp_(unbiased.to(self.running_var), share)
