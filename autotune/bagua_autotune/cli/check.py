@@ -64,13 +64,13 @@ class Figures:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--steps", type=click.IntRange(5), default=60, show_default=True,
-              help="Steps measured; then the run is ended.")  # fmt: skip
+              help="Steps to measure; then the run is ended.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
               show_default=True,
-              help="It is ended earlier if the measured steps take so long.")  # fmt: skip
+              help="Or when the measured steps took so long together.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0,
               show_default=True, metavar="SECONDS",
-              help="It is ended in any case after so long.")  # fmt: skip
+              help="The run is ended after so long in any case.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def check(
@@ -78,10 +78,14 @@ def check(
 ) -> None:
     """Say how much faster COMMAND could train at most, if its communication were tuned.
 
-    Runs it, measures some steps, and ends it with all the processes that it started: what it writes
-    until then, such as checkpoints, it writes. The script stays as it is, and so do its results:
-    DistributedDataParallel is only watched. Nothing is tuned. A job of several machines is started
-    so on each.
+    Runs it, measures some steps after a warm-up, and ends it with all the processes that it
+    started. What it writes until then, such as logs and checkpoints, it writes. The script stays as
+    it is, and so do the numbers that it computes: nothing is tuned.
+
+    Exposed communication is what a step waits for after the last gradient is ready, and for
+    broadcasts of buffers; on GPUs the device's own clock says how long. All else counts as
+    computing: waiting for data and the optimizer, too. A job of several machines is started so on
+    each of them.
 
     For example: bagua-autotune check -- torchrun --nproc-per-node 4 train.py
     """
