@@ -69,7 +69,7 @@ class WandB:
 
             run = wandb.run
         if run is None:
-            raise RuntimeError("there is no run of wandb on rank 0: call wandb.init() before")
+            raise RuntimeError("there is no run of wandb on rank 0: call wandb.init() first")
         run.config.update({PREFIX: tuning.configuration.to_json()}, allow_val_change=True)
         told = {**_figures(tuning), "state": tuning.state, "result": _words(tuning)}
         for name, value in told.items():
@@ -98,7 +98,7 @@ class MLflow:
 
         run_id, active = self._run_id, mlflow.active_run()
         if run_id is None and active is None:
-            raise RuntimeError("mlflow has no active run on rank 0: call mlflow.start_run() before")
+            raise RuntimeError("mlflow has no active run on rank 0: call mlflow.start_run() first")
         run_id = run_id or active.info.run_id
         figures = {f"{PREFIX}.{name}": float(value) for name, value in _figures(tuning).items()}
         mlflow.log_metrics(figures, step=tuning.round, run_id=run_id)

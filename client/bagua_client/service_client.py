@@ -66,7 +66,7 @@ class JobState:
                 result=_numbers(result or {}),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
+            raise ServiceUnavailable(f"its answer is not the state of a job ({error!r})") from error
         return state
 
 

@@ -158,7 +158,7 @@ def test_no_redirect_is_followed() -> None:
 
 def test_without_a_token_it_says_that_one_is_wanted() -> None:
     error = error_of(saying("401 No"))
-    assert "it wants a token" in str(error)
+    assert "it needs a token" in str(error)
     assert "does not take this token" in str(error_of(saying("401 No"), "another"))
 
 

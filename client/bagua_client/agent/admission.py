@@ -32,7 +32,7 @@ from bagua_client.torch_private import reducer as torchs
 logger = logging.getLogger(__name__)
 
 SINGLE_RANK = "a single rank communicates nothing"
-LATE = "BAGUA_AUTOTUNE is set on some ranks only, or some have no wrapper of ours; set it on all"
+LATE = "not all ranks have BAGUA_AUTOTUNE=1 and a bagua_client wrapper; set both on all ranks"
 CONNECT_SECONDS = 30.0
 """For the ranks' control group to be made, once a rank is known to be able to."""
 
@@ -64,13 +64,13 @@ def _summary(answers: list[str]) -> str:
     formats = [answer.partition("{")[0] for answer in answers]
     if others := ", ".join(map(str, outnumbered(formats))):
         return (
-            f"the release of bagua-client on rank {others} is not that of the other "
-            "ranks, and they would not understand one another; install the same on all"
+            f"rank {others} has another release of bagua-autotune than the other ranks; install "
+            "the same release on all ranks"
         )
     if others := ", ".join(map(str, outnumbered(answers))):
         return (
-            f"BAGUA_AUTOTUNE_KNOBS on rank {others} pins something else than on the other ranks; "
-            "set the same on all"
+            f"BAGUA_AUTOTUNE_KNOBS pins other values on rank {others} than on the other ranks; set "
+            "the same value on all ranks"
         )
     return ""
 
@@ -118,15 +118,15 @@ def _agreed(communicator: Communicator, error: str) -> bool:
     votes = Vote(0 if error else 1, communicator.group, communicator.device).values()
     if error:
         logger.warning(
-            "rank %d cannot make a gloo group for the tuning (GLOO_SOCKET_IFNAME names the "
-            "network interface that it should use): %s",
+            "rank %d cannot make the gloo group that the tuning needs: %s. Set "
+            "GLOO_SOCKET_IFNAME to the network interface that connects the ranks",
             communicator.rank,
             error.splitlines()[0],
         )
     failed = [str(rank) for rank, vote in enumerate(votes) if not vote]
     if failed and communicator.rank == 0:
         logger.warning(
-            "autotune is off: rank %s cannot make a gloo group; training goes on without",
+            "autotune is off: rank %s cannot make a gloo group; training goes on untuned",
             ", ".join(failed),
         )
     return not failed
@@ -158,7 +158,7 @@ def start_agent(
         return None
     if tunable.communicator.rank == 0:
         for reason in tunable.offer.reasons(tunable.communicator):
-            logger.info("autotune leaves some settings alone: %s", reason)
+            logger.info("autotune does not try some settings: %s", reason)
     pin(tunable, environment.knobs)
     agent = Agent(tunable, group, optimizers, environment, name, handover, _agents, file)
     _agents.append(weakref.ref(agent))

@@ -124,7 +124,7 @@ class Agent:
         self._rank = communicator.rank
         self._group = group
         self._exchange = Exchange(group)
-        self._measurement = Measurement(tunable, optimizers)
+        self._measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result)
@@ -198,7 +198,7 @@ class Agent:
                 logger.warning("autotune stops: %s", self._tunable.refusal)
                 report.stop = True
         except Exception:
-            logger.exception("autotune stops: an error on rank %d", self._rank)
+            logger.exception("autotune stops because of an error on rank %d", self._rank)
             report.stop = True
         self._exchange.start(report)
         took = time.perf_counter() - began
@@ -336,7 +336,7 @@ class Agent:
         """What is in force harms the training, as all ranks know: they go back to the default."""
         if self._rank == 0:
             what = self._tunable.layout.configuration
-            logger.warning("autotune gives up %s: %s", what, harm)
+            logger.warning("autotune stops using %s: %s", what, harm)
         self._switch(self._tunable.plan(self._tunable.default))
         self._tell("diverged", self._trial, harm, None)
         self._trial = None
@@ -346,7 +346,7 @@ class Agent:
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
         self._tell("ended", None, "an error on a rank ended the tuning", None)
-        reason = f"an error on rank {ranks}, whose log says more"
+        reason = f"an error on rank {ranks}; see the log of that rank"
         self.outcome.fail(reason, self._measurement.step)
         self._end(watch=False)
 

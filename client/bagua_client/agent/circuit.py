@@ -69,8 +69,8 @@ class Circuit:
         is_denied = isinstance(error, ServiceDenied)
         if is_denied > self._is_denied or (self._failures >= OPENS_AFTER and not self._is_open):
             logger.warning(
-                "autotune: the service %s cannot be used: %s. Training goes on with the "
-                "configuration it has; tuning resumes when the service is back",
+                "autotune: the service %s cannot be used: %s. Training continues with its current "
+                "configuration; tuning resumes when the service answers again",
                 place,
                 error,
             )
@@ -85,6 +85,6 @@ class Circuit:
     def answered(self) -> None:
         """A request had one."""
         if self._is_open:
-            logger.info("autotune: the service is back")
+            logger.info("autotune: the service answers again")
         self._failures = 0
         self._is_open = self._is_denied = False

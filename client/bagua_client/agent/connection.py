@@ -113,10 +113,12 @@ class Connection:
         try:
             known = self._connected().bring(copy)
         except (JobUnknown, ServiceRefused, ServiceUnavailable) as error:
-            logger.info("autotune: what the ranks kept of earlier lives is not taken: %s", error)
+            logger.info(
+                "autotune: the service does not take the ranks' copy of earlier runs: %s", error
+            )
         else:
             if known:
-                logger.info("autotune: the ranks kept what %d earlier lives found", known)
+                logger.info("autotune: %d earlier runs were restored from the ranks' copy", known)
 
     def copy(self) -> dict[str, Any] | None:
         """What is known of the job, for other nodes; None: that cannot be had now."""
@@ -159,7 +161,7 @@ class Connection:
             service.state()
         except JobUnknown:
             return self._register_anew(service)
-        raise ServiceRefused(f"it knows the job, but not the request: {reason}")
+        raise ServiceRefused(f"it knows the job, but has no such request: {reason}")
 
     def _register_anew(self, service: ServiceClient) -> JobState:
         """Another database, perhaps."""
@@ -168,7 +170,9 @@ class Connection:
             self._register(service)
             return service.state()
         except JobUnknown as error:
-            raise ServiceUnavailable(f"it knows no jobs at all: {error}") from error
+            raise ServiceUnavailable(
+                f"it forgot the job right after it was registered: {error}"
+            ) from error
 
     def _connected(self) -> ServiceClient:
         environment = self._environment

@@ -72,7 +72,7 @@ class Handover:
                 store.set(f"{self._place}/{self._node}", base64.b64encode(kept).decode())
                 store.set(f"{self._place}/{self._node}/at", str(_stamp(kept)))
         except Exception as error:
-            logger.info("autotune: what this node kept of earlier lives stays here (%r)", error)
+            logger.info("autotune: this node cannot hand over its copy of earlier runs (%r)", error)
 
     def take(self) -> dict[str, Any] | None:
         """On rank 0, the newest that was offered."""
@@ -88,7 +88,7 @@ class Handover:
             newest = max(stamps, key=lambda place: stamps[place])
             return unpack(base64.b64decode(store.get(newest)))
         except Exception as error:
-            logger.info("autotune: what the nodes kept of earlier lives is of no use (%r)", error)
+            logger.info("autotune: the nodes' copies of earlier runs cannot be read (%r)", error)
             return None
 
     def share(self, copy: Mapping[str, Any]) -> str | None:
@@ -97,8 +97,9 @@ class Handover:
         if text is None:
             if not self._is_too_large:
                 logger.info(
-                    "autotune: what is known of this job is too large for its nodes to keep; with "
-                    "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+                    "autotune: the tuning's data are too large to be copied to the other nodes, "
+                    "and are lost with the host of rank 0. A service of its own "
+                    "(BAGUA_AUTOTUNE_URL) would keep them"
                 )
             self._is_too_large = True
             return None
@@ -115,7 +116,7 @@ class Handover:
         try:
             _write(self._file, base64.b64decode(text))
         except (OSError, ValueError) as error:
-            logger.info("autotune: this node keeps no copy of the tuning (%s)", error)
+            logger.info("autotune: this node cannot write its copy of the tuning (%s)", error)
 
 
 def pack(copy: Mapping[str, Any]) -> str | None:
@@ -135,7 +136,7 @@ def unpack(stamped: bytes) -> dict[str, Any]:
     except (zlib.error, RecursionError) as error:
         raise ValueError(f"it is damaged: {error}") from error
     if not isinstance(copy, dict):
-        raise ValueError("it is no copy of a tuning")
+        raise ValueError("it is not a copy of a tuning")
     return copy
 
 
@@ -154,7 +155,7 @@ def is_of(copy: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
 def _stamp(stamped: bytes) -> float:
     at = float(stamped[:32].partition(b"\n")[0])
     if not 0 <= at < 1e12:
-        raise ValueError(f"it is of no time: {at}")
+        raise ValueError(f"its time is not valid: {at}")
     return at
 
 

@@ -177,7 +177,7 @@ class Reporter:
         except (ServiceRefused, SidecarError, _Hopeless) as error:
             self._give_up(str(error))
         except Exception as error:
-            logger.exception("autotune: an error in the reporter")
+            logger.exception("autotune: an error in the thread that talks to the service")
             self._give_up(repr(error))
 
     def _give_up(self, reason: str) -> None:
@@ -209,8 +209,8 @@ class Reporter:
     def _tell_dropped(self) -> None:
         if self._inbox.is_empty and (dropped := self._inbox.take_dropped()):
             logger.info(
-                "autotune: %d reports were dropped meanwhile, to keep what waits for the service "
-                "small; the tuning measures anew what it misses",
+                "autotune: %d reports were dropped while the service did not answer; the tuning "
+                "measures again what it needs",
                 dropped,
             )
 
@@ -254,8 +254,8 @@ class Reporter:
             self._compute_refusals += 1
             if self._compute_refusals == MOST_REFUSALS:
                 logger.warning(
-                    "autotune: the service takes no computing times (%s); a slow rank of this job "
-                    "will not be found",
+                    "autotune: the service does not accept computing times (%s), so it cannot find "
+                    "a slow rank",
                     error,
                 )
             return state
@@ -290,7 +290,7 @@ class Reporter:
             unsupported = isinstance(error, NotSupported)
             self._profile_refusals = MOST_REFUSALS if unsupported else self._profile_refusals + 1
             if self._profile_refusals == MOST_REFUSALS:
-                logger.info("autotune: the service takes no profiles of steps (%s)", error)
+                logger.info("autotune: the service does not accept profiles of steps (%s)", error)
             return None
         self._profile_refusals = 0
         return state
@@ -302,8 +302,8 @@ class Reporter:
         for step, drift in found:
             if drift is not None:
                 change = (
-                    f"a step took {drift.before_seconds * 1e3:.3g} ms since the tuning and takes "
-                    f"{drift.now_seconds * 1e3:.3g} ms now"
+                    f"a step took {drift.before_seconds * 1e3:.3g} ms after the tuning, and now "
+                    f"takes {drift.now_seconds * 1e3:.3g} ms"
                 )
                 logger.info("autotune: %s", change)
                 state = self._send_event(Event("drift", None, step, change, drift.now_seconds))
@@ -321,7 +321,7 @@ class Reporter:
             if state.summary is not None:
                 announce(logger, "autotune: %s", state.summary)
         elif not self._is_tuning:
-            announce(logger, "autotune: the job is tuned again")
+            announce(logger, "autotune: another round of tuning begins")
             self._logged_tenths = 0
         told = told_of(state, self._description["default_configuration"])
         self._order(state.trial, state.configuration, True, told, self._take_copy())
@@ -336,8 +336,8 @@ class Reporter:
         """The service is away for long, and what it had the ranks try may be slow."""
         if isinstance(self._commanded, int):
             logger.warning(
-                "autotune: the ranks go back to their default configuration until the service is "
-                "back"
+                "autotune: the ranks use their default configuration until the service answers "
+                "again"
             )
             waiting = {"state": "waiting", "reason": "the service is away"}
             self._order(None, self._description["default_configuration"], True, waiting)

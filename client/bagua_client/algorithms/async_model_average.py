@@ -78,7 +78,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
 
     moves_weights = True
     needs_all_ranks = True
-    obstacle = "the ranks of an asynchronous training have no step in common"
+    obstacle = "under an asynchronous algorithm the ranks do not step together"
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Wrapper = TypeVar("Wrapper", bound=TorchDistributedDataParallel)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 DEFAULT_ALGORITHM = "gradient_allreduce"
-NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs, as its log says"
+NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
 class DistributedDataParallel(WithMoments):
@@ -159,11 +159,14 @@ class DistributedDataParallel(WithMoments):
         """
         if self.is_tuning:
             raise RuntimeError(
-                "the job is being tuned, and a configuration set by hand would be measured as "
-                "another; set it when is_tuning is False, or train with BAGUA_AUTOTUNE=0"
+                "the job is being tuned, and a configuration set by hand would be mistaken for the "
+                "trial under way; wait until is_tuning is False, or train with BAGUA_AUTOTUNE=0"
             )
         if not has_reducer(self):
-            raise RuntimeError("torch carries this model's gradients without a reducer to re-cut")
+            raise RuntimeError(
+                "torch reduces this model's gradients without its C++ reducer, so there are no "
+                "buckets to re-cut"
+            )
         if leaves_first_step_out(self):
             raise RuntimeError(LEAVES_FIRST_STEP_OUT)
         tunable = _tunable_of(self)
@@ -265,7 +268,7 @@ def tune(
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
             "tune() takes a torch.nn.parallel.DistributedDataParallel, not "
-            f"{type(model).__name__}; of a compiled model, give the wrapper that was compiled"
+            f"{type(model).__name__}; for a compiled model, give the wrapper that was compiled"
         )
     if isinstance(model, DistributedDataParallel):
         _check_same(model, algorithm)
@@ -285,7 +288,7 @@ def _check_same(model: DistributedDataParallel, algorithm: str | Algorithm) -> N
     asked = find(algorithm).name
     if asked not in (DEFAULT_ALGORITHM, model.algorithm.name):
         raise ValueError(
-            f"the model is wrapped with algorithm {model.algorithm.name!r} already; ask for "
+            f"the model is already wrapped with algorithm {model.algorithm.name!r}; give "
             f"{asked!r} there, or start the script without bagua_client's launcher"
         )
 
@@ -307,6 +310,10 @@ def _begin(
         _tune(wrapper, environment, listed, file)
     if file is not None and wrapper._agent is None:
         train_with(_tunable_of(wrapper), file)
+    if environment.check is not None:
+        from bagua_client.agent import check
+
+        check.begin(wrapper, lambda: _tunable_of(wrapper), listed, environment.check)
 
 
 def _tune(
@@ -333,8 +340,8 @@ def _tune(
 def _check_hook(algorithm: Algorithm) -> None:
     if algorithm.name != DEFAULT_ALGORITHM:
         raise RuntimeError(
-            f"the model trains with algorithm {algorithm.name!r}, which says how buckets travel; a "
-            "communication hook (torch's mixed_precision has one) would take its place"
+            f"the model trains with algorithm {algorithm.name!r}, which communicates the buckets; "
+            "a communication hook (torch's mixed_precision has one) would do that instead"
         )
 
 
@@ -344,7 +351,7 @@ def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
         return 1
     obstacle = refusal_of(wrapper, caps_of(wrapper))
     if not obstacle and user_hook_of(wrapper) is not None:
-        obstacle = "buckets travel by the training's own communication hook"
+        obstacle = "the training's own communication hook carries the buckets"
     if obstacle:
         _warn_of_channels(asked, obstacle)
     return 1 if obstacle else asked
@@ -352,7 +359,7 @@ def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
 
 def _warn_of_channels(asked: int, obstacle: str) -> None:
     if dist.get_rank() == 0:
-        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is more than there can be: %s", asked, obstacle)
+        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", asked, obstacle)
 
 
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:

@@ -69,13 +69,13 @@ FLAGS = (
     ),
 )
 
-_NET = "is gone with Bagua-Net: a tuned job sends each bucket over several connections (channels)"
-_LOG = "is gone: --is_output_autotune_log writes one where the service runs"
-_SSH = "is not used: no host is reached over ssh"
+_NET = "is not needed: tuning tries sending each bucket over several connections (channels)"
+_LOG = "is not used: --is_output_autotune_log writes the log where the service runs"
+_SSH = "is not used: bagua-run does not start anything over ssh"
 GONE = (
     Gone("enable_bagua_net", False, _NET),
     Gone("bagua-net_switch_on", False, _NET),
-    Gone("report_metrics", False, "is gone: the service has metrics at /metrics"),
+    Gone("report_metrics", False, "is not used: the service always has metrics at /metrics"),
     Gone("autotune_log_file", True, _LOG),
     Gone("ssh_port", True, _SSH),
     Gone("use_env", False, ""),  # torchrun knows no other way

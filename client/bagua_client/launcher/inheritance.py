@@ -35,8 +35,8 @@ def obstacle() -> str:
     """Why this Python's children would not inherit it; empty: they do."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
-            "with Python's options -E, -I and -S no training is tuned that does not say so itself, "
-            "as they leave out PYTHONPATH or sitecustomize; leave them out, or make the model with "
+            "an unmodified script cannot be tuned with Python's options -E, -I and -S, which "
+            "disable PYTHONPATH or sitecustomize; start it without them, or wrap the model in "
             "bagua_client.DistributedDataParallel"
         )
     return ""

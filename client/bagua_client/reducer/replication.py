@@ -125,8 +125,8 @@ class Replication:
             return False
         if others := Vote(self.algorithm.progress, group, device).dissenters():
             raise RuntimeError(
-                f"rank {', '.join(map(str, others))} has made another number of steps than the "
-                f"others, and {self.algorithm.name} depends on it; load the same checkpoint on all"
+                f"rank {', '.join(map(str, others))} has not made as many steps as the others, "
+                f"as {self.algorithm.name} needs; load the same checkpoint on all ranks"
             )
         self._phase = phase
         self.algorithm.begin(phase)

@@ -76,7 +76,7 @@ def test_an_error_on_one_rank_ends_the_tuning_of_all_and_no_training(two_ranks: 
     for rank, (tunes, seen, lines) in enumerate(two_ranks.run(_tune_with_an_error_on_rank_0)):
         assert not tunes
         assert seen == {str(DEFAULT)}
-        assert lines == (["autotune stops: an error on rank 0"] if rank == 0 else [])
+        assert lines == (["autotune stops because of an error on rank 0"] if rank == 0 else [])
 
 
 def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: RankPool) -> None:

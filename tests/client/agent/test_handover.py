@@ -161,8 +161,8 @@ def test_one_that_is_too_large_is_said_once(
         assert node.share({"tensors": TENSORS}) is None
         assert node.share({"tensors": TENSORS}) is None
     assert [record.message for record in caplog.records if "too large" in record.message] == [
-        "autotune: what is known of this job is too large for its nodes to keep; with "
-        "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+        "autotune: the tuning's data are too large to be copied to the other nodes, and are lost "
+        "with the host of rank 0. A service of its own (BAGUA_AUTOTUNE_URL) would keep them"
     ]
 
 

@@ -432,8 +432,8 @@ def test_what_was_dropped_while_the_service_was_away_is_said_once(
         assert _steps_of(service) == [1, *range(32, told + 2)]
         assert len(service.bodies("observations")) <= 3  # what waited came together
     assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
-        "autotune: 30 reports were dropped meanwhile, to keep what waits for the service small; "
-        "the tuning measures anew what it misses"
+        "autotune: 30 reports were dropped while the service did not answer; the tuning measures "
+        "again what it needs"
     ]
 
 
