@@ -50,6 +50,7 @@ class Environment:
         result: a file that a line is written to when a round of tuning ends; ``-``: the standard
             output; None: nowhere.
         configuration: a file with what to train with, or to begin the tuning with; None: none.
+        check: a file for what ``bagua-autotune check`` measures; None: it did not start this job.
     """
 
     autotune: bool = False
@@ -68,6 +69,7 @@ class Environment:
     knobs: Mapping[str, Choice] = field(default_factory=dict)
     result: str | None = None
     configuration: str | None = None
+    check: str | None = None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -126,6 +128,7 @@ class Environment:
             knobs=read_choices(variables.get("BAGUA_AUTOTUNE_KNOBS", "")),
             result=variables.get("BAGUA_AUTOTUNE_RESULT", "").strip() or None,
             configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
+            check=variables.get("BAGUA_AUTOTUNE_CHECK") or None,
         )
 
 

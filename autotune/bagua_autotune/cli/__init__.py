@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "Write JOB (an id, or a name: its newest) to the standard output.",
     "simulate": "Simulate steps on a cluster: which bucket size, which way of reducing, how much "
     "faster.",
+    "check": "Say how much faster COMMAND could train at most, if its communication were tuned.",
     "system": "Find environment variables with which COMMAND trains faster.",
     "prune": "Delete jobs with all that is stored of them, and say which.",
     "backup": "Copy the SQLite database to FILE, also while a service uses it.",

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from bagua_autotune.model.text import clean
-from bagua_autotune.system.job import Interrupted, Job
+from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.report import (
     best_so_far,
@@ -89,7 +86,7 @@ def system(
     measure = _measure(metric, higher_is_better, last, steps)
     search: SystemSearch | None = None
     verdict: Verdict | None = None
-    with _stopping() as signals:
+    with stopping() as signals:
         job = Job(command, measure, lambda: bool(signals))
         try:
             first = job({}, timeout)
@@ -192,20 +189,3 @@ def _tell_best(search: SystemSearch | None) -> None:
     _tell(f"interrupted; the best so far, {speedup:.2f}x, not yet compared in turns:")
     for line in export_lines(search.space.environment(configuration)):
         _tell(line)
-
-
-@contextmanager
-def _stopping() -> Iterator[list[int]]:
-    """The signals that asked us to stop: noted, so that what is under way can be ended whole."""
-    seen: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.measures import OUTPUT_FILE, Measure, output_lines
@@ -93,9 +96,28 @@ class Job:
                 return outcome
             if code is not None:
                 how = f"exit code {code}" if code > 0 else f"signal {-code}"
-                return Outcome(failure=f"ended with {how}")
+                # As a shell has it for a signal.
+                exit_code = code if code > 0 else 128 - code
+                return Outcome(failure=f"ended with {how}", exit_code=exit_code)
             if time.monotonic() - began > timeout_seconds:
-                return Outcome(failure=f"no result after {describe_seconds(timeout_seconds)}")
+                return Outcome(failure=f"gave no result within {describe_seconds(timeout_seconds)}")
             if self._is_interrupted():
                 raise Interrupted
             time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """The signals that asked us to stop: noted, so that what is under way can be ended whole."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

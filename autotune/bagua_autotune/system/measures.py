@@ -54,7 +54,7 @@ class StepTimes:
 
     def result(self, folder: Path, is_over: bool) -> Outcome | None:
         """See Measure."""
-        self.facts = _read(folder)
+        self.facts = read_document(folder / STEPS_FILE)
         if not is_over and not self.facts.get("is_over"):
             return None
         seconds = [s for s in self.facts.get("step_seconds", []) if s > 0]
@@ -111,7 +111,7 @@ class Metric:
         found = [match.group(1) for line in lines for match in self.pattern.finditer(line)]
         if not is_over and len(found) < (self.most_matches or 1):
             return None
-        self.facts = _read(folder)
+        self.facts = read_document(folder / STEPS_FILE)
         numbers = [_number(text) for text in found[: self.most_matches]]
         if not numbers:
             return Outcome(failure=f"printed nothing that {self.pattern.pattern!r} finds")
@@ -142,9 +142,10 @@ def _timing(folder: Path, steps: int) -> dict[str, str]:
     return {PROBE: f"{folder / STEPS_FILE}:{steps}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _read(folder: Path) -> Mapping[str, Any]:
+def read_document(path: Path) -> Mapping[str, Any]:
+    """What a run has written; empty: nothing yet."""
     try:
-        found: Mapping[str, Any] = json.loads((folder / STEPS_FILE).read_text())
+        found: Mapping[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     return found

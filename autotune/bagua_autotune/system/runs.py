@@ -35,6 +35,7 @@ class Outcome:
         failure: why there is no score.
         last_lines: of the output.
         seconds: how long the run took.
+        exit_code: of a command that failed by itself; None: it did not.
     """
 
     score: float | None = None
@@ -43,6 +44,7 @@ class Outcome:
     failure: str = ""
     last_lines: tuple[str, ...] = ()
     seconds: float = 0.0
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)

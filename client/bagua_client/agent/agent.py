@@ -124,7 +124,7 @@ class Agent:
         self._rank = communicator.rank
         self._group = group
         self._exchange = Exchange(group)
-        self._measurement = Measurement(tunable, optimizers)
+        self._measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result)

@@ -19,13 +19,19 @@ class Measurement:
     Args:
         tunable: of the model.
         optimizers: of the model, as far as they are known; their steps tell the model's.
+        records: whether this rank measures some steps in detail.
 
     Attributes:
         step: the number of the one that the last reduction belongs to.
         measured_from: steps before this one are not measured.
     """
 
-    def __init__(self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        tunable: Tunable,
+        optimizers: Iterable[torch.optim.Optimizer],
+        records: bool = True,
+    ) -> None:
         communicator = tunable.communicator
         self.step = self.measured_from = 0
         self._tunable = tunable
@@ -36,8 +42,7 @@ class Measurement:
         # The marks of several devices cannot be compared.
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
-        is_recorder = communicator.rank == 0 and is_on_one_device
-        self._profiler = Profiler(tunable, clock) if is_recorder else None
+        self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
 
     def follow(self) -> None:
         """Be told by the model how long it computes and waits."""

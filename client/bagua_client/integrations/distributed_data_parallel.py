@@ -307,6 +307,10 @@ def _begin(
         _tune(wrapper, environment, listed, file)
     if file is not None and wrapper._agent is None:
         train_with(_tunable_of(wrapper), file)
+    if environment.check is not None:
+        from bagua_client.agent import check
+
+        check.begin(wrapper, lambda: _tunable_of(wrapper), listed, environment.check)
 
 
 def _tune(

@@ -7,6 +7,7 @@ writes FILE, at its first step with what the job is, and at the end with the ste
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -15,6 +16,9 @@ from typing import Any
 
 WARMUP_STEPS = 5
 """Not measured: connections are made in them, buckets cut, kernels chosen."""
+WRAPPERS = (
+    "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
+)  # fmt: skip
 
 
 class Recorder:
@@ -24,50 +28,60 @@ class Recorder:
         self._path = path
         self._steps = steps
         self._marks: dict[int, list[Any]] = {}
-        self._handle: Any = None
+        # The hook stays: torch's list of hooks must not change while it goes through it.
+        self._is_over = False
 
     def begin(self) -> None:
         """Follow the steps from now on; torch has been imported."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._end)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if self._is_over:
+            return
         if not self._marks:
             if _rank() != 0:
-                self._stop()
+                self._is_over = True
                 return
             self._write([])
         marks = self._marks.setdefault(id(optimizer), [])
         marks.append(_mark())
         if len(marks) > WARMUP_STEPS + self._steps:
-            self._stop()
+            self._is_over = True
             self._write(_seconds(marks[WARMUP_STEPS:]))
-
-    def _stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
 
     def _end(self) -> None:
         """A training that is shorter than that: what there is."""
-        if self._handle is not None and self._marks:
+        if not self._is_over and self._marks:
             longest = max(self._marks.values(), key=len)
             self._write(_seconds(longest[WARMUP_STEPS:]), is_over=True)
 
     def _write(self, seconds: list[float], is_over: bool = False) -> None:
         import torch.distributed as dist
 
+        is_over = is_over or bool(seconds)
         found = {
             "backend": str(dist.get_backend()) if _has_group() else "",
             "has_client": "bagua_client" in sys.modules,
             "step_seconds": seconds,
-            "is_over": is_over or bool(seconds),
+            "wrappers": _wrappers() if is_over else [],
+            "is_over": is_over,
         }
         with open(f"{self._path}.new", "w") as file:
             json.dump(found, file)
         os.replace(f"{self._path}.new", self._path)
+
+
+def _wrappers() -> list[str]:
+    """Which of the classes that have ranks train together this process has objects of."""
+    classes = {name for kind in set(map(type, gc.get_objects())) for name in _names(kind)}
+    return [name for name in WRAPPERS if name in classes]
+
+
+def _names(kind: type) -> list[str]:
+    return [each.__name__ for each in kind.__mro__]
 
 
 def _has_group() -> bool:
