@@ -31,7 +31,6 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_default_options = {"show-inheritance": False}
 python_use_unqualified_type_names = True
 
 html_theme = "pydata_sphinx_theme"
