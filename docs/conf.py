@@ -16,7 +16,6 @@ sys.path[:0] = [str(ROOT / "client"), str(ROOT / "autotune"), str(ROOT / "docs")
 
 project = "Bagua Autotune"
 author = "Bagua Autotune contributors"
-project_copyright = author
 
 extensions = [
     "myst_parser",
