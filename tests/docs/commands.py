@@ -55,6 +55,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"bagua-autotune serve .*postgresql.*", Parsed(), "tests/autotune/store has a PostgreSQL"),
     (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
+    (r"bagua-autotune check .*", Parsed(), "ends the run after a minute, not as a tuning does"),
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
     (r".*bagua\.distributed\..*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),

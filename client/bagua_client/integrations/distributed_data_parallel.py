@@ -104,8 +104,8 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def tuning(self) -> Tuning:
-        """What has come of the tuning by now: its state, the best configuration, the speed-up with
-        its interval, the cost."""
+        """What has come of the tuning by now, with its state, the best configuration, the speed-up
+        and its interval, and the cost."""
         if self._agent is not None:
             return self._agent.outcome.tuning
         tunable, now = self._tunable, self.configuration
@@ -119,7 +119,7 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def algorithm(self) -> Algorithm:
-        """What keeps the replicas together: this model's own instance, with its state."""
+        """This model's own instance of what keeps the replicas together, with its state."""
         return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
