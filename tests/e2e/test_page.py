@@ -84,7 +84,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def guarded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a service that wants a token, and has no job."""
+    """Of a service that needs a token, and has no job."""
     database = tmp_path_factory.mktemp("guarded") / "page.db"
     with ServeProcess(database, BAGUA_AUTOTUNE_TOKEN=TOKEN) as service:
         yield service.url
@@ -164,7 +164,7 @@ def test_the_page_follows_a_tuning_without_being_loaded_again(page: Page, url: s
 def test_the_plots_show_the_numbers_of_the_api(page: Page, tuned: DrivenJob) -> None:
     overview = tuned.get("overview")
     page.goto("/jobs/tuned")
-    by_size = read_points(page, "#sizes-plot")
+    by_size = read_points(page, "#knob-plot")
     assert len(by_size) == len(overview["trials"])
     for text in by_size:
         trial = overview["trials"][int(re.match(r"trial (\d+)", text)[1])]
@@ -184,7 +184,7 @@ def test_the_plots_show_the_numbers_of_the_api(page: Page, tuned: DrivenJob) -> 
     ]
     gain = tuned.get("curve")["expected_gain"] * 100
     words = f"{round(gain, 1):g} %" if gain >= 0.05 else "less than 0.1 %"
-    expect(page.locator("#sizes-note")).to_contain_text(f"gain {words} of the step time")
+    expect(page.locator("#knob-note")).to_contain_text(f"gain {words} of the step time")
     for plot in page.locator(".canvas").all():
         assert " ms" in (plot.get_attribute("aria-label") or "")
 
@@ -208,8 +208,8 @@ def test_a_curve_of_fewer_trials_is_asked_for_again(page: Page, tuned: DrivenJob
         with page.expect_response("**/curve"):
             for hidden in (True, False):  # asks at once
                 page.evaluate(HIDE, hidden)
-    expect(page.locator("#sizes-legend")).to_contain_text("expected")
-    expect(page.locator("#sizes-trouble")).to_be_empty()
+    expect(page.locator("#knob-legend")).to_contain_text("expected")
+    expect(page.locator("#knob-trouble")).to_be_empty()
     with page.expect_response("**/overview"):
         for hidden in (True, False):
             page.evaluate(HIDE, hidden)
@@ -224,19 +224,19 @@ def test_what_the_search_cannot_say_now_keeps_nothing_else(
     page.route("**/curve", lambda route: held.append(route))
     page.clock.install()
     page.goto("/jobs/tuned")
-    for shown in ("#steps-plot canvas", "#sizes-plot canvas", "#best-plot canvas", ".bucket-bar"):
+    for shown in ("#steps-plot canvas", "#knob-plot canvas", "#best-plot canvas", ".bucket-bar"):
         expect(page.locator(shown).first).to_be_visible()
-    expect(page.locator("#sizes-legend")).not_to_contain_text("expected")
+    expect(page.locator("#knob-legend")).not_to_contain_text("expected")
     for route in held:
         route.abort()
-    expect(page.locator("#sizes-trouble")).to_contain_text("asked again")
+    expect(page.locator("#knob-trouble")).to_contain_text("asked again")
     expect(page.locator("#trouble")).to_be_hidden()
     page.unroute("**/curve")
     page.clock.fast_forward(15_000)
     for hidden in (True, False):  # asks at once
         page.evaluate(HIDE, hidden)
-    expect(page.locator("#sizes-legend")).to_contain_text("expected")
-    expect(page.locator("#sizes-trouble")).to_be_empty()
+    expect(page.locator("#knob-legend")).to_contain_text("expected")
+    expect(page.locator("#knob-trouble")).to_be_empty()
     assert all("ERR_FAILED" in complaint for complaint in seen.complaints)
     seen.complaints.clear()
 
