@@ -141,7 +141,7 @@ def take(browser: Browser, url: str, picture: Picture, file: Path) -> None:
     page = context.new_page()
     page.goto(f"{url}/{picture.path}")
     page.locator("main").filter(visible=True).wait_for()
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(1500)
     box = page.locator(picture.until).bounding_box()
     assert box
     clip = FloatRect(x=0, y=0, width=width, height=box["y"] + box["height"] + 16)

@@ -45,7 +45,9 @@ keepLive(async () => {
   showHeadline(overview);
   showNow(overview);
   showWarnings(overview);
+  const isFirst = shown === null;
   if (overview !== shown) show(overview);
+  if (isFirst && location.hash) byId(location.hash.slice(1))?.scrollIntoView();
   // While the service works out another one it tells what it has, which rests on fewer trials.
   const isNewest = ({ trials }) => trials >= closed(overview).length;
   curve.follow(`${overview.job.round} ${closed(overview).length} ${bestOf(overview)?.index}`, isNewest);

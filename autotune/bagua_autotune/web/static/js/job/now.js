@@ -27,13 +27,15 @@ function inForce({ job, trials, default_configuration: standard }) {
   return { words: trial?.words ?? (isDefault ? trials[0]?.words ?? "no change" : "the best of an earlier run"), isDefault };
 }
 
-function phase({ state, deciding, ended_at: ended, progress, result, round }) {
+function phase(job) {
+  const { state, deciding, ended_at: ended, progress, result, round } = job;
   if (state === "finished") {
     const kept = result?.kept === "winner" ? "this configuration was faster than the default and is kept" : "the job keeps the default";
     return `Tuning is finished: ${kept}.${ended === null ? "" : " The training has ended."}`;
   }
   if (state === "ended") return "The training ended before its tuning was finished.";
   if (state === "lost") return "The training is lost. Its tuning continues when it comes back.";
+  if (isSilent(job)) return `The training fell silent during ${state === "confirming" ? "the confirmation" : "the search"}.`;
   if (state === "confirming") return "Confirmation: the best configuration and the default are measured again, in turns.";
   if (progress.trials_measured === 0) return "First trial: the default is measured, to compare everything with it.";
   const again = round ? "The step time changed, so the job is tuned again. " : "";
@@ -46,6 +48,6 @@ function showProgress(job) {
   const bar = byId("progress");
   [bar.max, bar.value] = isDone ? [1, 1] : [Math.max(most, 1), measured];
   const parts = [isDone ? `${count(measured, "trial")} measured` : `${grouped(measured)} of at most ${count(most, "trial")} measured`];
-  if (!isOver(job) && left !== null) parts.push(left < 1 ? "less than 1 s left" : `at most ${duration(left)} left`);
+  if (!isOver(job) && !isSilent(job) && left !== null) parts.push(left < 1 ? "less than 1 s left" : `at most ${duration(left)} left`);
   setText(byId("progress-words"), parts.join(", "));
 }

@@ -31,14 +31,16 @@ export function sizeAxis(colours, label, text) {
   };
 }
 
-/** Named values side by side; the plot's x are their places in the list. */
+/** Named values side by side, each word on a line; the plot's x are their places in the list. */
 export function choiceAxis(colours, label, names) {
+  const lines = names.map((name) => name.split(" "));
   return {
     ...look(colours),
     ...labelled(colours, label),
+    size: 14 + 14 * Math.max(...lines.map(({ length }) => length)),
     grid: { show: false },
     splits: () => names.map((_name, place) => place),
-    values: () => names,
+    values: () => lines.map((words) => words.join("\n")),
   };
 }
 
