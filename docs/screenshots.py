@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from PIL import Image
 from playwright.sync_api import Browser, FloatRect, sync_playwright
 
 from bagua_autotune.model.job import Event
@@ -86,8 +87,8 @@ JOBS = (
     Sketch("bert-base-pretraining", "bert-base", 4, 8, bandwidth="40Gbit", until_tuned=True),
 )
 PICTURES = (
-    Picture("page-light", "jobs/bert-base-pretraining", until="#buckets-panel"),
-    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#buckets-panel"),
+    Picture("page-light", "jobs/bert-base-pretraining", until="#knob-panel"),
+    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#knob-panel"),
     Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, until="#importance-panel"),
     Picture("page-jobs", ""),
     Picture("whole", "jobs/bert-base-pretraining", is_extra=True),
@@ -147,6 +148,12 @@ def take(browser: Browser, url: str, picture: Picture, file: Path) -> None:
     clip = FloatRect(x=0, y=0, width=width, height=box["y"] + box["height"] + 16)
     page.screenshot(path=file, full_page=True, clip=clip if picture.until != "body" else None)
     context.close()
+    # Few colours, so a palette holds them all, in a third of the bytes.
+    with Image.open(file) as image:
+        palette = image.convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE
+        )
+        palette.save(file, optimize=True)
 
 
 def run_job(database: Path, sketch: Sketch) -> None:

@@ -22,17 +22,17 @@ let limit = chosen("older") ? MOST_JOBS : NEWEST_JOBS;
 const table = new SortedTable(byId("jobs"), {
   caption: "Jobs, each with its speed-up",
   identity: (job) => job.id,
-  rowClass: (job) => (isSilent(job) ? "silent" : ""),
-  group: (job) => (isSilent(job) ? 1 : 0),
+  rowClass: (job) => (job.isSilent ? "silent" : ""),
+  group: (job) => (job.isSilent ? 1 : 0),
   parameter: "sort",
   sort: { key: "contact", direction: "descending" },
   columns: [
     { key: "name", title: "Job", kind: "job", text: (job) => `${job.name}\n${job.life}\n${job.headline}`,
       value: (job) => job.name, node: nameCell },
-    { key: "state", title: "State", kind: "state", text: stateWords, node: badge },
+    { key: "state", title: "State", kind: "state", text: (job) => stateWords(job, job.isSilent), node: (job) => badge(job, job.isSilent) },
     { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending",
       text: speedupText, value: (job) => job.figures.speedup, node: speedupCell,
-      group: (job) => (isSilent(job) ? 2 : isSettled(job) ? 0 : 1) },
+      group: (job) => (job.isSilent ? 2 : isSettled(job) ? 0 : 1) },
     { key: "step", title: "Step time", kind: "number step", text: stepText,
       value: stepSeconds },
     { key: "trials", title: "Trials", kind: "number trials", first: "descending",
@@ -77,8 +77,11 @@ function stepText(job) {
 function show() {
   const wanted = byId("filter").value.trim().toLowerCase();
   const state = byId("state").value;
-  const isWanted = (job) => !state || (state === "silent" ? isSilent(job) : job.state === state);
-  const left = jobs.filter((job) => isWanted(job) && job.name.toLowerCase().includes(wanted));
+  const isWanted = (job) => !state || (state === "silent" ? job.isSilent : job.state === state);
+  // Decided once: while the rows are made, the minute may pass.
+  const left = jobs
+    .map((job) => ({ ...job, isSilent: isSilent(job) }))
+    .filter((job) => isWanted(job) && job.name.toLowerCase().includes(wanted));
   table.update(left);
   byId("jobs").hidden = left.length === 0;
   byId("filters").hidden = jobs.length === 0;

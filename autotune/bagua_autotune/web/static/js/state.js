@@ -18,13 +18,13 @@ export function isSilent(job) {
   return !isOver(job) && secondsSince(job.last_contact_at) >= SILENT_SECONDS;
 }
 
-export function stateWords(job) {
+export function stateWords(job, silent = isSilent(job)) {
   const word = WORDS[job.state] ?? job.state;
-  const parts = [word, job.round ? `round ${job.round + 1}` : "", job.state !== "lost" && isSilent(job) ? "silent" : ""];
+  const parts = [word, job.round ? `round ${job.round + 1}` : "", silent && job.state !== "lost" ? "silent" : ""];
   return parts.filter(Boolean).join(", ");
 }
 
-export function badge(job) {
+export function badge(job, silent = isSilent(job)) {
   const state = WORDS[job.state] ? job.state : "";
-  return element("span", { class: `badge ${isSilent(job) ? "silent" : state}` }, stateWords(job));
+  return element("span", { class: `badge ${silent ? "silent" : state}` }, stateWords(job, silent));
 }
