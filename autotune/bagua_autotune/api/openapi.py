@@ -123,6 +123,14 @@ OPERATIONS = (
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
+        "post",
+        "/jobs/{job_id}/progress",
+        "Tell how far a tuned job is",
+        views.JobState,
+        reports.Progress,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation(
         "get",
         "/jobs/{job_id}/profiles",
         "Its profiled steps",

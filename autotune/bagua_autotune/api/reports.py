@@ -129,6 +129,14 @@ class Observations(_Input):
         return self
 
 
+class Progress(_Input):
+    """How far a tuned job is: its last step, and what a step takes, in seconds of the slowest rank.
+    Counted once, however often it is sent."""
+
+    step: StepNumber
+    seconds: StepSeconds
+
+
 class NewEvent(_Input):
     """Something that happened to a job."""
 

@@ -75,6 +75,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             abort(422, f"{error}.")
         return answer(tuner.ask(job_id))
 
+    @api.post("/jobs/<job_id>/progress")
+    def post_progress(job_id: str) -> Response:
+        told = parse(reports.Progress)
+        return answer(tuner.take_progress(job_id, told.step, told.seconds))
+
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
         new = parse(reports.NewEvent)

@@ -16,11 +16,13 @@ from dashboards.grafana.panels import (
     BAD,
     BASELINE,
     BEST,
+    HOURS_UNIT,
     NO_GAIN,
     NOW,
     STATE_COLOURS,
     STEPS_UNIT,
     TIMES_UNIT,
+    WARNING,
     described,
     fixed,
     lanes,
@@ -88,7 +90,29 @@ def overview() -> list[Any]:
     for state in STATES:
         for panel in (counts, history):
             panel.override_by_name(state, properties(color=fixed(STATE_COLOURS[state])))
-    return [sized(counts, 10, 7), sized(history, 14, 7), sized(_jobs(), 24, 11)]
+    return [
+        sized(counts, 8, 7),
+        sized(_saved(), 4, 7),
+        sized(history, 12, 7),
+        sized(_jobs(), 24, 11),
+    ]
+
+
+def _saved() -> Any:
+    panel = value(
+        "Rank-hours saved",
+        "In the time shown, over all jobs: what confirmed speed-ups saved, less what the searches "
+        "cost. One hour of 8 ranks is 8 rank-hours, which are GPU-hours where each rank has a GPU. "
+        "Negative: the searches have cost more than was saved so far.",
+        HOURS_UNIT,
+        at_the_end(
+            "(sum(increase(bagua_autotune_saved_rank_seconds_total[$__range])) "
+            "- sum(increase(bagua_autotune_search_cost_rank_seconds_total[$__range]))) / 3600",
+            "saved",
+        ),
+    ).decimals(1)
+    limits(panel, {0: BEST}, first=WARNING)
+    return panel
 
 
 def _in_state(state: str) -> str:
@@ -101,10 +125,12 @@ def _jobs() -> Any:
         state_number(of_jobs("job_state", "state")),
         *(of_jobs(metric) for _, metric, _ in COLUMNS),
         payback(of_jobs),
+        f"{of_jobs('job_saved_rank_seconds')} / 3600",
         f"sum by (job_name) ({of_jobs('trials', 'state')})",
         f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000",
     ]
-    titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after", "Trials", "Heard of"]
+    titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after"]
+    titles += ["Rank-hours saved", "Trials", "Heard of"]
     panel = rows(
         "Jobs",
         "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
@@ -134,6 +160,9 @@ def _jobs() -> Any:
     panel.override_by_name(
         "Paid back after",
         properties(unit=STEPS_UNIT, mappings=[mapping(NO_GAIN)], custom_width=130),
+    )
+    panel.override_by_name(
+        "Rank-hours saved", properties(unit=HOURS_UNIT, decimals=1, custom_width=130)
     )
     for title in ("Ranks", "Trials"):
         panel.override_by_name(title, properties(custom_width=70))
