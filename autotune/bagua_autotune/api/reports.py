@@ -137,6 +137,13 @@ class Progress(_Input):
     seconds: StepSeconds
 
 
+class Prune(_Input):
+    """Which jobs to delete: those not heard of for so many days."""
+
+    older_than_days: int = Field(ge=1, le=36_500)
+    dry_run: bool = Field(default=False, description="List the jobs and delete none.")
+
+
 class NewEvent(_Input):
     """Something that happened to a job."""
 

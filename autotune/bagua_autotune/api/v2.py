@@ -12,7 +12,7 @@ from bagua_autotune.api.errors import failure, parse
 from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
-from bagua_autotune.store import JobConflict
+from bagua_autotune.store import JobConflict, Store, retention
 from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
@@ -29,6 +29,7 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _exchange_copies(api, tuner)
+    _prune(api, tuner.store)
     reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
@@ -103,3 +104,10 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
         parse(reports.CopyOutline)
         adopted = adopt(tuner.store, parse(Copy), time.time())
         return answer(reports.Adopted(jobs=adopted))
+
+
+def _prune(api: Blueprint, store: Store) -> None:
+    @api.post("/prune")
+    def post_prune() -> Response:
+        asked = parse(reports.Prune)
+        return answer(retention.prune_now(store, asked.older_than_days, asked.dry_run))

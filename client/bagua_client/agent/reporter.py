@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from bagua_client.agent.announcement import announce
+from bagua_client.agent.announcement import announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
@@ -158,7 +158,7 @@ class Reporter:
             state = self._connection.register()
             name, self._page = self._description["name"], self._connection.page
             if not self._stopping.is_set():
-                announce(logger, "autotune: job %s is being tuned, see %s", name, self._page)
+                announce_page(logger, name, self._page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
