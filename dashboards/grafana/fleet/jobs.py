@@ -69,8 +69,8 @@ COLUMNS = (
 def overview() -> list[Any]:
     counts = value(
         "Jobs by state",
-        "A job that ended leaves after a quarter of an hour, a finished one that is "
-        "silent after a day.",
+        "A job disappears 15 minutes after its end. A finished one that says nothing disappears "
+        "after a day.",
         "none",
         *(over_time(_in_state(state), state) for state in STATES),
         named=True,
@@ -130,7 +130,7 @@ def _jobs() -> Any:
         f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000",
     ]
     titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after"]
-    titles += ["Rank-hours saved", "Trials", "Heard of"]
+    titles += ["Rank-hours saved", "Trials", "Last report"]
     panel = rows(
         "Jobs",
         "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
@@ -166,7 +166,7 @@ def _jobs() -> Any:
     )
     for title in ("Ranks", "Trials"):
         panel.override_by_name(title, properties(custom_width=70))
-    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_width=150))
+    panel.override_by_name("Last report", properties(unit="dateTimeFromNow", custom_width=150))
     panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
     return panel
 
@@ -175,7 +175,7 @@ def gains() -> list[Any]:
     ratio = of_jobs("speedup_ratio")
     gained = lines(
         "Speed-up",
-        "The middle of all jobs that have been measured, and the best and the worst of them.",
+        "Median, best and worst of all jobs that have been measured.",
         TIMES_UNIT,
         over_time(f"max({ratio})", "best"),
         over_time(f"quantile(0.5, {ratio})", "middle"),
@@ -185,7 +185,8 @@ def gains() -> list[Any]:
         gained.override_by_name(name, properties(color=fixed(colour)))
     results = value(
         "Results",
-        "What finished searches came to. Nothing faster: the default is as good as it gets.",
+        "How finished tunings ended. Nothing faster: no setting was really faster than the "
+        "default.",
         "none",
         at_the_end(
             or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})", "reason"), "{{reason}}"
@@ -197,8 +198,8 @@ def gains() -> list[Any]:
     most = _ranking("Gained most", "The five jobs with the largest speed-up.", "topk")
     least = _ranking(
         "Gained least",
-        "The five jobs with the smallest: here the default is good, or the network is not what "
-        "holds the job up.",
+        "The five jobs with the smallest speed-up. Their default is good, or the network does "
+        "not hold them up.",
         "bottomk",
     )
     return [
@@ -213,8 +214,8 @@ def gains() -> list[Any]:
 def _spread() -> Any:
     return lines(
         "Spread between the ranks",
-        "Of each job that is being tuned: by how much its slowest rank computes longer than the "
-        "median rank, as a share of the step.",
+        "For each job being tuned: how much longer its slowest rank computes than the median "
+        "rank, as a share of the step.",
         "percentunit",
         over_time(while_tuned(of_jobs("rank_spread_ratio")), "{{job_name}}"),
     ).min(0)
@@ -240,8 +241,8 @@ def _ranking(title: str, description: str, choice: str) -> Any:
 
 def trouble() -> list[Any]:
     silent = lines(
-        "Silence of jobs that are tuned",
-        "Time since each job that is being tuned was heard of. Five minutes are an alert.",
+        "Silence of jobs being tuned",
+        "Time since the last report of each job being tuned. Five minutes raise an alert.",
         "s",
         over_time(
             while_tuned(f"time() - {of_jobs('job_last_contact_timestamp_seconds')}"),
@@ -261,7 +262,8 @@ def trouble() -> list[Any]:
     failures.min(0).axis_soft_max(1)
     alerts = lanes(
         "Jobs with an alert",
-        "How many alerts fire, by the rule. Needs the rules of dashboards/prometheus.",
+        "How many alerts fire, by rule. Prometheus must have loaded the rules of "
+        "dashboards/prometheus.",
         "none",
         *(
             over_time(or_none(f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'), name)
