@@ -11,7 +11,7 @@ from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobSummary, Life, ShownTrial, name_life
-from bagua_autotune.views.words import stock_ddp_line
+from bagua_autotune.views.stock import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
@@ -41,7 +41,9 @@ def show(job: str, database: str | None, url: str | None) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    say(f"stock DDP: {stock_ddp_line(chosen)}")
+    if overview.machine_change:
+        say(f"note: {overview.machine_change}")
+    say(f"stock DDP: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")

@@ -8,11 +8,12 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics.reasons import FAILURES, of_result
+from bagua_autotune.metrics.reasons import FAILURES
 from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Contact
+from bagua_autotune.tuning.decision import result_code
 from bagua_autotune.views import JobSum
 
 PHASES: tuple[str, ...] = get_args(JobPhase)
@@ -114,7 +115,7 @@ def _configuration(job: JobSum) -> Samples:
 
 def _result(job: JobSum) -> Samples:
     result = job.summary.result if job.summary.state not in BEING_TUNED else None
-    return {(of_result(result),): 1} if result else {}
+    return {(result_code(result),): 1} if result else {}
 
 
 FAMILIES = (

@@ -84,21 +84,26 @@ def switches(reading: Reading) -> list[Switch]:
     return sorted(found, key=lambda switch: switch.step)
 
 
-def best_so_far(reading: Reading) -> list[BestSoFar]:
+def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestSoFar]:
     """After each measured trial of the round that is shown; empty where costs are no times.
 
     Each configuration counts with all its trials until then, not with the luckiest. So this rises
-    where the best one turns out to be slower when it is measured again (or fails), and it ends with
-    the incumbent's step time of the figures, or else that of what was not confirmed.
+    where the best one turns out to be slower when it is measured again, or fails.
+
+    Args:
+        incumbent_seconds: of the figures, which is what this ends with.
     """
     objective = reading.objective
-    return [
+    found = [
         BestSoFar(trial=trial.index, seconds=seconds)
         for trial, leader in course(reading.job, reading.shown)
         if trial.estimate
         and leader
         and (seconds := objective.seconds(leader.estimate.center)) is not None
     ]
+    if found and incumbent_seconds is not None:
+        found[-1] = BestSoFar(trial=found[-1].trial, seconds=incumbent_seconds)
+    return found
 
 
 def _parts(members: Sequence[StepTime], stride: int) -> list[Sequence[StepTime]]:

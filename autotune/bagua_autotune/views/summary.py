@@ -57,7 +57,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         ended_at=job.ended_at,
         is_lost=job.is_lost,
         revision=job.revision,
-        headline=make_headline(reading, state.progress, figures),
+        headline=make_headline(reading, state, figures),
         figures=figures,
         life=store.place_of(job.id).number,
     )
