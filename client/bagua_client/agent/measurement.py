@@ -13,6 +13,13 @@ from bagua_client.agent.profiler import Profiler, Recording
 from bagua_client.reducer.tunable import Tunable
 
 
+class StepCount:
+    """How many steps a training made. It knows nothing of the model, so that who keeps it does not
+    keep the model."""
+
+    made = 0
+
+
 class Measurement:
     """Of one model on one rank.
 
@@ -21,13 +28,14 @@ class Measurement:
         optimizers: of the model, as far as they are known; their steps tell the model's.
 
     Attributes:
-        step: the number of the one that the last reduction belongs to.
+        count: of its steps.
         measured_from: steps before this one are not measured.
     """
 
     def __init__(self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         communicator = tunable.communicator
-        self.step = self.measured_from = 0
+        self.count = StepCount()
+        self.measured_from = 0
         self._tunable = tunable
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
@@ -38,6 +46,11 @@ class Measurement:
         self._computed = self._timer.computed if is_on_one_device else None
         is_recorder = communicator.rank == 0 and is_on_one_device
         self._profiler = Profiler(tunable, clock) if is_recorder else None
+
+    @property
+    def step(self) -> int:
+        """The number of the one that the last reduction belongs to."""
+        return self.count.made
 
     def follow(self) -> None:
         """Be told by the model how long it computes and waits."""
@@ -57,7 +70,7 @@ class Measurement:
         """A reduction has ended; whether it is the first one of a step."""
         begins = self._boundary.begins()
         if begins:
-            self.step += 1
+            self.count.made += 1
             self._timer.tick(self.step)
         else:
             self._timer.tick_within()
