@@ -6,6 +6,7 @@ from datetime import datetime
 
 import click
 
+from bagua_autotune.cli.facts import fact_lines
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
@@ -33,6 +34,8 @@ def show(job: str, database: str | None, url: str | None) -> None:
         say(f"{name_life(overview.lives, found.id)}:")
         print_table(LIFE_COLUMNS, [_life_row(life) for life in overview.lives])
     _print_trials(overview.trials)
+    for line in fact_lines(found):
+        say(line)
     if found.result:
         _say_result(found.result)
     chosen = found.configuration
