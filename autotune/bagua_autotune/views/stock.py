@@ -18,7 +18,8 @@ from bagua_autotune.views.figures import bounds
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.words import fastest
 
-DEFAULT_BYTES = 25 * 1024**2
+# Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.
+DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
 
 
 class StockSetting(View):
@@ -83,7 +84,7 @@ def stock_ddp_snippet(setting: StockSetting) -> str:
 
 def _remarks(setting: StockSetting) -> list[str]:
     if setting.speedup is None:
-        what = "no bucket size alone" if setting.missing else "nothing"
+        what = "nothing that stock DDP can do" if setting.missing else "nothing"
         gain = f"{what} was measured to be clearly faster than the default"
     else:
         gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
@@ -95,11 +96,17 @@ def _remarks(setting: StockSetting) -> list[str]:
 def _call(configuration: Mapping[str, Value]) -> str:
     """The call, without what stock DDP cannot do."""
     size = configuration.get(BUCKET_KNOB)
-    # DDP counts in units of 2**20 bytes and takes fractions.
-    megabytes = (size if isinstance(size, int) else DEFAULT_BYTES) / 1024**2
-    return f"DistributedDataParallel(model, bucket_cap_mb={megabytes:.4g})"
+    if _has_default_sizes(configuration) or not isinstance(size, int):
+        return "DistributedDataParallel(model)"
+    # It counts in units of 2**20 bytes and takes fractions.
+    return f"DistributedDataParallel(model, bucket_cap_mb={size / 1024**2:.4g})"
 
 
 def _missing(configuration: Mapping[str, Value]) -> str:
     """What stock DDP cannot do, in words; empty if it can do all."""
-    return describe({k: v for k, v in configuration.items() if k != BUCKET_KNOB and v != "off"})
+    its_own = DEFAULT_SIZES if _has_default_sizes(configuration) else (BUCKET_KNOB,)
+    return describe({k: v for k, v in configuration.items() if k not in its_own and v != "off"})
+
+
+def _has_default_sizes(configuration: Mapping[str, Value]) -> bool:
+    return all(configuration.get(knob) == size for knob, size in DEFAULT_SIZES.items())

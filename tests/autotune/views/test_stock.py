@@ -36,7 +36,7 @@ def line(of: Job, trials: list[Trial]) -> str:
             job("finished", RESULT),
             [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FLAT, 0.298)],
             "25",
-            "no bucket size alone was measured to be clearly faster than the default; "
+            "nothing that stock DDP can do was measured to be clearly faster than the default; "
             + LACKS_HIERARCHY,
         ),
         (
@@ -85,6 +85,20 @@ def test_only_what_stock_ddp_can_do_is_flat(more: dict[str, object], missing: st
     found = stock_setting(reading(job(), [trial(0, DEFAULT, 0.3), trial(1, tried, 0.2)]))
     assert found.missing == missing
     assert found.configuration == (DEFAULT if missing else tried)
+
+
+def test_what_torch_does_without_arguments_is_pasted_without() -> None:
+    """With them all buckets are of one size, and without the first is of 1 MiB."""
+    default = Configuration(bucket_bytes=25 * MIB, hierarchical="off", first_bucket_bytes=MIB)
+    of = replace(job("finished", replace(KEPT, configuration=default)), baseline=default)
+    found = stock_setting(reading(of, [trial(0, default, 0.3)]))
+    assert found.missing == ""
+    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing was")
+    smaller = Configuration(default, bucket_bytes=4 * MIB)
+    trials = [trial(0, default, 0.3), trial(1, smaller, 0.2)]
+    assert stock_setting(reading(replace(of, phase="tuning", result=None), trials)).missing == (
+        "first bucket 1 MiB"
+    )
 
 
 def test_the_snippet_is_python() -> None:
