@@ -24,12 +24,10 @@ from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 MOST_FAILURES = 3
 # Why a baseline is kept.
 NOTHING_FASTER = "nothing was clearly faster"
-BEST_BEFORE = "the best of an earlier run"
-NOTHING_TO_TRY = "nothing else to try"
-TOO_FEW_STEPS = "too few steps remain to earn a search"
+BEST_BEFORE = "it was the best in an earlier run"
+NOTHING_TO_TRY = "there is nothing else to try"
+TOO_FEW_STEPS = "too few steps remain to make up for a search"
 DISAGREED = "the ranks disagreed too often"
-# As releases said it that stored no code.
-OLDER_NOTHING_FASTER = "nothing measured faster"
 # The same for programs.
 WINNER_CODE = "winner"
 DISAGREEMENT_CODE = "disagreement"
@@ -43,11 +41,17 @@ GIVING_UP = {
 }
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",
-    OLDER_NOTHING_FASTER: "nothing_faster",
     BEST_BEFORE: "earlier_best",
     NOTHING_TO_TRY: "nothing_to_try",
     TOO_FEW_STEPS: "too_few_steps",
     DISAGREED: DISAGREEMENT_CODE,
+}
+# As releases said it that stored no code.
+OLDER_REASONS = {
+    "nothing measured faster": NOTHING_FASTER,
+    "the best of an earlier run": BEST_BEFORE,
+    "nothing else to try": NOTHING_TO_TRY,
+    "too few steps remain to earn a search": TOO_FEW_STEPS,
 }
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
@@ -77,12 +81,12 @@ def result_code(result: Result) -> str:
     """Why a job was left with what it has, for programs."""
     if result.reason_code:
         return result.reason_code
-    # Of a release that stored no code: from its sentence.
+    # Of a release that stored none: from its sentence.
     if result.kept == "winner":
         return WINNER_CODE
     if result.reason.startswith(GIVING_UP["disagreement"][0]):
         return DISAGREEMENT_CODE
-    return REASON_CODES.get(result.reason, OTHER_CODE)
+    return REASON_CODES.get(OLDER_REASONS.get(result.reason, result.reason), OTHER_CODE)
 
 
 def failure_code(failure: str) -> str:

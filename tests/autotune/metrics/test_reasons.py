@@ -92,6 +92,8 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
         ("baseline", "nothing measured faster", "nothing_faster"),
         ("baseline", "nothing was clearly faster", "nothing_faster"),
         ("baseline", "the best of an earlier run", "earlier_best"),
+        ("baseline", "nothing else to try", "nothing_to_try"),
+        ("baseline", "too few steps remain to earn a search", "too_few_steps"),
         ("baseline", "the ranks disagreed too often", "disagreement"),
         ("baseline", "the ranks disagreed: no reason given", "disagreement"),
         ("baseline", "", "other"),

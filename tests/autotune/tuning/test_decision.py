@@ -70,7 +70,7 @@ def test_the_baseline_is_trial_0() -> None:
 
 
 def test_a_single_candidate_needs_no_other_trial() -> None:
-    only = Keep(BASELINE, reason="nothing else to try")
+    only = Keep(BASELINE, reason="there is nothing else to try")
     assert follow([], candidates=[BASELINE]) == only
     assert follow(history(("search", BASELINE, 0.2)), candidates=[BASELINE]) == only
 

@@ -156,10 +156,10 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             "1.56x (1.51 to 1.60): 219 ms a step, the default 342 ms.",
         ),
         (
-            replace(KEPT, reason="too few steps remain to earn a search"),
+            replace(KEPT, reason="too few steps remain to make up for a search"),
             [],
             {},
-            "The default stays: too few steps remain to earn a search; 0 configurations measured.",
+            "The default stays: too few steps remain to make up for a search; 0 configurations measured.",
         ),
         (
             KEPT,
