@@ -65,7 +65,7 @@ def describe_source(inherited: Inherited) -> str:
         count = len(earlier.trials)
         trials = f"{count} trial" + ("" if count == 1 else "s")
         return (
-            f"continues job {source}, which was interrupted: its {trials} count if the default "
+            f"continues job {source}, which was interrupted, and uses its {trials} if the default "
             "still takes as long as it did there"
         )
     if inherited.gain is None and inherited.configuration is not None:

@@ -159,7 +159,8 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             replace(KEPT, reason="too few steps remain to make up for a search"),
             [],
             {},
-            "The default stays: too few steps remain to make up for a search; 0 configurations measured.",
+            "The default stays: too few steps remain to make up for a search; 0 configurations "
+            "measured.",
         ),
         (
             KEPT,
