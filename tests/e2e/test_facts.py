@@ -48,7 +48,7 @@ pytestmark = [
 
 JOBS = ("finished", "being-tuned", "nothing-faster", "drifted", "silent")
 # So long ago that the page warns, and not yet so long that the job is lost.
-SILENT_SECONDS = 200.0
+SILENT_SECONDS = 120.0
 QUICK = {
     "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
     "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.01",

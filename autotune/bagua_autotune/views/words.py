@@ -18,7 +18,7 @@ from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import NOTHING_FASTER, REASON_CODES, result_code
 from bagua_autotune.tuning.standing import best_trial, compare, is_settled, run_off_speedup
 from bagua_autotune.tuning.status import JobState, Progress
-from bagua_autotune.views.figures import Figures
+from bagua_autotune.views.figures import Figures, bounds
 from bagua_autotune.views.reading import Reading
 
 ENDED_EARLY = "The training ended before its tuning did"
@@ -123,8 +123,8 @@ def _result(reading: Reading, figures: Figures) -> str:
             f"was {times} as fast{_step_times(figures)}."
         )
     return (
-        f"It was the best of an earlier run, and measured beside the default it still is: "
-        f"{times}{_step_times(figures)}."
+        "It was the best in an earlier run, and measured beside the default it is again the best, "
+        f"{times} as fast{_step_times(figures)}."
     )
 
 
@@ -136,14 +136,21 @@ def _closest(reading: Reading) -> str:
         return ""
     found = run_off_speedup(job, shown)
     if found is not None:
-        words, times = describe(found[0]), describe_speedup(*vars(found[1]).values())
-        return f" The best of the others, {words}, was {times} as fast, measured in turns with it."
+        words, times = describe(found[0]), _times(found[1])
+        return (
+            f" The best of the others, {words}, was {times} as fast as the default when both were "
+            "measured in turns."
+        )
     others = fastest(reading, lambda configuration: configuration != job.baseline)
     if others is None:
         return ""
-    words, times = describe(others[0]), describe_speedup(*vars(others[1]).values())
+    words, times = describe(others[0]), _times(others[1])
     doubt = "; trials of similar settings do not support that" if others[1].low > 1 else ""
     return f" The best of the others, {words}, was {times} as fast as the default beside it{doubt}."
+
+
+def _times(faster: Interval) -> str:
+    return describe_speedup(faster.center, *bounds(faster))
 
 
 def fastest(
@@ -153,11 +160,11 @@ def fastest(
     default beside it; None without one. What failed is none."""
     job, shown = reading.job, reading.shown
     failed = {trial.configuration for trial in shown if trial.state == "failed"}
-    tried = {trial.configuration for trial in shown if trial.estimate} - failed
+    tried = dict.fromkeys(t.configuration for t in shown if t.estimate)
     compared = (
         (each, found.speedup(reading.objective))
         for each in tried
-        if is_wanted(each) and (found := compare(job, reading.trials, each))
+        if each not in failed and is_wanted(each) and (found := compare(job, shown, each))
     )
     return max(compared, key=lambda found: found[1].center, default=None)
 

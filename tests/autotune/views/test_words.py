@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -152,8 +153,8 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             RESULT,
             TRIED[:2],
             {},
-            "It was the best of an earlier run, and measured beside the default it still is: "
-            "1.56x (1.51 to 1.60): 219 ms a step, the default 342 ms.",
+            "It was the best in an earlier run, and measured beside the default it is again the "
+            "best, 1.56x (1.51 to 1.60) as fast: 219 ms a step, the default 342 ms.",
         ),
         (
             replace(KEPT, reason="too few steps remain to make up for a search"),
@@ -176,6 +177,21 @@ def test_why_names_what_was_compared(
     result: Result | None, trials: list[Trial], exposed: dict[int, float], sentence: str
 ) -> None:
     assert why(job("finished" if result else "tuning", result), trials, exposed) == sentence
+
+
+def test_a_run_off_that_confirmed_nothing_says_what_it_measured() -> None:
+    """Not what the search saw of an earlier, faster machine: 141 ms, and 205 ms of the default."""
+    trials = [trial(0, DEFAULT, 0.15), trial(1, FASTER, 0.141)]
+    for side in (FASTER, DEFAULT, DEFAULT, FASTER) * 3:
+        trials.append(trial(len(trials), side, 0.205, purpose="confirm"))
+    found = why(job("finished", KEPT), trials)
+    measured = re.search(
+        r"hierarchical, was (\d\.\d\d)x .* when both were measured in turns", found
+    )
+    assert measured, found
+    assert float(measured[1]) == pytest.approx(1, abs=0.05)
+    assert "The machine itself changed during the tuning" in found
+    assert "141 ms" not in found
 
 
 def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
