@@ -25,7 +25,7 @@ class JobState:
         trial: the trial to run; None: tuning has ended, unless the next one is being chosen.
         configuration: what all ranks should run now, by knob.
         trials_measured: trials done so far.
-        max_trials: at most so many are made.
+        max_trials: at most so many are made before the best is measured again, in turns.
         speedup: of the best trial so far over the baseline; None: not known yet.
         summary: the result in a line, once tuning has ended.
         deciding: the next trial is being chosen, with the last one still open or none at all;

@@ -108,11 +108,11 @@ class ScrapedJob(DrivenJob):
         for _ in range(IDLE_SCRAPES):
             self._scrape()
 
-    def _report(self) -> None:
+    def _report(self, count: int | None = None) -> None:
         if self.state["trial"]["index"] > self._told:
             self._told = self.state["trial"]["index"]
             self._tell(kind="switched", trial=self._told, seconds=0.01)
-        super()._report()
+        super()._report(count)
 
     def _take(self, response: requests.Response) -> None:
         super()._take(response)

@@ -84,14 +84,14 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
     progress = job.progress
     if job.state not in BEING_TUNED:
         return str(progress.trials_measured)
-    text = f"{progress.trials_measured} of at most {progress.max_trials}"
+    begun, most = job.phase_trials
+    text = f"{begun} of at most {most}"
     if progress.seconds_left is not None:
         text += f", {describe_left(progress.seconds_left)}"
     bar_width = min(width - len(text) - 2, WIDEST_BAR)
     if bar_width < NARROWEST_BAR:
         return text
-    done = min(progress.trials_measured, progress.max_trials)
-    bar = ProgressBar(progress.max_trials, done, bar_width, complete_style="cyan")
+    bar = ProgressBar(most, min(begun, most), bar_width, complete_style="cyan")
     line = Table.grid(padding=(0, 2, 0, 0))
     line.add_row(bar, Text(text))
     return line

@@ -6,12 +6,13 @@ from datetime import datetime
 
 import click
 
+from bagua_autotune.cli.facts import fact_lines
 from bagua_autotune.cli.output import print_json, print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
-from bagua_autotune.views.words import stock_ddp_line
+from bagua_autotune.views.stock import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
@@ -43,6 +44,8 @@ def _show(overview: JobOverview) -> None:
         say(f"{name_life(overview.lives, found.id)}:")
         print_table(LIFE_COLUMNS, [_life_row(life) for life in overview.lives])
     _print_trials(overview.trials)
+    for line in fact_lines(found):
+        say(line)
     if found.result:
         _say_result(found.result)
     chosen = found.configuration
@@ -51,7 +54,9 @@ def _show(overview: JobOverview) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    say(f"stock DDP: {stock_ddp_line(chosen)}")
+    if overview.machine_change:
+        say(f"note: {overview.machine_change}")
+    say(f"stock DDP: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")

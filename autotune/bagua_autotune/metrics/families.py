@@ -8,8 +8,8 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics.reasons import FAILURES, of_result
-from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
+from bagua_autotune.metrics.reasons import FAILURES
+from bagua_autotune.model.job import JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Contact
@@ -113,8 +113,7 @@ def _configuration(job: JobSum) -> Samples:
 
 
 def _result(job: JobSum) -> Samples:
-    result = job.summary.result if job.summary.state not in BEING_TUNED else None
-    return {(of_result(result),): 1} if result else {}
+    return {(job.summary.reason,): 1} if job.summary.reason else {}
 
 
 FAMILIES = (
@@ -152,6 +151,11 @@ FAMILIES = (
         lambda job: job.summary.figures.speedup_high,
     ),
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
+    _value(
+        "bagua_autotune_trials_limit",
+        "Most trials of a search, as it was set (BAGUA_AUTOTUNE_MAX_SAMPLES).",
+        lambda job: job.summary.progress.max_trials,
+    ),
     Family(
         "bagua_autotune_trial_failures_total",
         "Trials that failed: the ranks disagreed, or the training suffered (diverged).",
@@ -193,8 +197,13 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_search_cost_seconds",
-        "Time that the latest round has lost against the baseline.",
+        "Time that the latest round has lost against the default.",
         lambda job: job.summary.figures.cost_seconds,
+    ),
+    _value(
+        "bagua_autotune_search_cost_steps",
+        "Time that the latest round has lost against the default, in the default's steps.",
+        lambda job: job.summary.figures.cost_steps,
     ),
     _value(
         "bagua_autotune_payback_steps",

@@ -12,7 +12,13 @@ from typing import Any
 from bagua_autotune.costs import Costs, Kind
 from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
+from bagua_autotune.tuning.decision import (
+    BEST_BEFORE,
+    NOTHING_FASTER,
+    REASON_CODES,
+    WINNER_CODE,
+    result_code,
+)
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.restart import fits, left_by
 from bagua_autotune.tuning.standing import best_configuration
@@ -162,9 +168,13 @@ def _is_telling(job: Job) -> bool:
     """Whether its result says what is fast: a default that was kept for want of trials, or because
     the ranks failed in the others, does not."""
     result = job.result
-    if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
-        return result is not None
-    return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
+    if result is None:
+        return False
+    code = result_code(result)
+    if code in (WINNER_CODE, REASON_CODES[BEST_BEFORE]):
+        return True
+    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER]
+    return is_nothing_faster and 1 < result.trials < job.limits.max_samples
 
 
 def _key(content: Sequence[Any]) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
 from bagua_autotune.store import Steps
+from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import REASON_CODES, WINNER_CODE, Keep
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.rounds import began_at
@@ -18,7 +20,7 @@ from bagua_autotune.tuning.standing import baseline_estimate
 
 @dataclass(frozen=True)
 class Bill:
-    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost.
+    """``steps`` ran from the first trial to the last; only time beyond the default's is cost.
 
     Of jobs that report the speed of many steps at once, ``steps`` are those between their reports.
     """
@@ -39,19 +41,19 @@ def bill(
     trials: Sequence[Trial],
     observed: Mapping[int, Steps],
     switch_seconds: Mapping[int, float],
-    baseline_cost: float | None,
+    defaults: Defaults,
     objective: Objective,
 ) -> Bill:
-    """Add up a round.
+    """Add up a round: what its steps took longer than the default did beside them.
 
     Args:
         trials: of the round; an open one's steps count, and cost once it is closed.
         observed: by trial index the steps observed under it.
         switch_seconds: by trial index how long the ranks took to cut their buckets.
-        baseline_cost: of a step.
+        defaults: of the round.
         objective: what costs mean; without seconds nothing can be added up.
     """
-    baseline_seconds = None if baseline_cost is None else objective.seconds(baseline_cost)
+    default_seconds = _seconds(defaults.pooled, objective)
     ran = [trial for trial in trials if trial.index in observed]
     are_single = objective.seconds(0.0) is not None
     steps = 0
@@ -63,11 +65,16 @@ def bill(
             # A trial's steps run until the next one's begin: those dropped at the switch count too.
             count = max(count, observed[ran[place + 1].index].first - own.first)
         steps += count
-        own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
-        if own_seconds is not None and baseline_seconds is not None:
-            seconds += count * max(0.0, own_seconds - baseline_seconds)
+        own_seconds = _seconds(trial.estimate, objective)
+        beside_seconds = _seconds(defaults.at(trial.index), objective)
+        if own_seconds is not None and beside_seconds is not None:
+            seconds += count * max(0.0, own_seconds - beside_seconds)
     seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in trials)
-    return Bill(steps, seconds, seconds / baseline_seconds if baseline_seconds else 0.0)
+    return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
+
+
+def _seconds(found: Estimate | None, objective: Objective) -> float | None:
+    return None if found is None else objective.seconds(found.center)
 
 
 def make_result(

@@ -65,7 +65,7 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
         steps_since: steps that it trained since its last trial, where that is known.
     """
     if job.round + 1 >= job.limits.max_rounds:
-        return f"it has been tuned {job.limits.max_rounds} times"
+        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
     if job.round == 0 or steps_since is None:
         return None
     pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)

@@ -25,7 +25,12 @@ class OpenTrial(View):
 
 
 class Progress(View):
-    """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
+    """How far the tuning is. ``max_trials`` and ``seconds_left`` are upper bounds; most searches
+    end far below.
+
+    ``max_trials`` is the limit that was set (``BAGUA_AUTOTUNE_MAX_SAMPLES``): ``search_trials``,
+    those that were begun, count towards it. What the search found is then measured again in turns
+    with the default, in at most ``max_confirming_trials``. ``trials_measured``: of both kinds.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
     ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
@@ -34,6 +39,9 @@ class Progress(View):
 
     trials_measured: int
     max_trials: int
+    search_trials: int
+    confirming_trials: int
+    max_confirming_trials: int
     elapsed_seconds: float
     seconds_left: float | None
     speedup: float | None
@@ -57,6 +65,14 @@ class JobState(View):
     configuration: Configuration
     progress: Progress
     result: Result | None
+
+    @property
+    def phase_trials(self) -> tuple[int, int]:
+        """Trials that were begun in the phase that runs, and at most how many it has."""
+        progress = self.progress
+        if self.state == "confirming":
+            return progress.confirming_trials, progress.max_confirming_trials
+        return progress.search_trials, progress.max_trials
 
 
 def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
@@ -100,7 +116,10 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     faster = speedup(job, trials)
     return Progress(
         trials_measured=measured,
-        max_trials=job.limits.max_samples + 2 * MOST_PAIRS,
+        max_trials=job.limits.max_samples,
+        search_trials=sum(trial.purpose == "search" for trial in current),
+        confirming_trials=sum(trial.purpose == "confirm" for trial in current),
+        max_confirming_trials=2 * MOST_PAIRS,
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
         speedup=faster.center if faster else None,

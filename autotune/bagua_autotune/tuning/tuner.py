@@ -156,7 +156,9 @@ class Tuner:
         """Let a new job go on with its training's earlier life, if it had one."""
         previous = goes_on_with(self.store, self.store.job(job_id), model_key)
         if previous is not None and self.store.continue_job(previous, job_id):
-            over = Event("ended", message=f"it goes on as job {job_id}", at=self._clock())
+            over = Event(
+                "ended", message=f"the training continues as job {job_id}", at=self._clock()
+            )
             self.store.end_gone([previous], over)
             logger.info("job %s: another life of job %s", job_id, previous)
 

@@ -127,7 +127,7 @@ class Agent:
         self._measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
-        self.outcome = Outcome(name, tunable, environment.result)
+        self.outcome = Outcome(name, tunable, environment.result, self._measurement.count)
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
@@ -213,7 +213,8 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name, self._file)
-            self._reporter = Reporter(environment, description, self._handover)
+            count = self._measurement.count
+            self._reporter = Reporter(environment, description, self._handover, count)
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 

@@ -13,6 +13,13 @@ from bagua_client.agent.profiler import Profiler, Recording
 from bagua_client.reducer.tunable import Tunable
 
 
+class StepCount:
+    """How many steps a training made. It knows nothing of the model, so that who keeps it does not
+    keep the model."""
+
+    made = 0
+
+
 class Measurement:
     """Of one model on one rank.
 
@@ -22,7 +29,7 @@ class Measurement:
         records: whether this rank measures some steps in detail.
 
     Attributes:
-        step: the number of the one that the last reduction belongs to.
+        count: of its steps.
         measured_from: steps before this one are not measured.
     """
 
@@ -33,7 +40,8 @@ class Measurement:
         records: bool = True,
     ) -> None:
         communicator = tunable.communicator
-        self.step = self.measured_from = 0
+        self.count = StepCount()
+        self.measured_from = 0
         self._tunable = tunable
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
@@ -43,6 +51,11 @@ class Measurement:
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
         self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
+
+    @property
+    def step(self) -> int:
+        """The number of the one that the last reduction belongs to."""
+        return self.count.made
 
     def follow(self) -> None:
         """Be told by the model how long it computes and waits."""
@@ -62,7 +75,7 @@ class Measurement:
         """A reduction has ended; whether it is the first one of a step."""
         begins = self._boundary.begins()
         if begins:
-            self.step += 1
+            self.count.made += 1
             self._timer.tick(self.step)
         else:
             self._timer.tick_within()

@@ -12,6 +12,7 @@ from weakref import ref
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from bagua_client.agent.measurement import StepCount
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.result_line import write_result_line
@@ -31,15 +32,16 @@ class Outcome:
         job: its name.
         tunable: of the model.
         path: where rank 0 writes result lines; None: nowhere.
+        count: of the training's steps.
 
     Attributes:
         page: gives the job's, as soon as it is known.
     """
 
-    def __init__(self, job: str, tunable: Tunable, path: str | None) -> None:
+    def __init__(self, job: str, tunable: Tunable, path: str | None, count: StepCount) -> None:
         rank, default = tunable.communicator.rank, tunable.default
         self.page: Callable[[], str] = str
-        self._tunable = tunable
+        self._tunable, self._count = tunable, count
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
         )
@@ -101,7 +103,8 @@ class Outcome:
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            self._known = replace(self._known, state="failed", reason=ENDED_FIRST)
+            step = self._count.made
+            self._known = replace(self._known, state="failed", reason=ENDED_FIRST, at_step=step)
         if self._untold or not self._is_over:
             write_result_line(self._path, self.tuning)
         self._path = None

@@ -21,6 +21,7 @@ from bagua_client.agent.announcement import announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
+from bagua_client.agent.measurement import StepCount
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
@@ -59,7 +60,9 @@ class Reporter:
         environment: Environment,
         description: Mapping[str, Any],
         handover: Handover | None = None,
+        count: StepCount | None = None,
     ) -> None:
+        self._count = count or StepCount()
         self._handover = handover if handover is not None and handover.is_needed else None
         self._process = os.getpid()
         self._description = description
@@ -125,7 +128,7 @@ class Reporter:
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
-            self.put(Event("ended", None, 0, "the training process ended"))
+            self.put(Event("ended", None, self._count.made, "the training process ended"))
             self._thread.join(wait_seconds)
 
     def finish(self, reason: str = "") -> None:
@@ -138,7 +141,7 @@ class Reporter:
         if not self._is_forked:
             self._stopping.set()
             if reason:
-                self.put(Event("ended", None, 0, reason))
+                self.put(Event("ended", None, self._count.made, reason))
             self._inbox.wake()
 
     @property
@@ -375,12 +378,13 @@ class Reporter:
             self._command = text.encode()
 
     def _log_progress(self, state: JobState) -> None:
-        tenths = state.trials_measured // 10
-        if state.trial is None or tenths <= self._logged_tenths:
+        measured, most = state.trials_measured, state.max_trials
+        tenths = measured // 10
+        # The run-off's trials come on top of the limit.
+        if state.trial is None or tenths <= self._logged_tenths or measured > most:
             return
         self._logged_tenths = tenths
         faster = f", best so far {state.speedup:.2f}x" if state.speedup is not None else ""
-        measured, most = state.trials_measured, state.max_trials
         announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 

@@ -34,9 +34,9 @@ def test_on_a_terminal_a_job_is_followed_from_before_its_beginning_to_its_end(
         with Terminal("watch", NAME, "--wait", "--url", service.url) as terminal:
             terminal.wait_for(r"waiting for job '\[b\]d\[/b\]'")
             job = DrivenJob(database, NAME)
-            terminal.wait_for(r"job +\[b\]d\[/b\]  tuning.*0 of at most")
+            terminal.wait_for(r"job +\[b\]d\[/b\]  tuning.*1 of at most")
             job.run(until_trial=3)
-            terminal.wait_for(r"3 of at most.*1\.1\dx \(.*[▁█]")
+            terminal.wait_for(r"4 of at most.*1\.1\dx \(.*[▁█]")
             service.stop()
             terminal.wait_for(r"cannot be read: .*trying again")
             with ServeProcess(database, "--port", port):
@@ -72,10 +72,10 @@ def test_in_a_pipe_each_change_is_a_line_without_control_codes(tmp_path: Path) -
         rest = process.stdout.read().splitlines()
     job.close()
     assert process.returncode == 0
-    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 7")
+    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 60")
     assert first.endswith("; now bucket 25 MiB, flat\n")
     assert second.startswith(f"{NAME}: Tuning: ")
-    assert ", trial 3 of at most 7" in second
+    assert ", trial 3 of at most 60" in second
     assert rest[-1] == f"job {NAME} ended before its tuning did"
     assert "\x1b" not in first + second + "".join(rest)
 

@@ -70,7 +70,7 @@ def test_the_baseline_is_trial_0() -> None:
 
 
 def test_a_single_candidate_needs_no_other_trial() -> None:
-    only = Keep(BASELINE, reason="nothing else to try")
+    only = Keep(BASELINE, reason="there is nothing else to try")
     assert follow([], candidates=[BASELINE]) == only
     assert follow(history(("search", BASELINE, 0.2)), candidates=[BASELINE]) == only
 
@@ -210,7 +210,7 @@ def test_the_summary_of_a_kept_baseline() -> None:
     bill = Bill(steps=60, cost_seconds=1.3, cost_steps=6.5)
     result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), bill, at=141.2)
     assert result.summary == (
-        "bucket 25 MiB, flat (the default) kept: nothing measured faster; "
+        "bucket 25 MiB, flat (the default) kept: nothing was clearly faster; "
         "3 trials, 60 steps, 41 s; cost 6.5 steps"
     )
     assert result.payback_steps is None

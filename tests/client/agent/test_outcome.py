@@ -264,8 +264,8 @@ def test_a_model_that_was_dropped_is_gone(two_ranks: RankPool) -> None:
         assert two_ranks.run(_drop, service.url) == [True, True]
 
 
-def _leave(url: str, path: str) -> None:
-    """What the interpreter does at its end."""
+def _leave(url: str, path: str) -> int:
+    """What the interpreter does at its end; how many steps were made until then."""
     with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
         job = _Job()
     job.train(_MadeUpClock(), 0.1, until="tuning")
@@ -274,14 +274,23 @@ def _leave(url: str, path: str) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     atexit._run_exitfuncs()
+    return len(job.seen)
 
 
-def test_a_process_that_ends_leaves_a_line(two_ranks: RankPool, tmp_path: Path) -> None:
+def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
     path = tmp_path / "results.jsonl"
     with ScriptedService([FIRST], steps=1000) as service:
-        two_ranks.run(_leave, service.url, str(path))
+        steps, _ = two_ranks.run(_leave, service.url, str(path))
+        deadline = time.monotonic() + 60
+        while not (told := service.bodies("ended")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert [body["step"] for body in told] == [steps]
     (line,) = map(json.loads, path.read_text().splitlines())
     assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
+    assert line["at_step"] == steps
 
 
 def test_a_service_that_refuses_the_job_is_the_reason() -> None:

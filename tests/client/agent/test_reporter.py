@@ -15,6 +15,7 @@ import pytest
 from bagua_client.agent.clock import CpuClock
 from bagua_client.agent.connection import REGISTRATIONS
 from bagua_client.agent.inbox import LARGEST_INBOX, Event, RankTimes, Samples
+from bagua_client.agent.measurement import StepCount
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
 from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
@@ -26,7 +27,7 @@ SMALL, LARGE = {"bucket_bytes": 1024}, {"bucket_bytes": 2048}
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
 WATCHED = BLOCK_STEPS * (REFERENCE_BLOCKS + LASTING_BLOCKS)
 
-Start = Callable[[ScriptedService], Reporter]
+Start = Callable[..., Reporter]
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def start(caplog: pytest.LogCaptureFixture) -> Iterator[Start]:
     caplog.set_level(logging.INFO, "bagua_client")
     reporters = []
 
-    def make(service: ScriptedService) -> Reporter:
-        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION))
+    def make(service: ScriptedService, count: StepCount | None = None) -> Reporter:
+        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION, count=count))
         return reporters[-1]
 
     yield make
@@ -258,6 +259,17 @@ def test_the_end_of_the_training_is_told_and_called_early_only_while_tuning(
         reporter.close(60.0 if ends_while_tuning else 0.0)
         wait_for(lambda: service.bodies("ended"))
         assert ("ended before its tuning did" in caplog.text) is ends_while_tuning
+
+
+def test_the_end_of_the_training_names_its_step(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        count = StepCount()
+        reporter = start(service, count=count)
+        command_of(reporter)
+        count.made = 137
+        reporter.close(60.0)
+        wait_for(lambda: service.bodies("ended"))
+        assert [body["step"] for body in service.bodies("ended")] == [137]
 
 
 def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start: Start) -> None:
