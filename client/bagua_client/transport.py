@@ -4,6 +4,7 @@ what is wrong and what to do about it."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import threading
@@ -72,6 +73,8 @@ class Transport:
             self._session.mount(scheme, self._adapter)
         # A proxy of the cluster's environment does not know the way to a service beside the job.
         self._session.trust_env = False
+        # But a service's certificate may be signed by the cluster's own authority.
+        self._session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._has_token = token is not None
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
@@ -211,7 +214,10 @@ def _retry_after(response: requests.Response) -> float:
 def _untrusted(error: SSLError) -> ServiceDenied:
     causes = _causes(error)
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return ServiceDenied("this machine does not trust its certificate")
+        return ServiceDenied(
+            "this machine does not trust its certificate; REQUESTS_CA_BUNDLE may name a file with the "
+            "authority that signed it"
+        )
     return ServiceDenied("it does not use https; try http://")
 
 
