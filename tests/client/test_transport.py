@@ -95,8 +95,8 @@ def test_a_document_is_what_it_was() -> None:
         (saying("405 No"), NotSupported, "405"),
         (saying("422 Bad", b'{"detail": "step"}'), ServiceRefused, "step"),
         (saying("200 OK", b"\n<html>log in"), ServiceUnavailable, "a web page"),
-        (saying("200 OK", b"\x00\xff"), ServiceUnavailable, "no JSON"),
-        (saying("200 OK", b"[" * 10**5), ServiceUnavailable, "no JSON"),
+        (saying("200 OK", b"\x00\xff"), ServiceUnavailable, "not JSON"),
+        (saying("200 OK", b"[" * 10**5), ServiceUnavailable, "not JSON"),
         (lambda _: None, ServiceUnavailable, "broke off"),
         (lambda c: c.sendall(b"\x00\xff\r\n"), ServiceUnavailable, "broke off"),
         (
@@ -165,14 +165,14 @@ def test_no_redirect_is_followed() -> None:
 def test_without_a_token_it_says_that_one_is_wanted() -> None:
     error = error_of(saying("401 No"))
     assert "it needs a token" in str(error)
-    assert "does not take this token" in str(error_of(saying("401 No"), "another"))
+    assert "does not accept this token" in str(error_of(saying("401 No"), "another"))
 
 
 @pytest.mark.parametrize(
     ("url", "token", "kind", "says"),
     [
-        ("http://127.0.0.1:1", None, ServiceUnavailable, "nobody listens"),
-        ("http://nowhere.invalid", None, ServiceUnavailable, "no host of that name"),
+        ("http://127.0.0.1:1", None, ServiceUnavailable, "nothing listens"),
+        ("http://nowhere.invalid", None, ServiceUnavailable, "no host with that name"),
         ("127.0.0.1:8123", None, ServiceRefused, "like http://host:8123"),
         ("not an address", None, ServiceRefused, "like http://host:8123"),
         ("http://host:99999999", None, ServiceRefused, "like http://host:8123"),

@@ -145,7 +145,7 @@ def test_a_service_that_stays_away_in_a_trial_leaves_the_ranks_at_their_default(
         pool.close()
     check(reports)
     assert reports[0].configurations[-1] == DEFAULT
-    assert sum("go back to their default" in line for line in reports[0].logged) == 1
+    assert sum("use their default" in line for line in reports[0].logged) == 1
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_what_clients_say_changes_no_reason(client: FlaskClient) -> None:
 
 def test_a_training_that_suffers(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
-    said = {"kind": "diverged", "message": "its loss is not finite"}
+    said = {"kind": "diverged", "message": "the loss is not finite"}
     client.post(f"{JOB}/events", json={**said, "trial": 0})
     drive(client, Ranks(noise=0.001), steps=10)
     client.post(f"{JOB}/events", json=said)

@@ -240,7 +240,7 @@ def test_what_the_training_suffered_from_is_not_tried_in_another_size() -> None:
     harmful = next(c for c in candidates if c["algorithm"] == "bytegrad")
     trials = [
         *history(("search", baseline, 0.2)),
-        Trial(1, "search", harmful, "failed", failure=f"{HARM}: its loss is not finite"),
+        Trial(1, "search", harmful, "failed", failure=f"{HARM}: the loss is not finite"),
     ]
     tried = set()
     while isinstance(found := follow(trials, job, candidates), Propose):

@@ -83,7 +83,7 @@ def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: Ran
     (first, lines), (second, silent) = two_ranks.run(_wrap_with_autotune_on, [0])
     assert (first, second) == (False, False)
     (line,) = lines
-    assert "set it on all" in line
+    assert "set both on all ranks" in line
     assert silent == []
 
 
@@ -94,4 +94,4 @@ def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankP
         assert [tunes for tunes, _ in results] == [False] * 3
         (line,) = [line for _, lines in results for line in lines]
         assert line.startswith("autotune is off")
-        assert f"release of bagua-client on rank {other} is not" in line
+        assert f"rank {other} has another release of bagua-autotune" in line

@@ -96,7 +96,7 @@ def test_the_user_hears_once_that_it_is_away_and_once_that_it_is_back(
     (level, line), back, *again = _said(caplog)
     assert level == logging.WARNING
     assert "at http://host:8123 cannot be used: nothing listens there" in line
-    assert "Training goes on" in line
+    assert "Training continues" in line
     assert back == (logging.INFO, "autotune: the service answers again")
     assert again == [(level, line), back]
 
@@ -127,4 +127,4 @@ def test_a_service_that_comes_back_and_wants_a_token_is_news(
     for error in (AWAY, DENIED):
         for _ in range(2 * OPENS_AFTER):
             circuit.fail(error)
-    assert ["nobody listens" in line for _, line in _said(caplog)] == [True, False]
+    assert ["nothing listens" in line for _, line in _said(caplog)] == [True, False]

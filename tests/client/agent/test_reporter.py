@@ -117,7 +117,7 @@ def test_a_service_that_takes_no_profiles_is_offered_none_again(
         reporter = start(service)
         for _ in range(MOST_REFUSALS):
             reporter.put(_recording(0))
-        wait_for(lambda: "takes no profiles" in caplog.text)
+        wait_for(lambda: "does not accept profiles" in caplog.text)
         service.refuses.clear()
         reporter.put(_recording(0))
         tell(reporter, 0, 1, [0.1] * 3)
@@ -323,7 +323,7 @@ def test_an_earlier_service_is_soon_told_no_computing_times_and_misses_no_step(
         assert service.refused == MOST_REFUSALS
     steps = [step for batch in batches for step in batch]
     assert steps == [{"step": n, "seconds": [0.2, 0.2]} for n in range(1, len(steps) + 1)]
-    said = [r for r in caplog.records if "takes no computing times" in r.getMessage()]
+    said = [r for r in caplog.records if "does not accept computing times" in r.getMessage()]
     assert [record.levelno for record in said] == [logging.WARNING]
 
 
@@ -344,7 +344,7 @@ def test_refused_computing_times_are_no_reason_not_to_tell_the_next(
             _tell_computing(reporter, 1 + 3 * told)
             told += 1
             assert "compute_seconds" in _batches(service, told)[-1][0]
-    assert caplog.text.count("takes no computing times") == 0
+    assert caplog.text.count("does not accept computing times") == 0
 
 
 def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
@@ -399,7 +399,7 @@ def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away
         wait_for(lambda: len(service.bodies("observations")) == 2)
         assert service.bodies("drift") == []
         reporter.finish()
-    assert caplog.text.count("go back to their default") == 1
+    assert caplog.text.count("use their default") == 1
 
 
 def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -407,7 +407,7 @@ def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCapture
         start(service).put(_recording(0))
         wait_for(lambda: "cannot be used" in caplog.text)
         service.refuses["profiles"] = 422
-        wait_for(lambda: "the service is back" in caplog.text)
+        wait_for(lambda: "the service answers again" in caplog.text)
 
 
 def _steps_of(service: ScriptedService) -> list[int]:

@@ -27,7 +27,7 @@ from tests.ranks import RankPool
 
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 LISTS = pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 
 

@@ -19,7 +19,7 @@ from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 
 needs_bucket_caps = pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 
