@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the sdist and, from it, the wheel; checks both, and that the wheel works in an environment
-# of its own: `deploy/build_distributions.sh [FOLDER [TAG]]`. A TAG such as v0.1.0 must be that of the
-# version. Needs Python 3.11 or newer with venv, and PyPI.
+# of its own: `deploy/build_distributions.sh [FOLDER [TAG]]`. A TAG such as v0.1.0 must be that of
+# the version. Needs Python 3.11 or newer with venv, and PyPI.
 set -euo pipefail
 folder=$(realpath -m "${1:-dist}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,7 +29,8 @@ python3 -m venv "$tools/try"
 python3 - > "$tools/service.txt" << 'END'
 import tomllib
 
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["service"], sep="\n")
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*extras["service"], sep="\n")
 END
 "$tools/try/bin/pip" install --quiet --requirement "$tools/service.txt" --constraint constraints.txt
 "$tools/try/bin/pip" install --quiet --no-deps "$folder"/*.whl

@@ -1,8 +1,8 @@
-"""Build the service's image and see it work: what a container must, on a real training.
+"""Build the service's image, and see it tune a real training.
 
-Read-only root, no rights, an ordinary user; a training of 2 ranks is tuned against it; SIGTERM in
-the middle of that ends it in time and with exit code 0; started again on the same volume it goes
-on to the end of the tuning. Without Docker, for instance:
+The container has a read-only root, no capabilities and an ordinary user. A training of 2 ranks is
+tuned against it. SIGTERM during the tuning must end it in time and with exit code 0. Started again
+on the same volume, it must finish the tuning. Without Docker, for instance:
 
     python deploy/check_image.py --engine "podman --runtime runc" --build "buildah bud --format
         docker" --base localhost/pybase:1 --run-options "--read-only-tmpfs=false --network host"

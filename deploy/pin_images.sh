@@ -1,7 +1,7 @@
 #!/bin/bash
-# Writes into Dockerfile and compose.yaml which digest each image's tag has in its registry today, so that
-# a build tomorrow takes the same image: `deploy/pin_images.sh`. With --check it writes nothing, and
-# ends with 1 if a digest is not that of the tag. Needs skopeo and the registries.
+# Writes into Dockerfile and compose.yaml which digest each image's tag has in its registry today,
+# so that a build tomorrow takes the same image: `deploy/pin_images.sh`. With --check it writes
+# nothing, and ends with 1 if a digest is not that of the tag. Needs skopeo and the registries.
 #
 # SKOPEO_OPTIONS: further options of `skopeo inspect`.
 set -euo pipefail
@@ -14,8 +14,9 @@ pattern='[a-z0-9][a-z0-9./:_-]*@sha256:[0-9a-f]{64}'
 mapfile -t references < <(grep -ohE "$pattern" "${files[@]}" | sort -u)
 for pinned in "${references[@]}"; do
     image=${pinned%@*}
-    # The digest is the hash of the manifest as it is: of several platforms, that of their list.
-    digest=sha256:$(skopeo inspect "${options[@]}" --raw "docker://$image" | sha256sum | cut -d ' ' -f 1)
+    # A digest is the hash of the manifest; for several platforms, of the list of manifests.
+    hash=$(skopeo inspect "${options[@]}" --raw "docker://$image" | sha256sum)
+    digest=sha256:${hash%% *}
     if [ "$pinned" = "$image@$digest" ]; then
         echo "$image: as pinned"
     elif [ "${1:-}" = --check ]; then

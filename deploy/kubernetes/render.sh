@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes the manifests below, for `kubectl apply`, from the Helm chart: `deploy/kubernetes/render.sh`, or
-# with a folder to write them to.
+# Makes the manifests below, for `kubectl apply`, from the Helm chart:
+# `deploy/kubernetes/render.sh`, or with a folder to write them to.
 set -euo pipefail
 folder=$(realpath "${1:-$(dirname "${BASH_SOURCE[0]}")}")
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -32,7 +32,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* By digest where that is given; the tag then only tells a reader which release it is. */}}
 {{- define "autotune.image" -}}
 {{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
-{{- if eq $tag "latest" -}}
+{{- if and (eq $tag "latest") (not .Values.image.digest) -}}
 {{- fail "image.tag: latest is another image from one day to the next; name a version, or set image.digest" -}}
 {{- end -}}
 {{- .Values.image.repository }}:{{ $tag }}{{ with .Values.image.digest }}@{{ . }}{{ end -}}
@@ -48,7 +48,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty: SQLite's file is on a volume that stays. */}}
+{{/* Not empty if SQLite's file is on a volume that stays. */}}
 {{- define "autotune.isPersistent" -}}
 {{- if and .Values.persistence.enabled (not .Values.secret.database) -}}
 {{- if gt (int .Values.replicas) 1 -}}
