@@ -215,8 +215,8 @@ def _untrusted(error: SSLError) -> ServiceDenied:
     causes = _causes(error)
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return ServiceDenied(
-            "this machine does not trust its certificate; REQUESTS_CA_BUNDLE may name a file with the "
-            "authority that signed it"
+            "this machine does not trust its certificate; REQUESTS_CA_BUNDLE may name a file with "
+            "the authority that signed it"
         )
     return ServiceDenied("it does not use https; try http://")
 

@@ -47,6 +47,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"pip install .*", Extras(), "was done before this test ran"),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
+    (r".*torchrun --nproc-per-node 2 examples/digits\.py", Parsed(), "takes minutes"),
     (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
     (
         r"python examples/launch\.py .*",
@@ -75,7 +76,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
 # How indented blocks begin that are no commands.
 NOT_COMMANDS = (
     r"result: bucket .*",  # README.md: what is printed
-    r"autotune: job .*",
+    r"autotune: (job|bucket) .*",
     r"autotune/bagua_autotune/",  # docs/extending.md: a tree of folders
     r"rule_files: .*",  # docs/monitoring.md: Prometheus
     r"- source_labels: .*",
