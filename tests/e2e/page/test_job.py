@@ -229,3 +229,17 @@ def test_what_ran_last_is_not_said_to_run(page: Page, url: str) -> None:
         "The training ended before its tuning was finished."
     )
     expect(page.locator("#now-words")).to_have_text(last)
+
+
+def test_a_job_that_is_tuned_again_says_why(page: Page, url: str) -> None:
+    job = DrivenJob(url, "again", fingerprint="again", limits={"max_samples": 3})
+    job.finish()
+    kept = job.get("overview")["job"]["configuration"]
+    job.drift(2.0)
+    page.goto("/jobs/again")
+    expect(page.locator("#badge")).to_have_text("Tuning, round 2")
+    expect(page.locator("#now-phase")).to_contain_text("The step time changed")
+    overview = job.get("overview")
+    # A new round begins with what was kept.
+    (words,) = {t["words"] for t in overview["trials"] if t["configuration"] == kept}
+    assert now(page)[0].removesuffix(" default") == words

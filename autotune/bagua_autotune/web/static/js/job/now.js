@@ -24,7 +24,7 @@ function inForce({ job, trials, default_configuration: standard }) {
   const trial = trials.findLast(({ state, configuration }) =>
     wasCutShort ? state !== "proposed" : JSON.stringify(configuration) === wanted);
   const isDefault = JSON.stringify(trial?.configuration ?? job.configuration) === JSON.stringify(standard);
-  return { words: trial?.words ?? (isDefault ? trials[0]?.words ?? "no change" : "the best of an earlier run"), isDefault };
+  return { words: trial?.words ?? (isDefault ? "the job's own configuration" : "the best of an earlier run"), isDefault };
 }
 
 function phase(job) {
@@ -37,7 +37,7 @@ function phase(job) {
   if (state === "lost") return "The training is lost. Its tuning continues when it comes back.";
   if (isSilent(job)) return `The training fell silent during ${state === "confirming" ? "the confirmation" : "the search"}.`;
   if (state === "confirming") return "Confirmation: the best configuration and the default are measured again, in turns.";
-  if (progress.trials_measured === 0) return "First trial: the default is measured, to compare everything with it.";
+  if (progress.trials_measured === 0 && !round) return "First trial: the default is measured, to compare everything with it.";
   const again = round ? "The step time changed, so the job is tuned again. " : "";
   return again + (deciding ? "Search: the next configuration is being chosen." : "Search: this configuration is being measured.");
 }
