@@ -26,8 +26,8 @@ class TensorBoard:
     ``bagua/result``.
 
     Args:
-        writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX, or what has its
-            add_scalar and add_text; may be None on ranks other than 0.
+        writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX, or another object with
+            add_scalar, add_text and flush; may be None on ranks other than 0.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -46,10 +46,10 @@ class TensorBoard:
 
 class WandB:
     """Writes the figures into the run's summary and the configuration into its config, both
-    under ``bagua``. The run's history, with the training's own steps, is left alone.
+    under ``bagua``. It does not write to the run's history, which has the training's own steps.
 
     Args:
-        run: None: the one that ``wandb.init`` has begun by then.
+        run: a run of wandb; None: the run that ``wandb.init`` has started.
 
     Raises:
         ImportError: wandb is not installed.

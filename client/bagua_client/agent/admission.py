@@ -118,7 +118,7 @@ def _agreed(communicator: Communicator, error: str) -> bool:
     votes = Vote(0 if error else 1, communicator.group, communicator.device).values()
     if error:
         logger.warning(
-            "rank %d cannot make the gloo group that the tuning needs: %s. Set "
+            "rank %d cannot make a gloo group, which the tuning needs: %s. Set "
             "GLOO_SOCKET_IFNAME to the network interface that connects the ranks",
             communicator.rank,
             error.splitlines()[0],

@@ -1,8 +1,8 @@
-"""What a step of an untuned job computes, communicates and waits for: ``bagua-autotune check``.
+"""The ranks' part of ``bagua-autotune check``: how long a step computes, communicates and waits.
 
-Nothing is changed, and no service is asked. The ranks bring together what they measured of a block
-of steps, and each writes it to the file that it was given: whoever started the job reads it there,
-and ends the job when there is enough.
+Nothing is tuned, and no service is used. After each block of steps the ranks gather what they have
+measured, and each rank writes it to the file that ``check`` named. ``check`` reads the file, and
+ends the job when enough steps are measured.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from bagua_client.service_client import BucketTiming
 logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 5
-"""Not measured: connections are made in them, kernels chosen, and torch cuts its buckets."""
+"""Not measured: in these connections are made, kernels are chosen, and torch cuts its buckets."""
 BLOCK_STEPS = 5
-"""So many are measured before the ranks bring them together."""
+"""So many steps are measured, then the ranks gather them."""
 DROPPED_STEPS = 2
-"""Not measured after that: the ranks have waited for one another, and for their devices."""
+"""Not measured after a block, as the ranks have just waited for one another and their devices."""
 
 _checks: list[Check] = []
 """At most one, of the first model that this process wrapped and that can be measured."""
 
 
 class Check:
-    """Measures one model, of all its ranks; they make theirs together.
+    """Measures one model. All of its ranks make theirs together.
 
     Args:
-        tunable: of the model; it stays as it is.
-        optimizers: of the model, as far as they are known; their steps tell the model's.
-        path: of the file.
+        tunable: of the model; its configuration is not changed.
+        optimizers: of the model, as far as they are known; their steps tell where a step ends.
+        path: of the file to write.
 
     Attributes:
-        models: so many this process has wrapped.
+        models: how many models this process has wrapped.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Check:
             self._block_begins = self._reductions + DROPPED_STEPS
 
     def _bring_together(self) -> None:
-        """All ranks: what each measured in this block, and what that makes of each step."""
+        """Gather this block from all ranks, and sum each step up."""
         device = self._communicator.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # so that all marks are known
@@ -90,13 +90,13 @@ class Check:
         for row in torch.stack(gathered).transpose(0, 1).tolist():
             seconds, computing, travelling = zip(*row, strict=True)
             if (slowest := _known(max, seconds)) is not None:
-                # The rank that comes last to a bucket waits for none of the others in it.
+                # The shortest: the other ranks also wait in it for the last one to come.
                 self._steps.append((slowest, _known(max, computing), _known(min, travelling)))
         self._write()
 
     def _own(self) -> list[list[float]]:
-        """Of each step of the block, in seconds: how long it took, this rank computed, and buckets
-        of it travelled; not a number where that is not known."""
+        """For each step of the block three times in seconds, NaN where not known: of the step, of
+        this rank's computing, and of communication."""
         unknown = [math.nan] * 3
         found: dict[int, list[float]] = {}
         for time in self._measurement.take(True, BLOCK_STEPS):
@@ -129,11 +129,11 @@ def begin(
     optimizers: Iterable[torch.optim.Optimizer],
     path: str,
 ) -> None:
-    """Measure this model, or write why not. Of several of a process the first is measured, and the
-    others are counted. All ranks.
+    """Measure this model, or write why that is not possible. If a process wraps several models, the
+    first is measured and the others are only counted. All ranks call it together.
 
     Args:
-        tunable: makes it, of ``ddp``.
+        tunable: makes that of ``ddp``.
         optimizers, path: see :class:`Check`.
     """
     if _checks:
@@ -145,7 +145,7 @@ def begin(
 
 
 def travelling_seconds(buckets: Sequence[BucketTiming]) -> float:
-    """How long at least one of the buckets was under way."""
+    """How long at least one of the buckets was being communicated."""
     total, until = 0.0, 0.0
     for bucket in sorted(buckets, key=lambda bucket: bucket.started_seconds):
         total += max(0.0, bucket.ended_seconds - max(until, bucket.started_seconds))
@@ -154,12 +154,12 @@ def travelling_seconds(buckets: Sequence[BucketTiming]) -> float:
 
 
 def _known(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
-    """What is chosen of all ranks' values; None where one is not known."""
+    """The largest or smallest value of all ranks; None if one of them is not known."""
     return None if any(map(math.isnan, values)) else choose(values)
 
 
 def _replace(path: str, document: object) -> None:
-    """In one move: it is read meanwhile, and written by all ranks of a machine."""
+    """Write the file in one move, as others read it and the ranks of a machine all write it."""
     new = f"{path}.{os.getpid()}"
     try:
         with open(new, "w") as file:

@@ -48,20 +48,20 @@ NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see i
 class DistributedDataParallel(WithMoments):
     """:class:`torch.nn.parallel.DistributedDataParallel`, tuned while it trains.
 
-    Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it is
-    torch's class and nothing else. ``bucket_cap_mb`` is what the tuning starts from and is
-    compared with; where it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is, if that is set.
-    ``BAGUA_DEFAULT_CHANNELS`` is another part of that default; the job runs with it, tuned or not.
+    Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it behaves
+    as torch's class. The tuning starts from ``bucket_cap_mb``, and speed-ups are relative to it; if
+    it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is used, if set.
+    ``BAGUA_DEFAULT_CHANNELS`` sets the channels to start from; it also counts without tuning.
 
     Args:
         module: as torch's, like all further arguments.
-        optimizers: those of the model, whose steps tell where one training step ends and the
-            next begins; found by themselves if left out.
+        optimizers: the optimizers of the model; their steps tell where a training step ends. Left
+            out, they are found when they step.
         algorithm: the name of a registered algorithm, or an instance of one.
 
     Raises:
-        ValueError: an unknown algorithm, an environment variable that cannot be read; and what
-            torch's class raises.
+        ValueError: the algorithm is unknown, or an environment variable has an invalid value; and
+            what torch's class raises.
     """
 
     _tunable: TunableReducer | None = None
@@ -92,20 +92,20 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def configuration(self) -> Configuration:
-        """What is in force, or will be in the next step."""
+        """The configuration in force, or the one that will be from the next step on."""
         if self._tunable is None:
             return configuration_of(caps_of(self))
         return self._tunable.layout_to_come.configuration
 
     @property
     def is_tuning(self) -> bool:
-        """Whether configurations are being tried; changes on all ranks in the same step."""
+        """Whether the model is being tuned; changes on all ranks in the same step."""
         return self._agent is not None and self._agent.is_active
 
     @property
     def tuning(self) -> Tuning:
-        """What has come of the tuning by now, with its state, the best configuration, the speed-up
-        and its interval, and the cost."""
+        """A snapshot of the tuning: its state, the best configuration, the speed-up with its
+        interval, the cost."""
         if self._agent is not None:
             return self._agent.outcome.tuning
         tunable, now = self._tunable, self.configuration
@@ -119,15 +119,14 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def algorithm(self) -> Algorithm:
-        """This model's own instance of what keeps the replicas together, with its state."""
+        """The algorithm that keeps the replicas together: this model's own instance."""
         return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Tell a tuning the loss of this rank's batch, once in each step, from the first one on.
+        """Report the loss of this rank's batch: once in every step, from the first step on.
 
-        A trial that changes the numbers fails where losses under it are worse than before, by more
-        than 5 % and more than chance. Nothing waits for the device. Without a tuning it does
-        nothing.
+        A trial that changes the numbers fails if its losses are worse than before by more than 5 %
+        and by more than chance. The call does not wait for the GPU. Without tuning it does nothing.
 
         Raises:
             TypeError: neither a tensor nor a number.
@@ -136,22 +135,22 @@ class DistributedDataParallel(WithMoments):
             self._agent.report_loss(loss)
 
     def unmeasured(self) -> AbstractContextManager[None]:
-        """Around what is no part of a step, such as a validation or the writing of a checkpoint: a
-        tuning then leaves out the time from the optimizers' last step to its end. All ranks, after
-        the same step and before the next forward pass that is trained. Without a tuning it does
-        nothing.
+        """A context for what is not part of a step, such as a validation or writing a checkpoint.
 
-        It is of use where such things are frequent: a few steps that take longer change no median.
+        The tuning leaves out the time from the optimizers' last step to the end of the context. All
+        ranks enter it after the same step, before the next training pass. Without tuning it does
+        nothing. It is useful where such things are frequent: a few longer steps do not change a
+        median.
         """
         return nullcontext() if self._agent is None else self._agent.unmeasured()
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
-        it together, in the same step.
+        it in the same step.
 
         Returns:
-            Whether all ranks agreed; if not, all go back to the default configuration. They
-            do not where the configuration does not fit the model, which is logged.
+            Whether all ranks agreed. If not, all return to the default configuration. They
+            disagree if the configuration does not fit the model, which is logged.
 
         Raises:
             RuntimeError: the job is being tuned, or the ranks cannot make the process groups
@@ -250,19 +249,19 @@ def tune(
     optimizers: Optimizers = None,
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
 ) -> Wrapper:
-    """Do to a wrapper that somebody else made what ours would have done. All ranks must call it
-    together, before the first step or between two.
+    """Turn a wrapper that another library made into ours, in place. All ranks must call it, before
+    the first step or between two steps.
 
     Args:
-        model: torch's DistributedDataParallel, or a subclass of it; changed in place.
+        model: torch's DistributedDataParallel, or a subclass of it.
         optimizers, algorithm: see :class:`DistributedDataParallel`.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is something else.
-        ValueError: see :class:`DistributedDataParallel`; or ``model`` is that already, with another
+        TypeError: ``model`` is not a DistributedDataParallel.
+        ValueError: see :class:`DistributedDataParallel`; or ``model`` is already ours, with another
             algorithm.
     """
     if not isinstance(model, TorchDistributedDataParallel):
