@@ -85,9 +85,11 @@ def serve(settings: Settings) -> None:
         # Takes seconds and is needed by the first proposal; not worth starting later for.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
         upkeep.start()
-        logger.info("the database is %s", store.database)
         host = f"[{address}]" if address.version == 6 else str(address)
-        print(f"listening on http://{host}:{listener.getsockname()[1]}", flush=True)
+        port = listener.getsockname()[1]
+        elsewhere = _from_other_machines(host, port, address.is_loopback)
+        logger.info("the database is %s; %s", store.database, elsewhere)
+        print(f"listening on http://{host}:{port}", flush=True)
         server.run()
     finally:
         listener.close()
@@ -95,6 +97,14 @@ def serve(settings: Settings) -> None:
         if settings.parent_pid not in (None, os.getppid()):
             in_hand.end(time.time())  # now that all that it said before is answered
         store.close()
+
+
+def _from_other_machines(host: str, port: int, is_loopback: bool) -> str:
+    name = socket.gethostname()
+    if is_loopback:
+        tunnel = f"ssh -L {port}:{host}:{port} {name}"
+        return f"to see its page from another machine, run there first: {tunnel}"
+    return f"other machines find its page at http://{name}:{port}/"
 
 
 def _share_one_heap() -> None:

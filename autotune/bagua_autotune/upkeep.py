@@ -10,11 +10,11 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store, retention
+from bagua_autotune.store.retention import DAY_SECONDS
 from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
-DAY_SECONDS = 86_400.0
 LOOKS = 12
 """So often in its pause, at least, a replica looks whether it is its turn."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,15 +13,16 @@ from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.configuration import CHANNELS_VALUES
 from bagua_client.knob_choices import Choice, read_choices
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
 MOST_SAMPLES = 500
 """The service takes no more: its decisions take as long as the cube of the trials."""
-SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
-"""What a switch may say, in any case, instead of a number (Bagua's are levels)."""
-
-
+ON = ("true", "yes", "on")
+OFF = ("false", "no", "off")
+"""What BAGUA_AUTOTUNE may be instead of a number, in any case."""
 ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 """What BAGUA_AUTOTUNE_ALLOW may list besides the names of algorithms, and which value of a knob it
 allows."""
@@ -85,13 +87,10 @@ class Environment:
             default: T,
             low: T,
             high: float = math.inf,
-            words: Mapping[str, T] = {},
         ) -> T:
             text = variables.get(name, "").strip()
             if not text:
                 return default
-            if text.lower() in words:
-                return words[text.lower()]
             try:
                 value = kind(text)
             except ValueError:
@@ -99,13 +98,12 @@ class Environment:
             if value is None or not low <= value <= high or value == math.inf:
                 what = "a whole number" if kind is int else "a number"
                 limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-                others = f", or one of {', '.join(words)}" if words else ""
-                raise ValueError(f"{name} must be {what} {limits}{others}, not {text!r}")
+                raise ValueError(f"{name} must be {what} {limits}, not {text!r}")
             return value
 
         return cls(
-            autotune=number("BAGUA_AUTOTUNE", int, 0, 0, words=SWITCH_WORDS) >= 1,
-            url=variables.get("BAGUA_AUTOTUNE_URL", "").strip() or None,
+            autotune=_is_on(variables),
+            url=_url(variables.get("BAGUA_AUTOTUNE_URL", "").strip()),
             # Read from a file, it may end with the line's end.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
@@ -130,6 +128,29 @@ class Environment:
             configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
             check=variables.get("BAGUA_AUTOTUNE_CHECK") or None,
         )
+
+
+def _is_on(variables: Mapping[str, str]) -> bool:
+    """What BAGUA_AUTOTUNE says. A training goes on without tuning if that cannot be understood."""
+    text = variables.get("BAGUA_AUTOTUNE", "").strip()
+    word = text.lower()
+    if word.isdecimal():
+        return int(word) >= 1  # Bagua's are levels: 2 is on, too.
+    if word in ("", *OFF):
+        return False
+    if word in ON:
+        return True
+    logger.warning(
+        "rank %s: BAGUA_AUTOTUNE is %r: the training is not tuned; 1 (or %s) would tune it, "
+        "0 (or %s) silences this warning",
+        *(variables.get("RANK", "0"), text, ", ".join(ON), ", ".join(OFF)),
+    )
+    return False
+
+
+def _url(text: str) -> str | None:
+    """One without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
+    return f"http://{text}" if text and "://" not in text else text or None
 
 
 def _channels(text: str) -> int:

@@ -125,6 +125,18 @@ class Profile:
     buckets: Sequence[BucketTiming]
 
 
+class Progress(NamedTuple):
+    """How far a tuned job is.
+
+    Attributes:
+        step: the last one that was made.
+        seconds: median of the latest steps, each of its slowest rank.
+    """
+
+    step: int
+    seconds: float
+
+
 class ServiceClient:
     """One job at one service. Every method but those of copies answers with the job's state; all
     raise what :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is
@@ -161,9 +173,11 @@ class ServiceClient:
         body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)
 
-    def renew(self) -> JobState:
-        """Nothing is new, but the training lives."""
-        return self.observe(0, [])
+    def renew(self, progress: Progress | None = None) -> JobState:
+        """The training lives; once it is tuned, and at times, also how far it is."""
+        if progress is None:
+            return self.observe(0, [])
+        return self._send("POST", f"{self._job_url}/progress", progress._asdict())
 
     def profile(self, profile: Profile) -> JobState:
         return self._send("POST", f"{self._job_url}/profiles", asdict(profile))

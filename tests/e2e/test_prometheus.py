@@ -157,14 +157,14 @@ def test_trials_and_marks_are_those_of_the_api_over_two_rounds(
         steps = [SCRAPE_SECONDS, 30]  # as the dashboard says, and as Grafana makes it for an hour
         marks = [whole.marks("New configuration", step) for step in steps]
         ends = [whole.marks("Tuning ended", step) for step in steps]
-        of_result = ("Speed-up", "How sure is that", "Why it ended there", "Cost of the search")
+        of_result = ("Speed-up", "95 % interval", "Why the tuning ended", "Cost of the search")
         known = [
             [title for title in of_result if View(prometheus, HOSTILE, end, past).numbers(title)]
             for end in (tuned, tuned_again, job.now)
         ]
         before = View(prometheus, HOSTILE, tuned, past)
-        assert before.numbers("Steps under trials") == [figures["search_steps"]]
-        assert before.numbers("Searched for") == pytest.approx([figures["search_seconds"]])
+        assert before.numbers("Steps of the search") == [figures["search_steps"]]
+        assert before.numbers("Time of the search") == pytest.approx([figures["search_seconds"]])
     assert known == [list(of_result), [], list(of_result)]
     trials = overview["trials"]
     assert {trial["round"] for trial in trials} == {0, 1}

@@ -14,6 +14,7 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.store.retention import Pruned
 from bagua_autotune.tuning.copies import Copy
 
 Mode = Literal["validation", "serialization"]
@@ -123,6 +124,14 @@ OPERATIONS = (
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
+        "post",
+        "/jobs/{job_id}/progress",
+        "Tell how far a tuned job is",
+        views.JobState,
+        reports.Progress,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation(
         "get",
         "/jobs/{job_id}/profiles",
         "Its profiled steps",
@@ -189,6 +198,14 @@ OPERATIONS = (
         "All that is stored of it but its profiles, to download",
         None,
         statuses=(200, 404),
+    ),
+    Operation(
+        "post",
+        "/prune",
+        "Delete the jobs not heard of for some days, or list them (dry_run)",
+        Pruned,
+        reports.Prune,
+        statuses=(200, 400, 413, 422),
     ),
     Operation("get", "/openapi.json", "This description", None),
 )

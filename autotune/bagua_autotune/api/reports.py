@@ -129,6 +129,21 @@ class Observations(_Input):
         return self
 
 
+class Progress(_Input):
+    """How far a tuned job is: its last step, and what a step takes, in seconds of the slowest rank.
+    Counted once, however often it is sent."""
+
+    step: StepNumber
+    seconds: StepSeconds
+
+
+class Prune(_Input):
+    """Which jobs to delete: those not heard of for so many days."""
+
+    older_than_days: int = Field(ge=1, le=36_500)
+    dry_run: bool = Field(default=False, description="List the jobs and delete none.")
+
+
 class NewEvent(_Input):
     """Something that happened to a job."""
 

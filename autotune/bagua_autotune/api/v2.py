@@ -12,7 +12,7 @@ from bagua_autotune.api.errors import failure, parse
 from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
-from bagua_autotune.store import JobConflict
+from bagua_autotune.store import JobConflict, Store, retention
 from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
@@ -29,6 +29,7 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _exchange_copies(api, tuner)
+    _prune(api, tuner.store)
     reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
@@ -75,6 +76,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             abort(422, f"{error}.")
         return answer(tuner.ask(job_id))
 
+    @api.post("/jobs/<job_id>/progress")
+    def post_progress(job_id: str) -> Response:
+        told = parse(reports.Progress)
+        return answer(tuner.take_progress(job_id, told.step, told.seconds))
+
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
         new = parse(reports.NewEvent)
@@ -98,3 +104,10 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
         parse(reports.CopyOutline)
         adopted = adopt(tuner.store, parse(Copy), time.time())
         return answer(reports.Adopted(jobs=adopted))
+
+
+def _prune(api: Blueprint, store: Store) -> None:
+    @api.post("/prune")
+    def post_prune() -> Response:
+        asked = parse(reports.Prune)
+        return answer(retention.prune_now(store, asked.older_than_days, asked.dry_run))

@@ -15,12 +15,12 @@ COMMANDS = {
     "show": "Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP.",
     "watch": "Watch JOB (an id, or a name: its newest) until it is tuned or its training has "
     "ended.",
-    "export": "Write JOB (an id, or a name: its newest) to the standard output.",
+    "export": "Write JOB (an id, or a name: its newest) to the standard output, in one format.",
     "simulate": "Simulate steps on a cluster: which bucket size, which way of reducing, how much "
     "faster.",
     "check": "Say how much faster COMMAND could train at most, if its communication were tuned.",
     "system": "Find environment variables with which COMMAND trains faster.",
-    "prune": "Delete jobs with all that is stored of them, and say which.",
+    "prune": "Delete old jobs with all that is stored of them, and list them.",
     "backup": "Copy the SQLite database to FILE, also while a service uses it.",
     "doctor": "Look whether the database is well: one line for each thing; status 1 after a fault.",
 }
@@ -45,7 +45,16 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+# Made by click, from the options of the commands.
+COMPLETION = (
+    'Completion with the Tab key, in bash: eval "$(_BAGUA_AUTOTUNE_COMPLETE=bash_source '
+    'bagua-autotune)"; zsh_source and fish_source are for those shells.'
+)
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION
+)
 @click.version_option(__version__, prog_name="bagua-autotune")
 def main() -> None:
     """Finds the fastest communication settings of a running training job."""

@@ -21,27 +21,31 @@ from bagua_simulator.summary import summarise
 
 @click.command()
 @click.argument("job")
-@click.option("--csv", "format", flag_value="csv", help="The trials, one line each.")
-@click.option("--json", "format", flag_value="json", help="Everything that is stored of the job.")
+@click.option("--csv", is_flag=True, help="The trials, one line each.")
+@click.option("--json", is_flag=True, help="Everything that is stored of the job.")
 @click.option(
     "--profile",
-    "format",
-    flag_value="profile",
-    help="What the job computes and its network did, for 'simulate --model FILE'.",
+    is_flag=True,
+    help="How long the job computes and communicates, for 'simulate --model FILE'.",
 )
 @click.option(
-    "--configuration", "format", flag_value="configuration",
+    "--configuration",
+    is_flag=True,
     help="The best configuration: BAGUA_CONFIGURATION=FILE trains with it, without a service.",
-)  # fmt: skip
+)
 @source_options
-def export(job: str, format: str | None, database: str | None, url: str | None) -> None:
-    """Write JOB (an id, or a name: its newest) to the standard output."""
-    if format is None:
-        raise click.UsageError("say --csv, --json, --profile or --configuration")
+def export(job: str, database: str | None, url: str | None, **formats: bool) -> None:
+    """Write JOB (an id, or a name: its newest) to the standard output, in one format."""
+    asked = [name for name in WRITERS if formats[name]]
+    if len(asked) != 1:
+        given = " and ".join(f"--{name}" for name in asked)
+        problem = f"{given} cannot be given together: " if asked else ""
+        names = ", ".join(f"--{name}" for name in WRITERS)
+        raise click.UsageError(f"{problem}choose one of {names}")
     reader = open_reader(database, url)
     found = find_job(reader, job)
     try:
-        text = WRITERS[format](reader, found)
+        text = WRITERS[asked[0]](reader, found)
     except UnknownJob as error:  # deleted since it was found
         raise no_such_job(job) from error
     click.echo(text, nl=False)

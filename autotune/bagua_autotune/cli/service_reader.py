@@ -17,10 +17,14 @@ from pydantic import BaseModel, ValidationError
 from bagua_autotune import __version__, views
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.retention import Pruned
 
 Message = TypeVar("Message", bound=BaseModel)
+JSON = {"Content-Type": "application/json"}
 AnyPage = TypeVar("AnyPage", bound=views.Page)
 TIMEOUT_SECONDS = 30.0
+PRUNE_TIMEOUT_SECONDS = 600.0
+"""Thousands of jobs are deleted piece by piece."""
 
 
 class OtherRelease(click.ClickException):
@@ -31,12 +35,12 @@ class ServiceReader:
     """A Reader.
 
     Args:
-        url: of the service.
+        url: of the service; one without ``http://`` or ``https://`` is taken as http.
         token: that it wants, if any.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
-        self._url = url.rstrip("/")
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
@@ -75,6 +79,13 @@ class ServiceReader:
         pages = self._pages(views.EventList, self._path(job_id) + "/events")
         return [event for page in pages for event in page.events]
 
+    def prune(self, days: int, dry_run: bool) -> Pruned:
+        asked = json.dumps({"older_than_days": days, "dry_run": dry_run}).encode()
+        try:
+            return self._get(Pruned, "/prune", asked, PRUNE_TIMEOUT_SECONDS)
+        except UnknownJob as error:
+            raise self._other_release() from error
+
     def _path(self, job_id: str) -> str:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
 
@@ -87,8 +98,14 @@ class ServiceReader:
 
         return views.all_pages(read)
 
-    def _get(self, message: type[Message], path: str) -> Message:
-        answer = self._ask(path)
+    def _get(
+        self,
+        message: type[Message],
+        path: str,
+        body: bytes | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> Message:
+        answer = self._ask(path, body, timeout_seconds)
         try:
             return message.model_validate_json(answer)
         except ValidationError as error:
@@ -97,10 +114,14 @@ class ServiceReader:
                 raise click.ClickException(text) from error
             raise self._other_release() from error
 
-    def _ask(self, path: str) -> bytes:
+    def _ask(
+        self, path: str, body: bytes | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> bytes:
+        """GET, or POST of a JSON body."""
+        headers = self._headers if body is None else {**self._headers, **JSON}
         try:
-            request = urllib.request.Request(self._url + "/api/v2" + path, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            request = urllib.request.Request(self._url + "/api/v2" + path, body, headers)
+            with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             if error.code == 404:

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import click
 
-from bagua_autotune.cli.output import print_table, say, times
+from bagua_autotune.cli.output import print_json, print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
 from bagua_autotune.model.text import describe
-from bagua_autotune.views import JobSummary, Life, ShownTrial, name_life
+from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.words import stock_ddp_line
 
 COLUMNS = (
@@ -22,10 +22,20 @@ LIFE_COLUMNS = ("life", "job", "ranks", "began", "end", "trials", "found")
 
 @click.command()
 @click.argument("job")
+@click.option(
+    "--json", "is_json", is_flag=True, help="Write what GET /api/v2/jobs/ID/overview answers."
+)
 @source_options
-def show(job: str, database: str | None, url: str | None) -> None:
+def show(job: str, is_json: bool, database: str | None, url: str | None) -> None:
     """Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP."""
     overview = find_job(open_reader(database, url), job)
+    if is_json:
+        print_json(overview)
+    else:
+        _show(overview)
+
+
+def _show(overview: JobOverview) -> None:
     found = overview.job
     best = next((trial for trial in overview.trials if trial.is_best), None)
     say(f"job {found.name} ({found.id}): {found.state}{_name_round(found)}")

@@ -202,6 +202,11 @@ FAMILIES = (
         lambda job: job.summary.figures.payback_steps,
     ),
     _value(
+        "bagua_autotune_job_saved_rank_seconds",
+        "Time of the job's ranks that tuning has saved, less what the searches cost.",
+        lambda job: job.summary.saved_rank_seconds,
+    ),
+    _value(
         "bagua_autotune_exposed_communication_seconds",
         "Communication per step that computing does not hide, median of the latest steps.",
         lambda job: job.summary.figures.exposed_seconds,

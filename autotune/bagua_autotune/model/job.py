@@ -250,6 +250,19 @@ class Inherited(BaseModel):
 
 
 @dataclass(frozen=True)
+class Saved:
+    """What a job's confirmed speed-ups have saved so far, over all rounds.
+
+    Attributes:
+        step: the last step that is counted.
+        seconds: by which the default would have taken longer for the counted steps.
+    """
+
+    step: int = -1
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Job:
     """A registered job without its tensors, which are many and rarely needed.
 
@@ -281,6 +294,7 @@ class Job:
     revision: int = 0
     absences: tuple[tuple[float, float], ...] = ()
     run: str | None = None
+    saved: Saved = Saved()
 
     @property
     def is_over(self) -> bool:

@@ -8,6 +8,7 @@ from bagua_autotune.store.copies import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
+    NoDatabase,
     OtherSchema,
     StoreError,
     UnknownJob,
@@ -24,6 +25,7 @@ from bagua_autotune.store.trials import Step, Trials
 __all__ = [
     "Contact",
     "JobConflict",
+    "NoDatabase",
     "OtherSchema",
     "Place",
     "Step",

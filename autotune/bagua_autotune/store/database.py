@@ -24,8 +24,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.store import migrations
-from bagua_autotune.store.errors import NoAnswer, StoreError
-from bagua_autotune.store.location import parse, remote_file_system, shown
+from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
+from bagua_autotune.store.location import parse, remote_file_system, shown, with_driver
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +63,18 @@ class Database:
             release, not make or change it.
 
     Raises:
+        NoDatabase: it is to be used as found, and its file is not there.
         OtherSchema: newer schema, or an older one that cannot be brought up or must not.
         StoreError: bad URL, missing driver, unreachable or unwritable.
     """
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:
-        self.url = parse(url)
+        self.url = with_driver(parse(url))
         self._views = threading.local()
         self._circuit = Circuit()
         self._writers = threading.Lock()
         if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
-            raise StoreError(f"there is no database {self}; --database names another")
+            raise NoDatabase(f"there is no database {self}; --database names another")
         try:
             if self.is_sqlite:
                 self._engine = _sqlite(self.url)

@@ -9,6 +9,10 @@ class StoreError(Exception):
     """The database cannot be used; the message says why and what to do."""
 
 
+class NoDatabase(StoreError):
+    """There is none yet, and none is to be made."""
+
+
 class OtherSchema(StoreError):
     """It has the schema of another release."""
 

@@ -19,6 +19,7 @@ from bagua_autotune.model.job import (
     JobPhase,
     JobSpec,
     Result,
+    Saved,
     Trial,
 )
 from bagua_autotune.model.layout import Tensor
@@ -223,6 +224,19 @@ class Jobs:
             heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
             if session.scalar(heard.returning(JobRow.id)) is None:
                 raise UnknownJob(job_id)
+
+    def count_saved(self, job_id: str, saved: Saved, at: float) -> bool:
+        """Add to what the job's speed-up has saved, once: False, with nothing changed but the last
+        contact, if a step as late as this is counted already."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            row.last_contact_at = at
+            before = Saved(**row.data.get(rows.SAVED, {}))
+            if saved.step <= before.step:
+                return False
+            sum_seconds = before.seconds + saved.seconds
+            row.data = {**row.data, rows.SAVED: {"step": saved.step, "seconds": sum_seconds}}
+            return True
 
     def end_job(self, job_id: str, at: float) -> None:
         """Training ended; a job that was still tuning stays without another result."""

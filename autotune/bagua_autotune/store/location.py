@@ -6,6 +6,7 @@ carries from one machine to the other: there it is unsupported and may corrupt t
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -32,7 +33,9 @@ LOCAL_PROGRAMS = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ntfs-3g", "fuse.
 # Not the runtime directory, which goes with the user's last session, nor /tmp, with a restart.
 NODE_FOLDER = "/var/tmp/bagua-autotune-{user}"
 FILE_NAME = "autotune.db"
-EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql+pg8000://user:password@host/name"
+EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql://user:password@host/name"
+# pg8000 first: only with it does nobody wait without end for a server that hangs.
+POSTGRESQL_DRIVERS = ("pg8000", "psycopg", "psycopg2")
 SECRET = re.compile("pass|pwd|secret|token|key|credential|odbc_connect", re.IGNORECASE)
 
 
@@ -53,6 +56,24 @@ def parse(text: str) -> URL:
             f"those of the user and the password (@ is %40, / is %2F, : is %3A); {EXAMPLES}"
         )
     return url
+
+
+def with_driver(url: URL) -> URL:
+    """The URL with the first installed driver where it names none, as ``postgresql://`` (which may
+    also be spelt ``postgres://``).
+
+    Raises:
+        StoreError: no driver is installed.
+    """
+    if url.drivername not in ("postgresql", "postgres"):
+        return url
+    for driver in POSTGRESQL_DRIVERS:
+        if importlib.util.find_spec(driver) is not None:
+            return url.set(drivername=f"postgresql+{driver}")
+    raise StoreError(
+        f"the database {shown(url)} needs a driver, and none of {', '.join(POSTGRESQL_DRIVERS)} is "
+        "installed: pip install pg8000"
+    )
 
 
 def shown(url: URL) -> str:

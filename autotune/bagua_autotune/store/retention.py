@@ -1,24 +1,26 @@
-"""Keeps the database small: old steps are thinned out, old jobs deleted.
+"""Keeps the database small: thins out old steps and deletes old jobs.
 
 Each transaction is small, so that no report waits long for its turn.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import OVER
+from bagua_autotune.model.job import OVER, JobPhase
+from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
 from bagua_autotune.store.tables import ChoreRow, FamilyRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
+DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
 PAGES_AT_ONCE = 1000
 # Of the trials that figures and explanations look into, the last steps, as they do; of the others
@@ -27,13 +29,23 @@ KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
 
 
-class PrunedJob(NamedTuple):
-    """What is told of a job that was deleted."""
+class PrunedJob(View):
+    """A job that was deleted, or would be."""
 
     id: str
     name: str
-    phase: str
-    last_contact_at: float
+    state: JobPhase
+    last_contact_at: Moment
+
+
+class Pruned(View):
+    """The jobs that were deleted, oldest first; with ``dry_run`` those that would be."""
+
+    dry_run: bool
+    jobs: list[PrunedJob]
+
+
+PRUNED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.last_contact_at
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
@@ -65,15 +77,38 @@ def note_thinned(store: Store, until: float) -> None:
         session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
 
 
+def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
+    """Delete the jobs not heard of for so many days, and give their space back.
+
+    Args:
+        dry_run: delete nothing, only list them.
+    """
+    before = time.time() - days * DAY_SECONDS
+    if dry_run:
+        return Pruned(dry_run=True, jobs=old_jobs(store, before))
+    jobs = prune(store, before)
+    shrink(store)
+    return Pruned(dry_run=False, jobs=jobs)
+
+
+def old_jobs(store: Store, before: float) -> list[PrunedJob]:
+    """The jobs last heard of before then, oldest first."""
+    old = select(*PRUNED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
+    with store.database.reading() as session:
+        return [PrunedJob.model_validate(row) for row in session.execute(old).mappings()]
+
+
 def prune(store: Store, before: float) -> list[PrunedJob]:
     """Delete the jobs last heard of before then, with all that belongs to them."""
-    old = select(JobRow.id).where(JobRow.last_contact_at < before).order_by(JobRow.created_at)
-    with store.database.reading() as session:
-        found = list(session.scalars(old))
-    deleted = [job for job in (_delete(store, job_id, before) for job_id in found) if job]
+    found = old_jobs(store, before)
+    deleted = [job for job in (_delete(store, old.id, before) for old in found) if job]
     if deleted:
         _forget_families(store)
     return deleted
+
+
+def _is_old(before: float) -> ColumnElement[bool]:
+    return JobRow.last_contact_at < before
 
 
 def _forget_families(store: Store) -> None:
@@ -84,7 +119,7 @@ def _forget_families(store: Store) -> None:
 
 
 def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
-    is_old = (JobRow.id == job_id) & (JobRow.last_contact_at < before)
+    is_old = (JobRow.id == job_id) & _is_old(before)
     steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(is_old).limit(ROWS_AT_ONCE)
     while True:
         with store.database.writing() as session:
@@ -92,10 +127,10 @@ def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
             session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
         if len(ids) < ROWS_AT_ONCE:
             break
-    columns = (JobRow.id, JobRow.name, JobRow.phase, JobRow.last_contact_at)
+    deletion = delete(JobRow).where(is_old).returning(*PRUNED_COLUMNS)
     with store.database.writing() as session:
-        row = session.execute(delete(JobRow).where(is_old).returning(*columns)).one_or_none()
-        return None if row is None else PrunedJob(*row)
+        row = session.execute(deletion).mappings().one_or_none()
+        return None if row is None else PrunedJob.model_validate(row)
 
 
 def thin(store: Store, since: float, before: float) -> int:

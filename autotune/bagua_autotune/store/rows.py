@@ -27,6 +27,7 @@ from bagua_autotune.model.job import (
     JobSpec,
     Limits,
     Result,
+    Saved,
     Trial,
 )
 from bagua_autotune.model.knobs import SPACE, Configuration, Space
@@ -39,6 +40,7 @@ CONFIGURATIONS_KEPT = 16_384
 # In a job's data; the newest of them.
 ABSENCES = "absences"
 MOST_ABSENCES = 100
+SAVED = "saved"
 
 
 def _as_text(column: Any) -> ColumnElement[str]:
@@ -185,6 +187,7 @@ def job_record(row: Row[Any]) -> Job:
         result=result_record(row.result) if row.result else None,
         data=row.data,
         absences=tuple(map(tuple, row.data.get(ABSENCES, ()))),
+        saved=Saved(**row.data.get(SAVED, {})),
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
         revision=row.revision,

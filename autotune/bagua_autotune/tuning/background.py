@@ -118,6 +118,8 @@ class Decisions:
                 listener.on_measured(job, closed)
         if step.result:
             logger.info("job %s (%s): %s", job.id, job.name, step.result.summary)
+            for listener in self._listeners:
+                listener.on_result(job, step.result)
 
 
 class Background(Protocol):

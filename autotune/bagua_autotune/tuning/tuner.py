@@ -41,6 +41,7 @@ from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.restart import describe_source
 from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
+from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 
 logger = logging.getLogger(__name__)
@@ -211,6 +212,19 @@ class Tuner:
         before = of_round(self.store.trials(job_id), job.round)
         if tensors * len(before) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
+
+    def take_progress(self, job_id: str, step: int, step_seconds: float) -> JobState:
+        """Take in how far a tuned job is, and what its speed-up saved since it last told (see
+        savings)."""
+        job = self._heard_of(job_id)
+        observed = self.store.observed_steps(job_id).values()
+        saved = saved_until(job, step, step_seconds, observed)
+        if saved is None:
+            return self._polled(job_id)
+        if self.store.count_saved(job_id, saved, self._clock()):
+            for listener in self._listeners:
+                listener.on_saved(job, saved.seconds)
+        return self.ask(job_id)
 
     def close_trial(
         self, job_id: str, index: int, values: Sequence[Observation] | None = None

@@ -12,7 +12,7 @@ from bagua_autotune.store import Contact, Store
 from bagua_autotune.tuning.decision import failure_code
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.cache import Cache
-from bagua_autotune.views.figures import Figures, make_figures, spent
+from bagua_autotune.views.figures import Figures, make_figures, saved_rank_seconds, spent
 from bagua_autotune.views.reading import Reading, read
 from bagua_autotune.views.words import make_headline
 
@@ -25,7 +25,8 @@ class JobSummary(JobState):
 
     ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job,
     and is that of the figures, which in a list may be of a while ago. ``life``: which one of its
-    training it is, see Life.
+    training it is, see Life. ``saved_rank_seconds``: time of its ranks that tuning has saved, less
+    what it cost; null where that is not known.
     """
 
     protocol: Api
@@ -38,6 +39,7 @@ class JobSummary(JobState):
     headline: str
     figures: Figures
     life: int = 1
+    saved_rank_seconds: float | None = None
 
 
 def make_summary(store: Store, reading: Reading) -> JobSummary:
@@ -60,6 +62,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         headline=make_headline(reading, state.progress, figures),
         figures=figures,
         life=store.place_of(job.id).number,
+        saved_rank_seconds=saved_rank_seconds(reading),
     )
 
 

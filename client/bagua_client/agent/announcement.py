@@ -1,8 +1,11 @@
-"""The few lines that every user is to see, also one who configured no logging."""
+"""The few lines that every user sees, also one who configured no logging."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import socket
+from urllib.parse import urlsplit
 
 _package = logging.getLogger("bagua_client")
 
@@ -22,3 +25,25 @@ def announce(logger: logging.Logger, message: str, *arguments: object) -> None:
         record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, arguments, None)
         # Made anew: standard error may have been redirected since the last one.
         logging.StreamHandler().handle(record)
+
+
+def announce_page(logger: logging.Logger, job_name: str, page: str) -> None:
+    """Say where the job's page is; if only this host reaches it, how other machines do."""
+    announce(logger, "autotune: job %s is being tuned, see %s", job_name, page)
+    place = urlsplit(page)
+    if is_loopback(place.hostname or "") and place.port is not None:
+        # The same port on both sides: so the page has the same address there.
+        tunnel = f"{place.port}:{place.netloc.rpartition('@')[2]}"
+        announce(
+            logger,
+            "autotune: to see it from another machine, run there first: ssh -L %s %s",
+            *(tunnel, socket.gethostname()),
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of the same host reach this name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -12,7 +12,7 @@ from bagua_client.agent.circuit import Circuit
 from bagua_client.agent.handover import is_of
 from bagua_client.agent.sidecar import Sidecar, shared_sidecar
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState, ServiceClient
+from bagua_client.service_client import JobState, Progress, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -96,11 +96,12 @@ class Connection:
                 self._circuit.answered()
                 return state
 
-    def renew(self) -> None:
-        """Say once that the training lives. If that fails, the next time is soon."""
+    def renew(self, progress: Progress | None = None) -> None:
+        """Say once that the training lives, and how far it is. If that fails, the next time is
+        soon."""
         if self._service is not None:
             with suppress(JobUnknown, ServiceRefused, ServiceUnavailable):
-                self._service.renew()
+                self._service.renew(progress)
 
     def bring(self, copy: Mapping[str, Any] | None) -> None:
         """Give the service what the ranks kept of earlier lives, once: it can do without.

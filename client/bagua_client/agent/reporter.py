@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from bagua_client.agent.announcement import announce
+from bagua_client.agent.announcement import announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
@@ -158,7 +158,7 @@ class Reporter:
             state = self._connection.register()
             name, self._page = self._description["name"], self._connection.page
             if not self._stopping.is_set():
-                announce(logger, "autotune: job %s is being tuned, see %s", name, self._page)
+                announce_page(logger, name, self._page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -168,7 +168,7 @@ class Reporter:
                 elif self._poll_seconds is not None:
                     self._follow(self._connection.call(lambda service: service.state()))
                 if self._renewal.take_due():
-                    self._connection.renew()
+                    self._connection.renew(self._renewal.take_progress())
             while (message := self._inbox.take(timeout_seconds=0.0)) is not None:
                 if isinstance(message, Event):
                     self._deliver(message)
@@ -263,6 +263,9 @@ class Reporter:
         return state
 
     def _send_event(self, event: Event) -> JobState:
+        # The next steps are of another configuration, or there are none.
+        if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
+            self._connection.renew(told)
         if event.kind in ("disagreement", "diverged"):
             # The ranks are at the baseline now, whatever they were told before, or will be.
             self._forget_commands()
@@ -296,6 +299,7 @@ class Reporter:
         return state
 
     def _look_for_drift(self, complete: list[StepTimes]) -> JobState | None:
+        self._renewal.watched(complete)
         found = [(step.step, self._watch.add(step.step, max(step.seconds))) for step in complete]
         state = None
         # Only now: a drift that is refused must not keep the watch from the steps after it.

@@ -173,7 +173,8 @@ def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: 
         assert drift["seconds"] == pytest.approx(0.3)
         assert drift["trial"] is None
         assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
-        assert len(service.requests) == said + 1
+        kinds = [kind for kind, _ in service.requests[said:]]
+        assert kinds == ["progress", "drift"], "how far it came under what it leaves, and why"
 
 
 def test_the_trials_of_another_round_are_counted_anew(
