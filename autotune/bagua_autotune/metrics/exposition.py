@@ -43,7 +43,7 @@ class ServiceMetrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        build = Info("bagua_autotune_build", "What serves this.", registry=registry)
+        build = Info("bagua_autotune_build", "The service's version.", registry=registry)
         build.info({"version": __version__})
         self.proposal_seconds = Histogram(
             "bagua_autotune_proposal_seconds",
@@ -53,7 +53,7 @@ class ServiceMetrics:
         )
         self.failed_decisions = Counter(
             "bagua_autotune_failed_decisions",
-            "Decisions that failed, and are tried again at the job's next report.",
+            "Decisions that failed; the job's next report repeats them.",
             registry=registry,
         )
         self.superfluous_decisions = Counter(

@@ -1,4 +1,4 @@
-"""What the metrics tell of one job. A value that is not known has no sample."""
+"""The metrics of one job. A value that is not known has no sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_families(name: str | None) -> list[Metric]:
     )
     last = GaugeMetricFamily(
         "bagua_autotune_job_last_contact_timestamp_seconds",
-        "When the job was last heard of, in seconds since the epoch.",
+        "When the job last reported, in seconds since the epoch.",
         labels=[JOB],
     )
     started = GaugeMetricFamily(
@@ -131,24 +131,24 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_current_step_seconds",
-        "Median of the latest steps reported, at most 20: of the trial that runs, which is told "
-        "from its first steps on; once tuned, of what was kept.",
+        "Median of the latest 20 steps that the ranks reported: of the trial that runs, or once "
+        "tuned, of what was kept. Absent until the trial's first steps.",
         # Who reads metrics pairs them with the number of the trial that runs.
         lambda job: job.summary.figures.current_seconds if job.totals.is_current else None,
     ),
     _value(
         "bagua_autotune_speedup_ratio",
-        "Step time of the baseline over that of the final choice, or else the best so far.",
+        "Step time of the default over that of the result, or else of the best so far.",
         lambda job: job.summary.figures.speedup,
     ),
     _value(
         "bagua_autotune_speedup_lower_ratio",
-        "Lower end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
+        "Lower end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_low,
     ),
     _value(
         "bagua_autotune_speedup_upper_ratio",
-        "Upper end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
+        "Upper end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_high,
     ),
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
@@ -165,19 +165,19 @@ FAMILIES = (
     ),
     Family(
         "bagua_autotune_configuration_info",
-        "What the job runs now: 1 for each knob and its value in words.",
+        "1 for each knob and the value that it has now, in words.",
         ("knob", "state"),
         _configuration,
     ),
     Family(
         "bagua_autotune_knob_value",
-        "What the job runs now, of the knobs that are numbers.",
+        "Values of the numeric knobs that the job runs now.",
         ("knob",),
         lambda job: _numbers(job.summary.configuration),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",
-        "What the best trial of the latest round ran, of the knobs that are numbers.",
+        "Values of the numeric knobs of the latest round's best trial, or of what was kept.",
         ("knob",),
         lambda job: _numbers(job.summary.progress.incumbent),
     ),
@@ -198,7 +198,7 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_payback_steps",
-        "After how many steps at the final choice the latest round's cost is earned.",
+        "After how many steps with the result it has saved what the latest round cost.",
         lambda job: job.summary.figures.payback_steps,
     ),
     _value(
@@ -213,7 +213,7 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_rank_spread_ratio",
-        "By what part of a step the slowest rank computes longer than the middle one.",
+        "How much longer the slowest rank computes than the middle one, as a share of the step.",
         lambda job: job.summary.figures.rank_spread_ratio,
     ),
     _value(
@@ -223,22 +223,22 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_slowest_rank_share_ratio",
-        "In which part of the latest steps that rank was the slowest.",
+        "The share of the latest steps in which that rank was the slowest.",
         lambda job: job.summary.figures.slowest_share,
     ),
     _value(
         "bagua_autotune_drifts_total",
-        "Lasting changes of the step times that the ranks told of.",
+        "How often the step times changed for good after a tuning.",
         lambda job: job.totals.drifts,
     ),
     _value(
         "bagua_autotune_rounds_total",
-        "Tunings that were begun, the first one included.",
+        "Tunings that began, with the first one.",
         lambda job: job.summary.round + 1,
     ),
     Family(
         "bagua_autotune_job_result",
-        "1 for why a tuned job was left with what it has, until it is tuned again.",
+        "1 for the reason of a tuned job's result, until it is tuned again.",
         ("reason",),
         _result,
     ),
