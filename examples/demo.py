@@ -34,21 +34,24 @@ LAST_LOOK_SECONDS = 10.0
 
 
 def made() -> Testbed:
-    """Two hosts: with a GPU each where there are two, else of two ranks."""
-    if torch.cuda.device_count() >= 2:
-        return Testbed(Network.parse(GPU_NETWORK), ranks_per_node=1, gpus=True)
+    """Two hosts: of one rank with a GPU where there are GPUs, else of two ranks."""
+    found = torch.cuda.device_count()
+    if found:
+        shared = ["0", "0"] if found == 1 else True
+        return Testbed(Network.parse(GPU_NETWORK), ranks_per_node=1, gpus=shared)
     return Testbed(Network.parse(NETWORK), ordinary_priority=True)
 
 
 def introduction(testbed: Testbed) -> str:
     """What the training is about to run on."""
-    ranks = testbed.ranks_per_node
-    hosts = f"two hosts of {ranks} rank{'s' if ranks > 1 else ''} on this machine"
     if testbed.fallback is not None:
-        return (
-            f"No network lies between the {hosts}, and there may be nothing to gain: "
-            f"{testbed.fallback}"
-        )
+        return f"No emulated link here, and maybe nothing to gain: {testbed.fallback}."
+    if testbed.ranks_per_node == 2:
+        hosts = "two hosts of two ranks on this machine"
+    elif torch.cuda.device_count() == 1:
+        hosts = "two hosts of one rank on this machine, which share its GPU"
+    else:
+        hosts = "two hosts of one rank on this machine, each with a GPU"
     rate = testbed.network.rate_bits_per_second or 0
     return f"Emulated link of {rate / 1e9:g} Gbit/s between {hosts}."
 

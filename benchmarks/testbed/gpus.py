@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
-def dealt(
-    nodes: int, ranks_per_node: int, environment: Mapping[str, str] = os.environ
-) -> list[list[str]]:
-    """The GPUs of each host, one for each of its ranks.
+def first(wanted: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """So many of this machine's, or of those that ``CUDA_VISIBLE_DEVICES`` names.
 
     Args:
-        environment: of this process; where it names the GPUs that may be used, these are dealt out.
+        environment: of this process.
 
     Raises:
         ValueError: it names too few.
     """
     named = environment.get("CUDA_VISIBLE_DEVICES")
-    wanted = nodes * ranks_per_node
     gpus = [str(gpu) for gpu in range(wanted)] if named is None else named.split(",")
     if len(gpus) < wanted:
         raise ValueError(f"{wanted} ranks need a GPU each, and CUDA_VISIBLE_DEVICES={named}")
-    return [gpus[first : first + ranks_per_node] for first in range(0, wanted, ranks_per_node)]
+    return gpus[:wanted]
+
+
+def dealt(gpus: Sequence[str], nodes: int, ranks_per_node: int) -> list[list[str]]:
+    """The GPUs of each host, one for each of its ranks.
+
+    Hosts may share one: NCCL takes it for two, as they have different names. Ranks of one host may
+    not.
+
+    Raises:
+        ValueError: they are too few or too many.
+    """
+    if len(gpus) != nodes * ranks_per_node:
+        raise ValueError(f"{nodes} hosts of {ranks_per_node} ranks, and the GPUs {list(gpus)}")
+    return [list(gpus[at : at + ranks_per_node]) for at in range(0, len(gpus), ranks_per_node)]
 
 
 def variables(host: str, gpus: list[str]) -> dict[str, str]:

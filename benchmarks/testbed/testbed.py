@@ -41,7 +41,8 @@ class Testbed:
         ordinary_priority: ranks and switch wait like any process; for ranks that compute much,
             which would leave the rest of the machine no time.
         gpus: every rank has a GPU, and NCCL takes the link between the hosts. Such ranks wait like
-            any process, too.
+            any process, too. True: this machine's first ones; else their numbers, rank by rank, of
+            which hosts may share one.
 
     Attributes:
         network: of every host, the service's too.
@@ -59,7 +60,7 @@ class Testbed:
         nodes: int = 2,
         ranks_per_node: int = 2,
         ordinary_priority: bool = False,
-        gpus: bool = False,
+        gpus: bool | Sequence[str] = False,
     ) -> None:
         if not 1 <= nodes <= MOST_NODES or ranks_per_node < 1:
             raise ValueError(
@@ -70,7 +71,8 @@ class Testbed:
         self.nodes = nodes
         self.ranks_per_node = ranks_per_node
         # On a single host there is no link that they could go past.
-        self._gpus = of_gpus.dealt(nodes, ranks_per_node) if gpus and nodes > 1 else []
+        numbers = of_gpus.first(nodes * ranks_per_node) if gpus is True else gpus or []
+        self._gpus = of_gpus.dealt(numbers, nodes, ranks_per_node) if gpus and nodes > 1 else []
         self._priority = () if ordinary_priority or gpus else before_others()
         self.fallback: str | None = None
         self._services: list[subprocess.Popen[bytes]] = []
@@ -175,14 +177,15 @@ class Testbed:
                 stderr=errors,
             )
         self._services.append(process)
-        where = "" if log is None else f"; see {log}"
         try:
             line = read_line(process)
         except ProcessError as error:
-            raise RuntimeError(f"the service {error}, before it listened{where}") from None
+            # The log may lie in our own folder, which goes with us.
+            said = "" if log is None else f":\n{log.read_text()}"
+            raise RuntimeError(f"the service {error}, before it listened{said}") from None
         address = re.search(r"http://\S+", line)
         if address is None:
-            raise RuntimeError(f"the service said {line!r} and no address{where}")
+            raise RuntimeError(f"the service said {line!r} and no address")
         return address.group()
 
     def publish(self, url: str, listening: socket.socket) -> str:

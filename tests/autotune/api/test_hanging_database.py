@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -50,7 +50,9 @@ def serving(url: str) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.effective_port}"
     finally:
-        server.trigger.pull_trigger(lambda: waitress.wasyncore.close_all(sockets))
+        # Woken by something else, the server may close the trigger before this pulls it.
+        with suppress(OSError):
+            server.trigger.pull_trigger(lambda: waitress.wasyncore.close_all(sockets))
         server.task_dispatcher.shutdown()
         thread.join(DEADLINE_SECONDS)
         store.close()
