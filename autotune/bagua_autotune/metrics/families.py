@@ -118,7 +118,11 @@ def _result(job: JobSum) -> Samples:
 
 
 FAMILIES = (
-    _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda job: job.summary.world_size),
+    _value(
+        "bagua_autotune_job_ranks",
+        "Number of ranks of the job.",
+        lambda job: job.summary.world_size,
+    ),
     _value(
         "bagua_autotune_baseline_step_seconds",
         "Step time under the job's own default configuration.",
@@ -131,14 +135,14 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_current_step_seconds",
-        "Median of the latest 20 steps that the ranks reported: of the trial that runs, or once "
-        "tuned, of what was kept. Absent until the trial's first steps.",
+        "Median step time of the latest reported steps, at most 20: of the running trial, from its "
+        "first steps on; once the job is tuned, of the configuration that was kept.",
         # Who reads metrics pairs them with the number of the trial that runs.
         lambda job: job.summary.figures.current_seconds if job.totals.is_current else None,
     ),
     _value(
         "bagua_autotune_speedup_ratio",
-        "Step time of the default over that of the result, or else of the best so far.",
+        "Step time of the baseline divided by that of the final choice, or of the best so far.",
         lambda job: job.summary.figures.speedup,
     ),
     _value(
@@ -151,54 +155,54 @@ FAMILIES = (
         "Upper end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_high,
     ),
-    Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
+    Family("bagua_autotune_trials", "Trials by state, in all rounds.", ("state",), _trials),
     Family(
         "bagua_autotune_trial_failures_total",
-        "Trials that failed: the ranks disagreed, or the training suffered (diverged).",
+        "Failed trials, by reason: the ranks disagreed, or the loss rose (diverged).",
         ("reason",),
         _failures,
     ),
     _value(
         "bagua_autotune_current_trial",
-        "Number of the trial that runs; absent when none does.",
+        "Index of the running trial; no sample if none runs.",
         _current_trial,
     ),
     Family(
         "bagua_autotune_configuration_info",
-        "1 for each knob and the value that it has now, in words.",
+        "The running configuration: 1 for each knob and its value in words.",
         ("knob", "state"),
         _configuration,
     ),
     Family(
         "bagua_autotune_knob_value",
-        "Values of the numeric knobs that the job runs now.",
+        "The running configuration: the value of each knob that is a number.",
         ("knob",),
         lambda job: _numbers(job.summary.configuration),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",
-        "Values of the numeric knobs of the latest round's best trial, or of what was kept.",
+        "The latest round's best trial: the value of each knob that is a number.",
         ("knob",),
         lambda job: _numbers(job.summary.progress.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",
-        "Steps from the first trial of a round to the end of its last, of all rounds.",
+        "Steps from the first to the end of the last trial of a round, summed over all rounds.",
         lambda job: job.totals.search_steps,
     ),
     _value(
         "bagua_autotune_search_seconds_total",
-        "Wall time from the first trial of a round to the end of its last, of all rounds.",
+        "Wall time from the first to the end of the last trial of a round, summed over all rounds.",
         lambda job: job.totals.search_seconds,
     ),
     _value(
         "bagua_autotune_search_cost_seconds",
-        "Time that the latest round has lost against the baseline.",
+        "Time that the latest round has lost compared with the baseline.",
         lambda job: job.summary.figures.cost_seconds,
     ),
     _value(
         "bagua_autotune_payback_steps",
-        "After how many steps with the result it has saved what the latest round cost.",
+        "Steps with the final choice after which the latest round's cost is paid back.",
         lambda job: job.summary.figures.payback_steps,
     ),
     _value(
@@ -213,7 +217,7 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_rank_spread_ratio",
-        "How much longer the slowest rank computes than the middle one, as a share of the step.",
+        "How much longer the slowest rank computes than the median rank, as a part of a step.",
         lambda job: job.summary.figures.rank_spread_ratio,
     ),
     _value(
@@ -223,22 +227,22 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_slowest_rank_share_ratio",
-        "The share of the latest steps in which that rank was the slowest.",
+        "Share of the latest steps in which that rank was the slowest.",
         lambda job: job.summary.figures.slowest_share,
     ),
     _value(
         "bagua_autotune_drifts_total",
-        "How often the step times changed for good after a tuning.",
+        "Lasting changes of the step time that the ranks reported.",
         lambda job: job.totals.drifts,
     ),
     _value(
         "bagua_autotune_rounds_total",
-        "Tunings that began, with the first one.",
+        "Rounds of tuning begun, including the first.",
         lambda job: job.summary.round + 1,
     ),
     Family(
         "bagua_autotune_job_result",
-        "1 for the reason of a tuned job's result, until it is tuned again.",
+        "1 for the reason of the tuned job's final choice; no sample while it is being tuned.",
         ("reason",),
         _result,
     ),

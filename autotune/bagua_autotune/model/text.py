@@ -92,7 +92,7 @@ def describe_knob(knob: str, value: Value) -> str:
     if knob == "hierarchical" and value in HIERARCHICAL_WORDS:
         return HIERARCHICAL_WORDS[str(value)]
     if knob == "buckets" and isinstance(value, tuple):
-        return f"{len(value)} buckets of its own"
+        return f"custom split, {len(value)} buckets"
     if knob in ("first_bucket_bytes", "last_bucket_bytes") and isinstance(value, int):
         return f"{knob.split('_')[0]} bucket {describe_bytes(value)}"
     if knob == "channels":
