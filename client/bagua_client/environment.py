@@ -1,4 +1,4 @@
-"""What the environment variables say: Bagua's names with their meaning, and a few new ones."""
+"""The client's settings from environment variables: Bagua's names, and a few new ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
 MOST_SAMPLES = 500
-"""The service takes no more: its decisions take as long as the cube of the trials."""
+"""The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
 """What BAGUA_AUTOTUNE may be instead of a number, in any case."""
 ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
-"""What BAGUA_AUTOTUNE_ALLOW may list besides the names of algorithms, and which value of a knob it
-allows."""
+"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the knob values they allow."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +34,23 @@ class Environment:
     Attributes:
         autotune: whether the job is tuned at all.
         url: an existing service; None: rank 0 starts one beside itself.
-        token: what the service wants to be shown; None: nothing.
+        token: of the service; None: it has none.
         job: the job's name; None: one is made from the program and the model.
-        max_samples: at most so many configurations are tried.
-        trial_seconds: upper bound for one of them.
-        warmup_seconds: upper bound for the steps that are not measured at the start.
-        remaining_steps: so many steps the training is expected to run on; what a search may cost
-            depends on it.
-        server_wait_seconds: how long an absent service is looked for eagerly.
-        service_port: for a service that rank 0 starts; 0: any free one.
+        max_samples: upper bound for the number of trials.
+        trial_seconds: upper bound for the length of a trial.
+        warmup_seconds: upper bound for the time at the start that is not measured.
+        remaining_steps: how many steps the training is expected to go on; limits the cost of a
+            search.
+        server_wait_seconds: seconds of fast retries while the service is absent; then every 30 s.
+        service_port: of a service that rank 0 starts; 0: any free port.
         default_bucket_bytes: the baseline's bucket size; None: torch's.
         default_channels: the baseline's channels.
-        allowed: what may be tried though it changes the numbers: precisions on the wire, and names
-            of algorithms.
-        knobs: what may be tried of those that it names; of the others everything.
-        result: a file that a line is written to when a round of tuning ends; ``-``: the standard
+        allowed: precisions on the wire and algorithms that may be tried although they change the
+            numbers.
+        knobs: the values that may be tried of the knobs listed here; of other knobs all.
+        result: a file to which a line is appended when a round of tuning ends; ``-``: the standard
             output; None: nowhere.
-        configuration: a file with what to train with, or to begin the tuning with; None: none.
+        configuration: a file with the configuration to train with, or to begin the tuning with.
         check: a file for what ``bagua-autotune check`` measures; None: it did not start this job.
     """
 
@@ -78,7 +77,7 @@ class Environment:
         """Read the variables that are set and not empty.
 
         Raises:
-            ValueError: one is not a number of the kind it must be, or a word that it may be.
+            ValueError: a variable has a value that it cannot have. BAGUA_AUTOTUNE never raises.
         """
 
         def number(
@@ -104,7 +103,7 @@ class Environment:
         return cls(
             autotune=_is_on(variables),
             url=_url(variables.get("BAGUA_AUTOTUNE_URL", "").strip()),
-            # Read from a file, it may end with the line's end.
+            # Read from a file, it may end with a newline.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),

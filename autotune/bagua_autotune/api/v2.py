@@ -24,7 +24,7 @@ def _check_job_id() -> None:
 
 
 def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
-    """The routes: what ranks report goes to the tuner, what is read comes from the overviews."""
+    """The routes: reports go to the tuner, and reads are answered from the overviews."""
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
@@ -35,11 +35,11 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
 
 
 def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
-    """What a job's rank 0 sends or asks; every answer is the job's state."""
+    """The requests of a job's rank 0; every answer is the job's state."""
 
     @api.errorhandler(OtherProtocol)
     def _other_protocol(_error: OtherProtocol) -> Response:
-        return failure(409, "The job is one of /api/v1, whose workers alone report to it.")
+        return failure(409, "The job belongs to /api/v1; only Bagua's own workers report to it.")
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -93,7 +93,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
 
 def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
-    """What is known of a training, for the service of another host and from it."""
+    """Hand what is known of a training to the service of another host, and take it over."""
 
     @api.get("/jobs/<job_id>/copy")
     def get_copy(job_id: str) -> Response:

@@ -35,7 +35,10 @@ from bagua_simulator.summary import summarise
 )
 @source_options
 def export(job: str, database: str | None, url: str | None, **formats: bool) -> None:
-    """Write JOB (an id, or a name: its newest) to the standard output, in one format."""
+    """Write JOB to the standard output, in one format.
+
+    JOB is a job's id, or a name: then the newest job of that name.
+    """
     asked = [name for name in WRITERS if formats[name]]
     if len(asked) != 1:
         given = " and ".join(f"--{name}" for name in asked)
@@ -75,16 +78,16 @@ def _profile(reader: Reader, job: JobOverview) -> str:
 def _configuration(reader: Reader, job: JobOverview) -> str:
     name = clean(job.job.name)
     if job.job.protocol != "v2":
-        raise click.ClickException(f"job {name} is of Bagua's own workers, which read no such file")
+        raise click.ClickException(f"job {name} runs Bagua's own workers: they read no such file")
     best = next((trial.configuration for trial in job.trials if trial.is_best), None)
     if job.job.result and job.job.state in OVER:
         best = job.job.result.configuration
     elif best is not None:
-        click.echo(f"job {name} is not tuned yet: this is the best so far", err=True)
+        click.echo(f"job {name} is not tuned yet: this is its best configuration so far", err=True)
     if best is None:
         raise click.ClickException(f"job {name}: nothing is measured yet")
     if best == job.default_configuration:
-        click.echo(f"job {name}: nothing is faster than its default, which this is", err=True)
+        click.echo(f"job {name}: nothing is faster than its default: this is it", err=True)
     return configuration_json(reader.job(job.job.id), best)
 
 

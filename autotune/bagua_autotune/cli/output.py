@@ -19,8 +19,8 @@ from rich.text import Text
 from bagua_autotune.model.text import clean, describe_speedup
 
 # What may be long, and which of it stands below the figures where there is little room.
-WORDS = ("job", "name", "configuration", "note")
-BELOW = ("name", "configuration", "note")
+WORDS = ("job", "name", "configuration", "note", "began", "found")
+BELOW = ("name", "configuration", "note", "began", "found")
 NARROWEST_WORDS = 14
 INDENT = 6
 WIDEST = 10_000
@@ -50,25 +50,25 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         for line in lines:
             click.echo("\t".join(line))
         return
-    table = _table(lines, no_wrap=True)
+    if not rows:
+        return
+    table = _table(lines)
     needed = table.__rich_measure__(console, console.options.update(width=WIDEST)).minimum
-    if needed <= console.width:
+    if needed <= console.width or not set(BELOW) & set(columns):
         console.print(table)
-    elif set(BELOW) & set(columns):
-        _print_in_two_lines(console, lines)
     else:
-        console.print(_table(lines, no_wrap=False))
+        _print_in_two_lines(console, lines)
 
 
-def _table(lines: Sequence[Sequence[str]], no_wrap: bool) -> Table:
-    """Words go on in the next line where they must; figures only without ``no_wrap``."""
+def _table(lines: Sequence[Sequence[str]]) -> Table:
+    """Words may go on in the next line, figures may not."""
     columns, *rows = lines
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
         if column in WORDS:
-            table.add_column(column, overflow="fold", min_width=NARROWEST_WORDS if rows else None)
+            table.add_column(column, overflow="fold", min_width=NARROWEST_WORDS)
         else:
-            table.add_column(column, justify="right", no_wrap=no_wrap, overflow="fold")
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         # Text: names may hold what rich would take for markup.
         table.add_row(*(Text(cell) for cell in row))

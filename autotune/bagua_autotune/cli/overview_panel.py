@@ -1,4 +1,4 @@
-"""A job on a terminal, while it is tuned: what ``watch`` draws of its overview."""
+"""A job on a terminal while it is being tuned: what ``watch`` draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDEST_GRAPH = 80
 WIDEST_BAR = 24
 NARROWEST_BAR = 8
 SILENT_STEPS = 20
-"""A job that is being tuned says something every few steps."""
+"""A job that is being tuned reports every few steps."""
 SHORTEST_SILENCE_SECONDS = 5.0
 UNKNOWN_STEP_SECONDS = 3.0
 
@@ -29,11 +29,11 @@ Row = tuple[str, RenderableType]
 
 
 class OverviewPanel:
-    """Drawn anew for each width.
+    """A job's overview, drawn to the width of the terminal.
 
     Args:
         overview: of the job.
-        trouble: why there is no newer one; empty: there is none.
+        trouble: why there is no newer overview; empty: there is no trouble.
     """
 
     def __init__(self, overview: JobOverview, trouble: str = "") -> None:
@@ -101,7 +101,7 @@ def _now(overview: JobOverview) -> str:
     job = overview.job
     if job.trial is not None:
         words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
-        # The latest steps may be those of the trial before.
+        # The latest steps may still be those of the previous trial.
         is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
         return words + _pace(job.figures.current_seconds if is_known else None)
     if job.state in BEING_TUNED:
@@ -149,7 +149,7 @@ def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
 def _losses(figures: Figures) -> Iterator[Row]:
     if figures.exposed_seconds is not None:
         exposed = describe_seconds(figures.exposed_seconds)
-        yield "exposed", f"{exposed} of communication in a step, which computing does not hide"
+        yield "exposed", f"{exposed} of communication in a step that computing does not hide"
     share, spread = figures.slowest_share, figures.rank_spread_ratio
     if figures.slow_rank is not None and share is not None and spread is not None:
         often = f"rank {figures.slow_rank} in {share:.0%} of the latest steps"
@@ -157,7 +157,7 @@ def _losses(figures: Figures) -> Iterator[Row]:
 
 
 def silence(job: JobSummary) -> str:
-    """That the job says nothing in the middle of its tuning; empty: all is well."""
+    """Says that the job has stopped reporting in the middle of its tuning; empty: it has not."""
     silent = time.time() - job.last_contact_at
     step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)

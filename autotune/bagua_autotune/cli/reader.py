@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 @contextmanager
 def store_errors_told() -> Iterator[None]:
-    """A database that fails is a ClickException; it may be there again later."""
+    """Turn a database's failure into a ClickException; it may work again later."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -57,7 +57,7 @@ def store_errors_told() -> Iterator[None]:
 
 
 class DatabaseReader:
-    """Reads the database itself; no service need run."""
+    """Reads the database itself; no service has to run."""
 
     def __init__(self, url: str | None) -> None:
         self._store = open_store(url)
@@ -111,7 +111,7 @@ def source_options(command: Command) -> Command:
 
 
 def database_url(url: str | None) -> str:
-    """This one, or else that of serve."""
+    """This one, or else the one that serve uses."""
     return url or os.environ.get(ENVIRONMENT["database"]) or default_url()
 
 
@@ -122,7 +122,7 @@ def open_store(url: str | None) -> Store:
         NoJobsYet: none is named, and serve's is not there.
         click.ClickException: it cannot be used.
     """
-    # It would print how it could not close a connection that was lost.
+    # It would print that it could not close a lost connection.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     try:
         return Store(database_url(url), as_found=True)
@@ -152,6 +152,4 @@ def find_job(reader: Reader, job: str) -> views.JobOverview:
 
 
 def no_such_job(job: str) -> click.ClickException:
-    return click.ClickException(
-        f"there is no job {job!r}; 'bagua-autotune jobs' lists those there are"
-    )
+    return click.ClickException(f"there is no job {job!r}; 'bagua-autotune jobs' lists all")

@@ -1,4 +1,4 @@
-"""Jobs of a running service, asked through ``/api/v2``."""
+"""Jobs of a running service, read through ``/api/v2``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRUNE_TIMEOUT_SECONDS = 600.0
 
 
 class OtherRelease(click.ClickException):
-    """The service's answers are not those of this command's release."""
+    """The service is of another release than this command."""
 
 
 class ServiceReader:
@@ -36,7 +36,7 @@ class ServiceReader:
 
     Args:
         url: of the service; one without ``http://`` or ``https://`` is taken as http.
-        token: that it wants, if any.
+        token: the service's, if it has one.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -59,7 +59,7 @@ class ServiceReader:
             return self._get(views.JobOverview, path + "/overview")
         self._ask(path)
         try:
-            # Known: since a moment ago, or to a service that has no overviews.
+            # The job is known: it is a moment old, or the service has no overviews.
             return self._get(views.JobOverview, path + "/overview")
         except UnknownJob as error:
             raise self._other_release() from error
@@ -90,7 +90,7 @@ class ServiceReader:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
 
     def _pages(self, message: type[AnyPage], path: str) -> Iterator[AnyPage]:
-        """All of a list; of a service that knows no pages it is one."""
+        """All pages of a list; an older service sends it as one."""
 
         def read(after: str | None) -> AnyPage:
             query = "" if after is None else "?" + urllib.parse.urlencode({"after": after})
@@ -129,7 +129,7 @@ class ServiceReader:
             detail = _detail(error)
             raise click.ClickException(f"{self._url} answered {error.code}: {detail}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Some have no words.
+            # Some errors have no message.
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{self._url} cannot be read: {reason}") from error
 
@@ -138,13 +138,13 @@ class ServiceReader:
             version = clean(str(json.loads(self._ask("/openapi.json"))["info"]["version"]))
         except (click.ClickException, UnknownJob, ValueError, KeyError, TypeError):
             ours = f"this command's release, {__version__}"
-            return OtherRelease(f"what answers at {self._url} is no service of {ours}")
+            return OtherRelease(f"what answers at {self._url} is not a service of {ours}")
         versions = f"its version is {version}, this one's {__version__}"
         if version == __version__:
             versions = f"both say that they are {version}"
         return OtherRelease(
             f"the service at {self._url} is of another release than this command ({versions}); "
-            "use both of one release"
+            "use the same release of both"
         )
 
 

@@ -1,4 +1,4 @@
-"""``bagua-autotune show``: one job's trials and what came of them."""
+"""``bagua-autotune show``: one job's trials and its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ LIFE_COLUMNS = ("life", "job", "ranks", "began", "end", "trials", "found")
 )
 @source_options
 def show(job: str, is_json: bool, database: str | None, url: str | None) -> None:
-    """Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP."""
+    """Show JOB: its trials, the best one, its speed-up, and a line for stock DDP.
+
+    JOB is a job's id, or a name: then the newest job of that name.
+    """
     overview = find_job(open_reader(database, url), job)
     if is_json:
         print_json(overview)
@@ -77,11 +80,11 @@ def _print_trials(trials: list[ShownTrial]) -> None:
 
 def _say_result(result: Result) -> None:
     say(f"result: {result.summary}")
-    if result.cost_seconds:  # what an older release tuned does not say
-        cost = f"{result.cost_steps:.3g} steps at the default ({result.cost_seconds:.3g} s)"
-        say(f"cost: the search took the time of {cost}")
+    if result.cost_seconds:  # jobs tuned by an older release have none
+        cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
+        say(f"cost: the search took as long as {cost}")
     if result.payback_steps is not None:
-        say(f"payback: after {result.payback_steps} steps")
+        say(f"paid back: after {result.payback_steps} steps of the result")
 
 
 def _row(trial: ShownTrial) -> tuple[str, ...]:

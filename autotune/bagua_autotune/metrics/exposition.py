@@ -43,7 +43,7 @@ class ServiceMetrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        build = Info("bagua_autotune_build", "What serves this.", registry=registry)
+        build = Info("bagua_autotune_build", "The service's version.", registry=registry)
         build.info({"version": __version__})
         self.proposal_seconds = Histogram(
             "bagua_autotune_proposal_seconds",
@@ -53,12 +53,12 @@ class ServiceMetrics:
         )
         self.failed_decisions = Counter(
             "bagua_autotune_failed_decisions",
-            "Decisions that failed, and are tried again at the job's next report.",
+            "Decisions that failed; each is tried again at the job's next report.",
             registry=registry,
         )
         self.superfluous_decisions = Counter(
             "bagua_autotune_superfluous_decisions",
-            "Decisions made for nothing: another replica, or a failed trial, moved the job on.",
+            "Decisions that came too late: another replica or a failed trial had moved the job on.",
             registry=registry,
         )
         self.saved_rank_seconds = Counter(
@@ -86,7 +86,7 @@ class ServiceMetrics:
         )
         self._store_errors = Counter(
             "bagua_autotune_store_errors",
-            "Times that the database could not be used, by reason.",
+            "Failures of the database, by reason.",
             ["reason"],
             registry=registry,
         )

@@ -1,6 +1,6 @@
 """Keeps the database small: thins out old steps and deletes old jobs.
 
-Each transaction is small, so that no report waits long for its turn.
+Each transaction is small, so that no report waits long for the database.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CHORE = "retention"
 DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
 PAGES_AT_ONCE = 1000
-# Of the trials that figures and explanations look into, the last steps, as they do; of the others
-# enough for a picture. The first one stays too: it says when the ranks switched.
+# How many of its last steps a trial keeps: those that figures and explanations use; else enough to
+# draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
 
@@ -49,10 +49,10 @@ PRUNED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.las
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
-    """Of several replicas one gets the turn, and the next one only after a pause.
+    """Take the turn, which one of the replicas gets once in each pause.
 
     Returns:
-        Up to which last contact jobs have been thinned; None if it is not our turn.
+        The jobs last heard of before this time are thinned already; None: it is not our turn.
     """
     with store.database.reading() as session:
         due_at = session.scalar(select(ChoreRow.due_at).where(ChoreRow.name == CHORE))
@@ -72,7 +72,7 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
 
 
 def note_thinned(store: Store, until: float) -> None:
-    """The jobs last heard of before then are thinned."""
+    """Note that the jobs last heard of before then are thinned."""
     with store.database.writing() as session:
         session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
 
@@ -112,7 +112,7 @@ def _is_old(before: float) -> ColumnElement[bool]:
 
 
 def _forget_families(store: Store) -> None:
-    """Those of Bagua's protocol of which no job is left, with their names."""
+    """Delete the families (see bagua.family) of which no job is left, with their names."""
     left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
     with store.database.writing() as session:
         session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
@@ -134,9 +134,9 @@ def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
 
 
 def thin(store: Store, since: float, before: float) -> int:
-    """Delete most steps of the jobs that are over and were last heard of in that time.
+    """Delete most steps of the jobs that are over and were last heard of between the two times.
 
-    Their figures, results and profiles stay as they are. Jobs of ``/api/v1`` have few steps.
+    Their figures, results and profiles stay. Jobs of ``/api/v1`` have few steps and keep all.
 
     Returns:
         How many steps were deleted.
@@ -170,7 +170,7 @@ def _thin_job(store: Store, job_id: str) -> int:
 
 
 def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
-    """The default's, those of the result, or else the best so far, and the newest."""
+    """The ids of the trials of the default, of the result (or the best so far), and the newest."""
     wanted = [row.spec["default_configuration"], row.result and row.result["configuration"]]
     found = {trial.id for trial in trials if trial.configuration in wanted}
     found |= {trial.id for trial in trials[-2:]}  # the last may not have been observed
@@ -179,7 +179,7 @@ def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
 
 
 def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
-    """Delete some of its steps between the first and the last ones; how many."""
+    """Delete some of its steps, but not the first and the last ones; returns how many."""
     rows = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
     with store.database.writing() as session:
         try:
@@ -200,7 +200,7 @@ def _drop(session: Session, trial_id: int, ids: Sequence[int]) -> None:
 
 
 def shrink(store: Store) -> None:
-    """Give what a SQLite file does not need any more back to the file system, piece by piece."""
+    """Give the unused space of a SQLite file back to the file system, piece by piece."""
     if not store.database.is_sqlite:
         return
     while True:
@@ -209,5 +209,5 @@ def shrink(store: Store) -> None:
             (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
             driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
             (left,) = driver.execute("PRAGMA freelist_count").fetchone()
-        if left == 0 or left == unused:  # a file of an older release keeps them for later
+        if left == 0 or left == unused:  # a file of an older release cannot shrink
             return

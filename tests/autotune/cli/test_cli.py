@@ -119,8 +119,8 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     assert header[:2] == ["round", "trial"]
     assert [row[:2] for row in rows[:4]] == [["0", "0"], ["0", "1"], ["1", "2"], ["1", "3"]]
     assert [row[-1] for row in rows[:4]] == ["", "", "", "best"]
-    assert "cost: the search took the time of 12.3 steps at the default (3.7 s)" in result.output
-    assert "payback: after 61 steps" in result.output
+    assert "cost: the search took as long as 12.3 steps of the default (3.7 s)" in result.output
+    assert "paid back: after 61 steps of the result" in result.output
     assert "job digits (job): finished, round 1" in result.output
     store = Store(url)
     assert store.open_round("job", 5.0)
@@ -169,7 +169,7 @@ def test_export_gives_the_best_configuration_with_what_it_is_for(source: list[st
     assert document["ranks_per_node"] == list(make_spec().ranks_per_node)
     assert document["summary"].startswith("bucket 4 MiB, hierarchical: 1.")
     half_way = run("export", "new", "--configuration", *source)
-    assert "not tuned yet: this is the best so far" in half_way.stderr
+    assert "not tuned yet: this is its best configuration so far" in half_way.stderr
     assert json.loads(half_way.stdout)["configuration"].keys() == document["configuration"].keys()
     unmeasured = run("export", "x", "--configuration", *source)
     assert unmeasured.exit_code == 1

@@ -102,7 +102,7 @@ def test_a_service_of_an_earlier_release_is_called_that(
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"Error: the service at {earlier.url} is of another release than this command (its version "
-        f"is 0.0.7, this one's {__version__}); use both of one release\n"
+        f"is 0.0.7, this one's {__version__}); use the same release of both\n"
     )
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_such_service_at_all_is_told_in_one_line(command: list[str]) 
         service.answers.clear()
         nothing = run(*command, "--url", service.url)
     assert (result.exit_code, nothing.exit_code) == (1, 1)
-    release = f"is no service of this command's release, {__version__}"
+    release = f"is not a service of this command's release, {__version__}"
     assert result.stderr == f"Error: what answers at {service.url} {release}\n"
     assert nothing.stderr == result.stderr
 

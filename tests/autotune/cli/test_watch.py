@@ -114,7 +114,7 @@ def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
     job.close()
     assert [result.exit_code for result in said.values()] == [0, 0, 0]
     last = said["watch job"].stdout.splitlines()[-1]
-    assert last == "job digits is lost: nothing is heard of its training any more"
+    assert last == "job digits is lost: its training has stopped reporting"
     assert said["show job"].stdout.splitlines()[0] == "job digits (job): lost"
     assert "\tlost\t2\t" in said["jobs"].stdout
 

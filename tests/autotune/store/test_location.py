@@ -81,13 +81,13 @@ def test_the_default_is_on_this_node_where_the_home_is_not(
     (record,) = caplog.records
     assert str(node) in record.message
     assert "(nfs4)" in record.message
-    assert "stays there" not in record.message
+    assert "is not used" not in record.message
     Store(url).close()
     assert journal_mode(url) == "wal"
     (home / "bagua-autotune").mkdir(parents=True)
     (home / "bagua-autotune" / "autotune.db").touch()
     location.default_url()
-    assert "stays there" in caplog.records[-1].message
+    assert "is not used" in caplog.records[-1].message
 
 
 def test_the_default_is_at_home_where_that_is_local(

@@ -147,4 +147,4 @@ def test_a_command_that_is_not_there_is_said(folder: Path) -> None:
 def test_nothing_to_search_is_said(folder: Path) -> None:
     code, _, err = run(folder, *METRIC, "--backend", "gloo")
     assert code == 1
-    assert "nothing to search: gloo reads no such variable" in err
+    assert "nothing to search: gloo has no variable to tune" in err
