@@ -117,6 +117,16 @@ def _result(job: JobSum) -> Samples:
 
 
 FAMILIES = (
+    _value(
+        "bagua_autotune_trials_limit",
+        "Most trials of a search, as it was set (BAGUA_AUTOTUNE_MAX_SAMPLES).",
+        lambda job: job.summary.progress.max_trials,
+    ),
+    _value(
+        "bagua_autotune_search_cost_steps",
+        "Time that the latest round has lost against the default, in the default's steps.",
+        lambda job: job.summary.figures.cost_steps,
+    ),
     _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda job: job.summary.world_size),
     _value(
         "bagua_autotune_baseline_step_seconds",
@@ -151,11 +161,6 @@ FAMILIES = (
         lambda job: job.summary.figures.speedup_high,
     ),
     Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
-    _value(
-        "bagua_autotune_trials_limit",
-        "Most trials of a search, as it was set (BAGUA_AUTOTUNE_MAX_SAMPLES).",
-        lambda job: job.summary.progress.max_trials,
-    ),
     Family(
         "bagua_autotune_trial_failures_total",
         "Trials that failed: the ranks disagreed, or the training suffered (diverged).",
@@ -197,13 +202,8 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_search_cost_seconds",
-        "Time that the latest round has lost against the default.",
+        "Time that the latest round has lost against the baseline.",
         lambda job: job.summary.figures.cost_seconds,
-    ),
-    _value(
-        "bagua_autotune_search_cost_steps",
-        "Time that the latest round has lost against the default, in the default's steps.",
-        lambda job: job.summary.figures.cost_steps,
     ),
     _value(
         "bagua_autotune_payback_steps",

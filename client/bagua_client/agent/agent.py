@@ -213,8 +213,7 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name, self._file)
-            count = self._measurement.count
-            self._reporter = Reporter(environment, description, self._handover, count)
+            self._reporter = Reporter(environment, description, self._handover, self.outcome.count)
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 
@@ -347,7 +346,8 @@ class Agent:
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
         self._tell("ended", None, "an error on a rank ended the tuning", None)
-        self.outcome.fail(f"an error on rank {ranks}, whose log says more", self._measurement.step)
+        reason = f"an error on rank {ranks}, whose log says more"
+        self.outcome.fail(reason, self._measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:
