@@ -145,8 +145,20 @@ def _closest(reading: Reading) -> str:
     if others is None:
         return ""
     words, times = describe(others[0]), _times(others[1])
-    doubt = "; trials of similar settings do not support that" if others[1].low > 1 else ""
-    return f" The best of the others, {words}, was {times} as fast as the default beside it{doubt}."
+    default = _name_default_trials(job, shown)
+    doubt = "; the search took that for noise or for a change of the machine"
+    return (
+        f" The best of the others, {words}, was {times} as fast as {default}"
+        f"{doubt if others[1].low > 1 else ''}."
+    )
+
+
+def _name_default_trials(job: Job, trials: list[Trial]) -> str:
+    """What a trial is compared with; where there is but one, that may have been long before."""
+    own = [t.index for t in trials if t.configuration == job.baseline and t.estimate]
+    if len(own) > 1:
+        return "the default beside it"
+    return f"the default, which was measured in trial {own[0]} alone"
 
 
 def _times(faster: Interval) -> str:

@@ -213,8 +213,7 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name, self._file)
-            count = self._measurement.count
-            self._reporter = Reporter(environment, description, self._handover, count)
+            self._reporter = Reporter(environment, description, self._handover, self.outcome.count)
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 

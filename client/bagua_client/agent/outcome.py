@@ -32,16 +32,16 @@ class Outcome:
         job: its name.
         tunable: of the model.
         path: where rank 0 writes result lines; None: nowhere.
-        count: of the training's steps.
 
     Attributes:
+        count: of the training's steps.
         page: gives the job's, as soon as it is known.
     """
 
     def __init__(self, job: str, tunable: Tunable, path: str | None, count: StepCount) -> None:
         rank, default = tunable.communicator.rank, tunable.default
         self.page: Callable[[], str] = str
-        self._tunable, self._count = tunable, count
+        self._tunable, self.count = tunable, count
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
         )
@@ -103,7 +103,7 @@ class Outcome:
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            step = self._count.made
+            step = self.count.made
             self._known = replace(self._known, state="failed", reason=ENDED_FIRST, at_step=step)
         if self._untold or not self._is_over:
             write_result_line(self._path, self.tuning)

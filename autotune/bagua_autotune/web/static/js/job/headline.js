@@ -20,17 +20,11 @@ export function showHeadline({ job }) {
   );
 }
 
-/** Whether it shows that the confirmation measured another ratio than all trials together. */
-function isOfItsOwn(job) {
-  const { speedup: ratio, baseline_seconds: before, incumbent_seconds: best } = job.figures;
-  return isSettled(job) && ratio !== null && best > 0 && times(ratio) !== times(before / best);
-}
-
 function speedup(job) {
   const { figures, protocol } = job;
   const interval = timesInterval(figures.speedup_low, figures.speedup_high);
   let note = "nothing to compare with the default yet";
-  if (interval) note = isSettled(job) ? `${interval}, 95 % interval${isOfItsOwn(job) ? ", measured in turns with the default" : ""}` : `${interval} so far, not confirmed`;
+  if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
   else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
   else if (isOver(job)) note = "nothing was compared";
   return { name: "Speed-up", value: times(figures.speedup), note };
@@ -46,9 +40,8 @@ function stepTime(job) {
     return { name: "Step time", value: seconds(now ?? before ?? best), note: "at the default" };
   }
   const { factor, unit } = timeUnit(Math.max(before, best));
-  const which = isOfItsOwn(job) ? "default → best, over all their trials" : "default → best";
   const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
-  return { name: "Step time", value, note: `${which}${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
+  return { name: "Step time", value, note: `default → best${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
 }
 
 // What a search costs is not known to three digits.
