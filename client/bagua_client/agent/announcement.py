@@ -1,4 +1,4 @@
-"""The few lines that every user is to see, also one who configured no logging."""
+"""The few lines that every user should see, even without any logging configured."""
 
 from __future__ import annotations
 
