@@ -1,8 +1,8 @@
 """``bagua-run``, or ``python -m bagua_client.run``: torchrun, with the flags of Bagua's launchers.
 
-Command lines of ``bagua.distributed.run`` and ``bagua.distributed.launch`` mean here what they
-meant; torchrun does the rest, with its own defaults. In the processes that it starts torch's
-DistributedDataParallel is ours.
+Takes the command lines of ``bagua.distributed.run`` and ``bagua.distributed.launch``; torchrun does
+the rest, with its own defaults. In the processes that it starts, our class replaces torch's
+DistributedDataParallel.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether a job is tuned: all of its ranks must want to and be able to, before any collective. If
-so, each gets its agent."""
+"""Decides whether a job is tuned: all ranks must ask for it and be able to. If so, each rank gets
+its agent."""
 
 from __future__ import annotations
 

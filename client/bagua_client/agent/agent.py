@@ -1,28 +1,28 @@
 """The training thread's part of the agent: it runs at the end of each step, on every rank.
 
 The ranks talk over a control group of their own, in messages that start at the end of one step
-and are read at the end of the next, when they have long arrived. A switch takes two of them:
+and are read at the end of the next, by when they have arrived. A switch takes two of them:
 
-1. report: every rank's new step times to all, and rank 0's command; one that is too long for that
+1. report: every rank's new step times to all, and rank 0's command; a command that does not fit
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree every rank re-cuts before its next forward pass; else all return to the baseline.
+If all agree, every rank re-cuts before its next forward pass; else all return to the baseline.
 
-After the tuning the reports go on, seldom, so that rank 0 can see whether step times change for
-good; a command may then begin another round. A tuning that ends by an error is not watched: the
-agent lets go of everything. A model's agent is, in turn, in these states:
+After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
+a command may then begin another round. After an error in a tuning nothing is watched, and the agent
+ends. A model's agent is, in turn, in these states:
 
 - tuning: configurations are tried;
 - settling: the last command was given, and its configuration is not in force yet;
 - watching: as above; a command leads back to tuning;
 - off: for good.
 
-Where an algorithm has no rank wait for another, a report is read some steps later, so that none is
-held up that is not further ahead; a switch comes after as many steps on all. It is not watched.
+Under an algorithm in which no rank waits for another, a report is read some steps later, so that it
+holds no rank up; a switch comes after as many steps on all. Afterwards such a job is not watched.
 
-At the end of a step's communication every rank comes there, so no message is ever started by some
-ranks only. An error of a collective is not caught here: the training's own would say it next.
+Every rank reaches the end of a step's communication, so no message is ever started by only some
+ranks. An error of a collective is not caught here: the training's next collective would fail too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class State(enum.Enum):
 
 
 class Message(NamedTuple):
-    """One in flight, due after so many reductions. Reading waits, and answers with what follows."""
+    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
 
     due: int
     read: Callable[[], Message | None]

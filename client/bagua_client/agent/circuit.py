@@ -1,4 +1,4 @@
-"""When a service that failed is asked again, and what the user is told of that."""
+"""When to ask a service again that did not answer, and which lines tell the user about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _own = random.Random()
 
 class Circuit:
     """Closed while the service answers; open after several failures in a row. The first answer
-    closes it. Each way is one line in the log.
+    closes it again. Opening and closing each write one line to the log.
 
     Pauses grow exponentially and are drawn from all that are shorter, so that the jobs of a cluster
     do not come back together ("full jitter": Brooker, Exponential Backoff And Jitter, AWS

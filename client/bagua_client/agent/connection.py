@@ -1,4 +1,4 @@
-"""The reporter's requests: made again until they are answered, whatever the service does."""
+"""The reporter's requests to the service, repeated until they are answered."""
 
 from __future__ import annotations
 

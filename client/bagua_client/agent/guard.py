@@ -1,4 +1,4 @@
-"""The guard over a training's loss: a trial that harms it fails, however fast it is."""
+"""Watches the loss: a trial that makes it worse fails, however fast its steps are."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Losses(NamedTuple):
 
 
 class Guard:
-    """Compares the losses under what changes the numbers with those under what does not. It is told
-    the same on all ranks, and finds the same.
+    """Compares the losses of trials that change the numbers with those of trials that do not. All
+    ranks give it the same losses, so it decides the same on all.
 
     Attributes:
         has_any: whether this rank was told a loss.

@@ -1,9 +1,9 @@
-"""What is known of a tuning is kept on every node: a service beside rank 0 is lost with its host.
+"""Keeps a copy of the tuning on every node, as a service beside rank 0 is lost with its host.
 
-After each trial rank 0 gets a copy from its service, a few kilobytes, and sends it along with the
-next command; the first rank of each node writes it to a file. When the training is started again,
-the nodes offer what they have over the store that the ranks met over, and rank 0 gives the newest
-to its service. Whatever of this fails, the job is tuned without.
+After each trial rank 0 gets a copy of a few kilobytes from its service, and sends it with the next
+command; the first rank of each node writes it to a file. When the training is started again, the
+nodes offer their copies over the store of the process group, and rank 0 gives the newest one to its
+service. If any of this fails, the job is tuned without the copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one rank measures of its own steps: their times always, a few of each trial in detail."""
+"""What one rank measures: the times of all its steps, and a few steps of each trial in detail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned knobs (BAGUA_AUTOTUNE_KNOBS): the default has their values, too."""
+"""Pinned knobs (BAGUA_AUTOTUNE_KNOBS): the default configuration has their values too."""
 
 from __future__ import annotations
 

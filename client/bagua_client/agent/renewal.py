@@ -1,4 +1,4 @@
-"""When the service is told that the training lives, whatever else it is told."""
+"""When to tell the service that the training is alive, beside all other reports."""
 
 from __future__ import annotations
 

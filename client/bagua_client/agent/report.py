@@ -1,4 +1,4 @@
-"""What every rank tells the others: its new step times, and from rank 0 what comes next."""
+"""The message of every rank to all others: its new step times, and from rank 0 the command."""
 
 from __future__ import annotations
 

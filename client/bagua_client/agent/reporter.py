@@ -1,9 +1,9 @@
-"""Rank 0's background thread: all that is said to the service, and what the service wants.
+"""Rank 0's background thread, which alone talks to the service.
 
-Whatever the service does, training goes on: errors are waited out here, step times that nobody
-takes are dropped, and the ranks stay at the configuration they have, or go back to the default
-from a trial if it is long. After the tuning the thread
-watches the step times, and says nothing while they stay as they are but that the training lives.
+Training goes on whatever the service does: this thread waits until it answers, and drops step times
+that it does not take. The ranks keep their configuration meanwhile; if that is a trial and the
+service stays away for long, they return to the default. After the tuning the thread watches the
+step times, and tells the service only that the training is alive, until they change.
 """
 
 from __future__ import annotations

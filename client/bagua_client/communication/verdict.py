@@ -1,4 +1,4 @@
-"""What all ranks decide together before any collective: one of them may not come to that at all."""
+"""Decisions of all ranks without a collective, which some ranks might never enter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of our commands: those of Bagua's launchers, and what became of them."""
+"""The flags of our commands: those of Bagua's launchers, and which of them have no use now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that says what a variable says.
+    """A flag that sets a variable.
 
     Attributes:
         name: Bagua's, with underscores; hyphens do as well.
@@ -25,7 +25,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Gone:
-    """A flag of Bagua's launchers that nothing is done for.
+    """A flag of Bagua's launchers that is accepted and ignored.
 
     Attributes:
         name: as above.

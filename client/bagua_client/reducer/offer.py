@@ -1,4 +1,4 @@
-"""What of a wrapped model may be changed while it trains, and why the rest may not."""
+"""Which settings of a wrapped model can be changed while it trains, and why the others cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm keeps the replicas of a model together, and what works for it while it does."""
+"""The algorithm that keeps a model's replicas together, and what it needs while it does."""
 
 from __future__ import annotations
 

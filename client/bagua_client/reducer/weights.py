@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Weights:
-    """What an algorithm that moves weights works on.
+    """The weights as an algorithm that communicates weights sees them.
 
     Args:
         layout: what is in force.

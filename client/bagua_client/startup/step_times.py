@@ -1,7 +1,7 @@
-"""Times the optimizer steps of a job that knows nothing of it, stock DDP's too.
+"""Times the optimizer steps of any PyTorch job, also where it does not use bagua_client.
 
-``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for the seconds of STEPS steps after the warm-up; rank 0
-writes FILE, at its first step with what the job is, and at the end with the steps.
+``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for the seconds of STEPS steps after the warm-up. Rank 0
+writes FILE twice: at its first step with facts of the job, and at the end with the steps too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WRAPPERS = (
 
 
 class Recorder:
-    """Marks the end of each optimizer's steps, and writes those of the first that has enough."""
+    """Times the steps of each optimizer, and writes those of the first that has made enough."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Recorder:
             self._write(_seconds(marks[WARMUP_STEPS:]))
 
     def _end(self) -> None:
-        """A training that is shorter than that: what there is."""
+        """The training ended early: write the steps that there are."""
         if not self._is_over and self._marks:
             longest = max(self._marks.values(), key=len)
             self._write(_seconds(longest[WARMUP_STEPS:]), is_over=True)
@@ -75,7 +75,7 @@ class Recorder:
 
 
 def _wrappers() -> list[str]:
-    """Which of the classes that have ranks train together this process has objects of."""
+    """Which classes for training on several ranks have an object in this process."""
     classes = {name for kind in set(map(type, gc.get_objects())) for name in _names(kind)}
     return [name for name in WRAPPERS if name in classes]
 
@@ -99,7 +99,7 @@ def _rank() -> int:
 
 
 def _mark() -> Any:
-    """Of now: on a GPU when the device comes to it, which the host does not wait for."""
+    """A mark of now; on a GPU an event, so that the host does not wait for the device."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ def _mark() -> Any:
 
 
 def _seconds(marks: list[Any]) -> list[float]:
-    """From each mark to the next."""
+    """The times from each mark to the next."""
     found = []
     for i, end in enumerate(marks[1:]):
         begin = marks[i]

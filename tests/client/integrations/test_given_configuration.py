@@ -156,8 +156,8 @@ def test_what_changes_numbers_and_what_is_not_as_it_was_is_said(
         assert 1e-5 < found["difference"] < 0.1
         assert f"{words} (changes the numbers) (a.json, of job before)" in found["lines"][0]
         assert found["lines"][1].endswith(
-            "it may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl "
-            "then, gloo now"
+            "may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl then, "
+            "gloo now"
         )
 
 
