@@ -65,7 +65,9 @@ def test_midway_all_that_is_asked_for_is_there_and_no_line_is_too_wide(
     figures = overview.job.figures
     gain = f"{figures.speedup:.2f}x ({figures.speedup_low:.2f} to {figures.speedup_high:.2f})"
     assert shown["job"].split() == [NAME, "tuning"]
-    assert re.search(r"\b3 of at most \d+, (at most [\d.]+ (s|min)|under 1 s) left$", shown["trials"])
+    assert re.search(
+        r"\b3 of at most \d+, (at most [\d.]+ (s|min)|under 1 s) left$", shown["trials"]
+    )
     assert shown["now"] == "trial 3: bucket 22.6 MiB, hierarchical"
     assert re.fullmatch(
         rf"trial 2: bucket 4 MiB, flat; \d+ ms per step, {re.escape(gain)}", shown["best"]
