@@ -204,7 +204,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/prune",
-        "Delete the jobs not heard of for some days, or list them (dry_run)",
+        "Delete the jobs that have not reported for some days, or list them (dry_run)",
         Pruned,
         reports.Prune,
         statuses=(200, 400, 413, 422),

@@ -138,7 +138,7 @@ class Progress(_Input):
 
 
 class Prune(_Input):
-    """Which jobs to delete: those not heard of for so many days."""
+    """Which jobs to delete: those that have not reported for so many days."""
 
     older_than_days: int = Field(ge=1, le=36_500)
     dry_run: bool = Field(default=False, description="List the jobs and delete none.")

@@ -163,4 +163,4 @@ def silence(job: JobSummary) -> str:
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
     if job.state not in BEING_TUNED or job.deciding or silent < patience:
         return ""
-    return f"the job was last heard of {describe_seconds(round(silent))} ago"
+    return f"the job last reported {describe_seconds(round(silent))} ago"

@@ -19,7 +19,7 @@ COLUMNS = ("job", "name", "state", "last contact")
     type=click.IntRange(1, 36_500),
     required=True,
     metavar="DAYS",
-    help="Delete the jobs not heard of for so many days.",
+    help="Delete the jobs that have not reported for so many days.",
 )
 @click.option("--dry-run", is_flag=True, help="List the jobs and delete none.")
 @source_options

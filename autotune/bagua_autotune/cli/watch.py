@@ -105,7 +105,7 @@ class LineView:
             self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
         silent = silence(job)
         if silent and not self._is_silent:
-            say(f"{job.name}: {silent}; watching on")
+            say(f"{job.name}: {silent}; still watching")
         self._is_silent = bool(silent)
 
     def trouble(self, text: str) -> None:

@@ -52,7 +52,7 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
     """Take the turn, which one of the replicas gets once in each pause.
 
     Returns:
-        The jobs last heard of before this time are thinned already; None: it is not our turn.
+        Jobs whose last report came before this time are thinned already; None: not our turn.
     """
     with store.database.reading() as session:
         due_at = session.scalar(select(ChoreRow.due_at).where(ChoreRow.name == CHORE))
@@ -72,13 +72,13 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
 
 
 def note_thinned(store: Store, until: float) -> None:
-    """Note that the jobs last heard of before then are thinned."""
+    """Note that the jobs whose last report came before then are thinned."""
     with store.database.writing() as session:
         session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
 
 
 def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
-    """Delete the jobs not heard of for so many days, and give their space back.
+    """Delete the jobs that have not reported for so many days, and give their space back.
 
     Args:
         dry_run: delete nothing, only list them.
@@ -92,14 +92,14 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
 
 
 def old_jobs(store: Store, before: float) -> list[PrunedJob]:
-    """The jobs last heard of before then, oldest first."""
+    """The jobs whose last report came before then, oldest first."""
     old = select(*PRUNED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
     with store.database.reading() as session:
         return [PrunedJob.model_validate(row) for row in session.execute(old).mappings()]
 
 
 def prune(store: Store, before: float) -> list[PrunedJob]:
-    """Delete the jobs last heard of before then, with all that belongs to them."""
+    """Delete the jobs whose last report came before then, with all that belongs to them."""
     found = old_jobs(store, before)
     deleted = [job for job in (_delete(store, old.id, before) for old in found) if job]
     if deleted:
@@ -134,7 +134,7 @@ def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
 
 
 def thin(store: Store, since: float, before: float) -> int:
-    """Delete most steps of the jobs that are over and were last heard of between the two times.
+    """Delete most steps of the jobs that are over and whose last report came between both times.
 
     Their figures, results and profiles stay. Jobs of ``/api/v1`` have few steps and keep all.
 

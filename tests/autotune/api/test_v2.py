@@ -12,7 +12,7 @@ from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.api.driving import JOB, drive, settle
-from tests.autotune.support import MIB, Ranks, make_spec, registration
+from tests.autotune.support import MIB, Ranks, registration
 
 BASELINE = {"bucket_bytes": 25 * MIB, "hierarchical": "off"}
 BUCKET = {"bytes": 40_000_000, "started_seconds": 0.1, "ended_seconds": 0.25}
@@ -378,28 +378,6 @@ def test_what_is_not_json_is_said_to_be_so(client: FlaskClient, body: bytes) -> 
 def test_a_body_too_large_is_refused(client: FlaskClient) -> None:
     response = client.put(JOB, data=b" " * (16 * MIB + 1), content_type="application/json")
     assert_problem(response, 413, "exceeds")
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "older_than_days"),
-        ({"older_than_days": 0}, "older_than_days"),
-        ({"older_than_days": "30"}, "older_than_days"),
-        ({"older_than_days": 1, "dry": True}, "dry"),
-    ],
-)
-def test_jobs_are_deleted_only_where_the_request_is_valid(
-    client: FlaskClient, store: Store, body: dict[str, Any], field: str
-) -> None:
-    store.create_job("old", make_spec(), at=1.0)
-    assert_problem(client.post("/api/v2/prune", json=body), 422, field)
-    assert [job.id for job in store.jobs()] == ["old"]
-    answer = client.post("/api/v2/prune", json={"older_than_days": 1}).get_json()
-    assert answer["dry_run"] is False
-    assert [(job["id"], job["state"]) for job in answer["jobs"]] == [("old", "tuning")]
-    assert answer["jobs"][0]["last_contact_at"] == "1970-01-01T00:00:01Z"
-    assert store.jobs() == []
 
 
 def test_a_copy_is_taken_from_one_service_to_another(client: FlaskClient) -> None:

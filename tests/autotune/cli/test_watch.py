@@ -95,9 +95,9 @@ def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
     assert result.exit_code == 0
     state, silence, *rest = result.stdout.splitlines()
     assert state.startswith("digits: Tuning: ")
-    assert re.fullmatch(r"digits: the job was last heard of \d+ s ago; watching on", silence)
+    assert re.fullmatch(r"digits: the job last reported \d+ s ago; still watching", silence)
     assert rest[-1] == "job digits ended before its tuning did"
-    assert not any("last heard of" in line for line in rest)
+    assert not any("last reported" in line for line in rest)
 
 
 def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
