@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.result_line import write_result_line
-from bagua_client.tuning import Tuning, tell
+from bagua_client.tuning import State, Tuning, tell
 
 ENDED_FIRST = "the training ended before its tuning did"
 
@@ -64,7 +64,7 @@ class Outcome:
         """
         if not told:
             return
-        self._is_over = told["state"] in ("finished", "failed")
+        self._is_over = told["state"] in ("finished", "failed", "off")
         best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
         before, now = self._known, {"round": self._known.round, **told, "best": best}
         self._known = replace(self._first, **now, at_step=step)
@@ -74,10 +74,10 @@ class Outcome:
             if self._handle is None:
                 self._handle = register_optimizer_step_post_hook(_teller(self))
 
-    def fail(self, reason: str, step: int) -> None:
-        """The tuning ends by an error that all ranks know of. A result that is there stays."""
+    def end(self, state: State, reason: str, step: int) -> None:
+        """The tuning ends without a result, as all ranks know. One that is there stays."""
         if not self._is_over:
-            self.follow({"state": "failed", "reason": reason}, step)
+            self.follow({"state": state, "reason": reason}, step)
 
     def forward_begins(self) -> None:
         """At the latest now. Torch goes through no hooks, so that ours can leave them."""

@@ -209,6 +209,10 @@ class DistributedDataParallel(WithMoments):
     def _hook_came(self) -> None:
         if self._tunable is not None:
             self._tunable.look_on()
+        if self._tunable is not None and self.is_tuning:
+            from bagua_client.agent import hook_came
+
+            hook_came(self._tunable)
 
 
 class _Joined(JoinHook):
