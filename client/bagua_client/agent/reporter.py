@@ -76,7 +76,7 @@ class Reporter:
             self._forget_commands,
             self._leave_trial,
         )
-        self._page = ""
+        self._is_registered = False
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
@@ -109,7 +109,7 @@ class Reporter:
 
     def page(self) -> str:
         """The job's, for a browser; empty before it is registered."""
-        return self._page
+        return self._connection.page if self._is_registered and not self._is_forked else ""
 
     @property
     def is_suspicious(self) -> bool:
@@ -156,9 +156,10 @@ class Reporter:
             if self._handover is not None:
                 self._connection.bring(self._handover.take())
             state = self._connection.register()
-            name, self._page = self._description["name"], self._connection.page
+            self._is_registered = True
             if not self._stopping.is_set():
-                announce(logger, "autotune: job %s is being tuned, see %s", name, self._page)
+                name, page = self._description["name"], self._connection.page
+                announce(logger, "autotune: job %s is being tuned, see %s", name, page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
