@@ -36,12 +36,13 @@ class Tuning:
         speedup: of the best over the default; None: not known.
         low, high: the 95 % interval of that; None before it is confirmed.
         trials: configurations that were measured in this round.
-        steps: so many the round took.
+        steps: so many the round took; None before its end, like the next three.
         seconds: so long, in which the training trained.
         cost_steps: what slower trials and re-cuts cost, in steps of the default's length.
         cost_seconds: the same in seconds.
         payback_steps: after so many steps that is earned; None where the default was kept.
-        summary: the result in a line; empty before there is one.
+        summary: how the round ended, in a line; where it has no result, that of the round before
+            goes with it. Empty before the end.
         round: 0 is the first; another one follows a lasting change of the step times.
         at_step: the step in which that was told, counted from when the model was wrapped.
         job: its name; empty where nothing is tuned.
@@ -60,10 +61,10 @@ class Tuning:
     low: float | None = None
     high: float | None = None
     trials: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    cost_steps: float = 0.0
-    cost_seconds: float = 0.0
+    steps: int | None = None
+    seconds: float | None = None
+    cost_steps: float | None = None
+    cost_seconds: float | None = None
     payback_steps: int | None = None
     summary: str = ""
     round: int = 0

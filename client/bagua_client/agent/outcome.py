@@ -20,6 +20,11 @@ from bagua_client.tuning import State, Tuning, tell
 ENDED_FIRST = "the training ended before its tuning did"
 
 
+def before_that(number: int, summary: str) -> str:
+    """The result of that round, behind why the one after it has none."""
+    return f"; before that (round {number}): {summary}"
+
+
 class Outcome:
     """Of one model's tuning, on one rank. All ranks do each of this in the same step, but for
     :meth:`close`.
@@ -45,6 +50,7 @@ class Outcome:
         )
         self._path = path if rank == 0 else None
         self._process = os.getpid()
+        self._before = ""  # the result of the round before, in words
         self._untold = self._is_over = False
         self._handle: RemovableHandle | None = None
         if self._path is not None:
@@ -67,6 +73,10 @@ class Outcome:
         self._is_over = told["state"] in ("finished", "failed", "off")
         best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
         before, now = self._known, {"round": self._known.round, **told, "best": best}
+        if told["state"] == "finished":
+            self._before = before_that(now["round"], told["summary"])
+        elif self._is_over:
+            now["summary"] = told["reason"] + self._before
         self._known = replace(self._first, **now, at_step=step)
         is_news = replace(self._known, at_step=before.at_step) != before
         if self._is_over and is_news:
@@ -101,7 +111,8 @@ class Outcome:
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            self._known = replace(self._known, state="failed", reason=ENDED_FIRST)
+            summary = ENDED_FIRST + self._before
+            self._known = replace(self._known, state="failed", reason=ENDED_FIRST, summary=summary)
         if self._untold or not self._is_over:
             write_result_line(self._path, self.tuning)
         self._path = None

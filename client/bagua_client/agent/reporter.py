@@ -21,6 +21,7 @@ from bagua_client.agent.announcement import announce
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
+from bagua_client.agent.outcome import ENDED_FIRST, before_that
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
@@ -77,13 +78,13 @@ class Reporter:
             self._leave_trial,
         )
         self._is_registered = False
+        self._before = ""  # the result of the round before, in words
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
-        self._profile_refusals = 0
-        self._compute_refusals = 0
+        self._profile_refusals = self._compute_refusals = 0
         self._logged_tenths = 0
         self._refusals = 0
         self._disagreements = 0
@@ -121,7 +122,7 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
-                announce(logger, "autotune: the training ended before its tuning did")
+                announce(logger, "autotune: %s%s", ENDED_FIRST, self._before)
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
@@ -319,10 +320,12 @@ class Reporter:
             return
         if state.trial is None:
             self._kept = state.configuration
-            if state.summary is not None:
+            # At the end of a training the service answers with the round before, if with any.
+            if state.summary is not None and not self._stopping.is_set():
                 announce(logger, "autotune: %s", state.summary)
+                self._before = before_that(state.round, state.summary)
         elif not self._is_tuning:
-            announce(logger, "autotune: the job is tuned again")
+            announce(logger, "autotune: the job is being tuned again (round %d)", state.round)
             self._logged_tenths = 0
         told = told_of(state, self._description["default_configuration"])
         self._order(state.trial, state.configuration, True, told, self._take_copy())

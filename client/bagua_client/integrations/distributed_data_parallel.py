@@ -112,6 +112,7 @@ class DistributedDataParallel(WithMoments):
         return Tuning(
             state="off",
             reason=self._not_tuned,
+            summary=self._not_tuned,
             configuration=now,
             default=now if tunable is None else tunable.default,
             rank=dist.get_rank(self.process_group),
