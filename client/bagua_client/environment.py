@@ -15,6 +15,7 @@ from bagua_client.knob_choices import Choice, read_choices
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
+LEAST_MINUTES = 0.01
 MOST_SAMPLES = 500
 """The service takes no more: its decisions take as long as the cube of the trials."""
 SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
@@ -36,6 +37,8 @@ class Environment:
         token: what the service wants to be shown; None: nothing.
         job: the job's name; None: one is made from the program and the model.
         max_samples: at most so many configurations are tried.
+        fresh: the tuning takes over nothing from earlier runs.
+        max_minutes: of the search; None: as long as it takes.
         trial_seconds: upper bound for one of them.
         warmup_seconds: upper bound for the steps that are not measured at the start.
         remaining_steps: so many steps the training is expected to run on; what a search may cost
@@ -57,6 +60,8 @@ class Environment:
     token: str | None = None
     job: str | None = None
     max_samples: int = 60
+    max_minutes: float | None = None
+    fresh: bool = False
     trial_seconds: float = 5.0
     warmup_seconds: float = 30.0
     remaining_steps: int = 10_000
@@ -108,6 +113,8 @@ class Environment:
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
+            max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
+            fresh=number("BAGUA_AUTOTUNE_FRESH", int, 0, 0, 1, SWITCH_WORDS) >= 1,
             trial_seconds=number(
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
             ),

@@ -114,7 +114,7 @@ def _closest(reading: Reading) -> str:
     job, trials = reading.job, reading.shown
     others = best_of(job, [trial for trial in trials if trial.configuration != job.baseline])
     default = standing(trials, job.baseline)
-    is_decided = job.result is not None and job.result.reason == NOTHING_FASTER
+    is_decided = job.result is not None and job.result.reason.startswith(NOTHING_FASTER)
     if others is None or default is None or not is_decided:
         return ""
     words = f", the best of the others {describe(others.configuration)}"

@@ -92,7 +92,9 @@ def test_two_that_run_at_the_same_time_are_two_jobs(tuner: Tuner, clock: Clock) 
 
 def test_by_hand_a_training_goes_on_if_it_was_cut_short(tuner: Tuner) -> None:
     begin(tuner, "cut")
-    gone = Event("ended", message="its processes are gone", at=tuner.store.job("cut").created_at + 9)
+    gone = Event(
+        "ended", message="its processes are gone", at=tuner.store.job("cut").created_at + 9
+    )
     tuner.store.end_gone(["cut"], gone)
     begin(tuner, "ended-first")
     ended(tuner, "ended-first")
