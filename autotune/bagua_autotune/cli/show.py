@@ -9,7 +9,7 @@ import click
 from bagua_autotune.cli.output import print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe, describe_count
 from bagua_autotune.views import JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.words import stock_ddp_line
 
@@ -66,7 +66,7 @@ def _say_result(result: Result) -> None:
         cost = f"{result.cost_steps:.3g} steps at the default ({result.cost_seconds:.3g} s)"
         say(f"cost: the search took the time of {cost}")
     if result.payback_steps is not None:
-        say(f"payback: after {result.payback_steps} steps")
+        say(f"payback: after {describe_count(result.payback_steps, 'step')}")
 
 
 def _row(trial: ShownTrial) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _life_row(life: Life) -> tuple[str, ...]:
     return (
         str(life.number),
         life.job,
-        f"{life.world_size} on {nodes} node" + ("" if nodes == 1 else "s"),
+        f"{life.world_size} on {describe_count(nodes, 'node')}",
         datetime.fromtimestamp(life.created_at).strftime("%Y-%m-%d %H:%M:%S"),
         life.end,
         str(life.trials_measured),

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
+from bagua_autotune.model.text import (
+    UNUSED,
+    describe,
+    describe_bytes,
+    describe_count,
+    describe_speedup,
+)
 from bagua_autotune.store import Steps
 from bagua_autotune.tuning.decision import (
     NOTHING_FASTER,
@@ -153,9 +159,9 @@ def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
 
 def _name_cost(result: Result) -> str:
     """Such as ``9 trials, 130 steps, 31 s; cost 4.1 steps, paid back after 18``."""
-    parts = [f"{result.trials} {'trial' if result.trials == 1 else 'trials'}"]
+    parts = [describe_count(result.trials, "trial")]
     if result.steps:
-        parts.append(f"{result.steps} steps")
+        parts.append(describe_count(result.steps, "step"))
     text = ", ".join([*parts, f"{result.seconds:.0f} s"])
     if result.cost_seconds:
         text += f"; cost {result.cost_steps:.1f} steps"

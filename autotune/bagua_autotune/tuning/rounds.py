@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
@@ -85,7 +86,7 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
         return None
     pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
     if steps_since < pause:
-        return f"it was tuned {steps_since} steps ago, less than {pause}"
+        return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
     return None
 
 
