@@ -18,11 +18,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
+LEAST_MINUTES = 0.01
 MOST_SAMPLES = 500
 """The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
-"""What BAGUA_AUTOTUNE may be instead of a number, in any case."""
+"""What a switch may be instead of a number, in any case."""
 ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 """Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the knob values they allow."""
 
@@ -37,6 +38,8 @@ class Environment:
         token: of the service; None: it has none.
         job: the job's name; None: one is made from the program and the model.
         max_samples: upper bound for the number of trials.
+        fresh: the tuning takes over nothing from earlier runs.
+        max_minutes: upper bound for the time of the search; None: as long as it takes.
         trial_seconds: upper bound for the length of a trial.
         warmup_seconds: upper bound for the time at the start that is not measured.
         remaining_steps: how many steps the training is expected to go on; limits the cost of a
@@ -59,6 +62,8 @@ class Environment:
     token: str | None = None
     job: str | None = None
     max_samples: int = 60
+    max_minutes: float | None = None
+    fresh: bool = False
     trial_seconds: float = 5.0
     warmup_seconds: float = 30.0
     remaining_steps: int = 10_000
@@ -77,7 +82,7 @@ class Environment:
         """Read the variables that are set and not empty.
 
         Raises:
-            ValueError: a variable has a value that it cannot have. BAGUA_AUTOTUNE never raises.
+            ValueError: a variable has a value that it cannot have. A switch never raises.
         """
 
         def number(
@@ -101,12 +106,14 @@ class Environment:
             return value
 
         return cls(
-            autotune=_is_on(variables),
+            autotune=_is_on(variables, "BAGUA_AUTOTUNE", "the training is not tuned"),
             url=_url(variables.get("BAGUA_AUTOTUNE_URL", "").strip()),
             # Read from a file, it may end with a newline.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
+            max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
+            fresh=_is_on(variables, "BAGUA_AUTOTUNE_FRESH", "earlier runs are used"),
             trial_seconds=number(
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
             ),
@@ -129,20 +136,20 @@ class Environment:
         )
 
 
-def _is_on(variables: Mapping[str, str]) -> bool:
-    """What BAGUA_AUTOTUNE says. A training goes on without tuning if that cannot be understood."""
-    text = variables.get("BAGUA_AUTOTUNE", "").strip()
+def _is_on(variables: Mapping[str, str], name: str, otherwise: str) -> bool:
+    """Whether a variable switches something on. A word that is not understood is a warning, and
+    counts as off; ``otherwise`` says what that means."""
+    text = variables.get(name, "").strip()
     word = text.lower()
     if word.isdecimal():
-        return int(word) >= 1  # Bagua's are levels: 2 is on, too.
+        return int(word) >= 1  # Bagua's BAGUA_AUTOTUNE is a level: 2 is on, too.
     if word in ("", *OFF):
         return False
     if word in ON:
         return True
     logger.warning(
-        "rank %s: BAGUA_AUTOTUNE is %r: the training is not tuned; 1 (or %s) would tune it, "
-        "0 (or %s) silences this warning",
-        *(variables.get("RANK", "0"), text, ", ".join(ON), ", ".join(OFF)),
+        "rank %s: %s is %r, so %s; it may be 1 (or %s), or 0 (or %s)",
+        *(variables.get("RANK", "0"), name, text, otherwise, ", ".join(ON), ", ".join(OFF)),
     )
     return False
 

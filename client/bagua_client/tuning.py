@@ -37,13 +37,14 @@ class Tuning:
         speedup: of ``best`` over ``default``; None: not known.
         low, high: the 95 % interval of the speed-up; None before it is confirmed.
         trials: how many configurations were measured in this round.
-        steps: how many training steps the round took.
+        steps: how many training steps the round took; None before its end, like the next three.
         seconds: how long the round took; the training went on meanwhile.
         cost_steps: the time lost to slower trials and re-cuts, in steps of the default.
         cost_seconds: the same in seconds.
         payback_steps: after so many steps the cost is earned back; None where the default was
             kept.
-        summary: the result in a line; empty before there is one.
+        summary: how the round ended, in a line; where it has no result, that of the round before
+            goes with it. Empty before the end.
         round: 0 is the first; another one follows a lasting change of the step times.
         at_step: the step in which the ranks learned this, counted from the wrapping of the model.
         job: its name; empty where nothing is tuned.
@@ -62,10 +63,10 @@ class Tuning:
     low: float | None = None
     high: float | None = None
     trials: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    cost_steps: float = 0.0
-    cost_seconds: float = 0.0
+    steps: int | None = None
+    seconds: float | None = None
+    cost_steps: float | None = None
+    cost_seconds: float | None = None
     payback_steps: int | None = None
     summary: str = ""
     round: int = 0

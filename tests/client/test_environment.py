@@ -37,6 +37,8 @@ def test_every_variable_is_read() -> None:
             "BAGUA_AUTOTUNE_TOKEN": "secret\n",
             "BAGUA_AUTOTUNE_JOB": "digits",
             "BAGUA_AUTOTUNE_MAX_SAMPLES": "7",
+            "BAGUA_AUTOTUNE_MAX_MINUTES": "1.5",
+            "BAGUA_AUTOTUNE_FRESH": "yes",
             "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.5",
             "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
             "BAGUA_AUTOTUNE_REMAINING_STEPS": "500",
@@ -55,6 +57,8 @@ def test_every_variable_is_read() -> None:
         token="secret",
         job="digits",
         max_samples=7,
+        max_minutes=1.5,
+        fresh=True,
         trial_seconds=0.5,
         warmup_seconds=0.0,
         remaining_steps=500,
@@ -101,8 +105,8 @@ def test_what_autotune_may_be_is_said_and_the_training_goes_on(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == (
-        f"rank 3: BAGUA_AUTOTUNE is {autotune!r}: the training is not tuned; 1 (or true, yes, "
-        "on) would tune it, 0 (or false, no, off) silences this warning"
+        f"rank 3: BAGUA_AUTOTUNE is {autotune!r}, so the training is not tuned; it may be 1 (or "
+        "true, yes, on), or 0 (or false, no, off)"
     )
 
 
@@ -126,6 +130,8 @@ def test_an_address_without_a_scheme_is_http(text: str, url: str | None) -> None
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "501"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "yes"),
         ("BAGUA_AUTOTUNE_MAX_SAMPLES", "7.5"),
+        ("BAGUA_AUTOTUNE_MAX_MINUTES", "0"),
+        ("BAGUA_AUTOTUNE_MAX_MINUTES", "forever"),
         ("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", "nan"),
         ("BAGUA_AUTOTUNE_WARMUP_TIME_S", "inf"),
         ("BAGUA_AUTOTUNE_WARMUP_TIME_S", "-1"),

@@ -13,7 +13,13 @@ from rich.text import Text
 from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
+from bagua_autotune.model.text import (
+    clean,
+    describe,
+    describe_count,
+    describe_left,
+    describe_seconds,
+)
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
 LABEL_WIDTH = 9
@@ -141,7 +147,7 @@ def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
     cost = f"{figures.cost_steps:.3g} steps of the default"
     cost += f" ({describe_seconds(figures.cost_seconds)})"
     if figures.payback_steps is not None:
-        cost += f", paid back after {figures.payback_steps} steps"
+        cost += f", paid back after {describe_count(figures.payback_steps, 'step')}"
         cost += ", if it ended now" if is_unfinished else ""
     yield "cost", cost
 

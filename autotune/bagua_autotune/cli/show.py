@@ -10,7 +10,7 @@ from bagua_autotune.cli.facts import fact_lines
 from bagua_autotune.cli.output import print_json, print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe, describe_count
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.stock import stock_ddp_line
 
@@ -84,7 +84,7 @@ def _say_result(result: Result) -> None:
         cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
         say(f"cost: the search took as long as {cost}")
     if result.payback_steps is not None:
-        say(f"paid back: after {result.payback_steps} steps of the result")
+        say(f"paid back: after {describe_count(result.payback_steps, 'step')} of the result")
 
 
 def _row(trial: ShownTrial) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _life_row(life: Life) -> tuple[str, ...]:
     return (
         str(life.number),
         life.job,
-        f"{life.world_size} on {nodes} node" + ("" if nodes == 1 else "s"),
+        f"{life.world_size} on {describe_count(nodes, 'node')}",
         datetime.fromtimestamp(life.created_at).strftime("%Y-%m-%d %H:%M:%S"),
         life.end,
         str(life.trials_measured),

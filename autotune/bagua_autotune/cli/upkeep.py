@@ -8,6 +8,7 @@ import click
 
 from bagua_autotune.cli.output import say
 from bagua_autotune.cli.reader import database_url, open_store
+from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import StoreError, checkup
 
 
@@ -36,4 +37,4 @@ def doctor(database: str | None) -> None:
         faults += finding.is_fault
         say(f"{'FAULT' if finding.is_fault else 'ok'}: {finding.words}")
     if faults:
-        raise click.ClickException(f"{faults} {'fault' if faults == 1 else 'faults'} found")
+        raise click.ClickException(f"{describe_count(faults, 'fault')} found")

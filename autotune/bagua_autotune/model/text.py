@@ -69,6 +69,11 @@ def describe_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def describe_count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def describe_left(seconds: float) -> str:
     """``at most 80 s left``, ``under 1 s left``."""
     whole = round(seconds)

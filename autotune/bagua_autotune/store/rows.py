@@ -150,6 +150,7 @@ class _Spec:
     limits: Limits
     software: dict[str, str]
     run: str | None
+    fresh: bool
 
 
 @lru_cache(maxsize=SPECS_KEPT)
@@ -164,6 +165,7 @@ def _spec(text: str) -> _Spec:
         limits=Limits.model_validate(spec["limits"]),
         software=spec["software"],
         run=spec.get("run"),
+        fresh=spec.get("fresh", False),
     )
 
 

@@ -24,6 +24,9 @@ from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 MOST_FAILURES = 3
 # Why a baseline is kept.
 NOTHING_FASTER = "nothing was clearly faster"
+ONLY_DEFAULT = "only the default was measured"
+ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"
+TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
 BEST_BEFORE = "it was the best in an earlier run"
 NOTHING_TO_TRY = "there is nothing else to try"
 TOO_FEW_STEPS = "too few steps remain to make up for a search"
@@ -41,6 +44,9 @@ GIVING_UP = {
 }
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",
+    f"{NOTHING_FASTER} before {TIME_WAS_UP}": "nothing_faster",
+    ONE_SAMPLE: "only_default",
+    f"{ONLY_DEFAULT} before {TIME_WAS_UP}": "only_default",
     BEST_BEFORE: "earlier_best",
     NOTHING_TO_TRY: "nothing_to_try",
     TOO_FEW_STEPS: "too_few_steps",

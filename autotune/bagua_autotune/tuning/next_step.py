@@ -123,8 +123,9 @@ class NextStep:
 
     def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
         steps = self._store.observed_steps(job.id)
-        now = replace(job, limits=as_of_now(job, steps.values()))
-        per_trial = trial_steps(of_round(trials, job.round), steps)
+        current = of_round(trials, job.round)
+        now = replace(job, limits=as_of_now(job, current, steps.values()))
+        per_trial = trial_steps(current, steps)
         return self._decide_by(self._searcher, now, trials, per_trial)
 
     def _decide_by(

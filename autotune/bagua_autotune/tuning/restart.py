@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, Job, JobSpec, Trial
 from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe, describe_count
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import measured_in
@@ -62,8 +62,7 @@ def describe_source(inherited: Inherited) -> str:
     """What a job goes on from; empty if it is not one that was started again."""
     earlier, source = inherited.earlier, inherited.source
     if earlier and earlier.baseline is not None:
-        count = len(earlier.trials)
-        trials = f"{count} trial" + ("" if count == 1 else "s")
+        trials = describe_count(len(earlier.trials), "trial")
         return (
             f"continues job {source}, which was interrupted, and uses its {trials} if the default "
             "still takes as long as it did there"

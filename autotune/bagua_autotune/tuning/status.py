@@ -112,7 +112,12 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     if job.is_over:
         seconds_left = 0.0
     elif measured:
-        seconds_left = elapsed_seconds / measured * _trials_left(job, current)
+        searching, confirming = _trials_left(job, current)
+        searching_seconds = elapsed_seconds / measured * searching
+        if job.limits.max_seconds is not None:
+            left = max(0.0, job.limits.max_seconds - elapsed_seconds)
+            searching_seconds = min(searching_seconds, left)
+        seconds_left = searching_seconds + elapsed_seconds / measured * confirming
     faster = speedup(job, trials)
     return Progress(
         trials_measured=measured,
@@ -127,11 +132,11 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     )
 
 
-def _trials_left(job: Job, trials: Sequence[Trial]) -> int:
-    """The most trials that can still follow."""
+def _trials_left(job: Job, trials: Sequence[Trial]) -> tuple[int, int]:
+    """The most trials that can still follow, of the search and confirming ones."""
     closed = [trial for trial in trials if not trial.is_open]
     confirming = sum(trial.purpose == "confirm" for trial in closed)
     searching = 0
     if job.phase == "tuning":
         searching = job.limits.max_samples - (len(closed) - confirming)
-    return max(0, searching) + max(0, 2 * MOST_PAIRS - confirming)
+    return max(0, searching), max(0, 2 * MOST_PAIRS - confirming)

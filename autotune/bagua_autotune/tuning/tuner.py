@@ -130,7 +130,7 @@ class Tuner:
             if inherited and (source := describe_source(inherited)):
                 self.store.add_event(job_id, Event("note", message=source, at=now))
                 logger.info("job %s: %s", job_id, source)
-            if protocol == "v2":
+            if protocol == "v2" and not spec.fresh:
                 self._continue(job_id, model_key(spec))
         else:
             self.store.resume_job(job_id, now)

@@ -10,6 +10,7 @@ from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
     clean,
     describe,
+    describe_count,
     describe_left,
     describe_seconds,
     describe_speedup,
@@ -205,8 +206,8 @@ def _fastest_so_far(reading: Reading, best: Trial, figures: Figures) -> str:
 
 
 def _configurations(reading: Reading) -> str:
-    count = len({trial.configuration for trial in reading.shown if trial.estimate})
-    return f"{count} configuration" + ("" if count == 1 else "s")
+    measured = {trial.configuration for trial in reading.shown if trial.estimate}
+    return describe_count(len(measured), "configuration")
 
 
 def _hidden(reading: Reading, best: Trial, exposed_seconds: Mapping[int, float]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.announcement import announce
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
@@ -24,7 +25,7 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.reducer.offer import refusal_of
+from bagua_client.reducer.offer import describe_hook, refusal_of
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
@@ -156,10 +157,21 @@ def start_agent(
     group = control_group(tunable.communicator)
     if group is None:
         return None
-    if tunable.communicator.rank == 0:
-        for reason in tunable.offer.reasons(tunable.communicator):
-            logger.info("autotune does not try some settings: %s", reason)
+    _tell_left_alone(tunable, tunable.offer.reasons(tunable.communicator))
     pin(tunable, environment.knobs)
     agent = Agent(tunable, group, optimizers, environment, name, handover, _agents, file)
     _agents.append(weakref.ref(agent))
     return agent
+
+
+def hook_came(tunable: Tunable) -> None:
+    """The training registered a communication hook after its model was wrapped. Where it ends the
+    tuning, the agent says so."""
+    hook = tunable.offer.hook
+    if hook is not None and not tunable.refusal:
+        _tell_left_alone(tunable, [describe_hook(hook)])
+
+
+def _tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
+    if reasons and tunable.communicator.rank == 0:
+        announce(logger, "autotune leaves some settings alone: %s", "; ".join(reasons))

@@ -47,7 +47,7 @@ from bagua_client.agent.job import describe_job, is_warming_up, without_unwatche
 from bagua_client.agent.measurement import Measurement
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
@@ -184,7 +184,9 @@ class Agent:
         command = None
         report = Report()
         try:
-            if self._rank == 0:
+            if self._tunable.refusal:
+                report.stop = Stop.REFUSED
+            elif self._rank == 0:
                 command = self._next_command()
                 report.command = command or b""
                 report.command_bytes = len(report.command)
@@ -194,12 +196,9 @@ class Agent:
             wanted = self._trial is not None or self._watches
             report.take(self._measurement.take(wanted, LARGEST_REPORT), self.is_active)
             report.losses = self._guard.take()
-            if self._tunable.refusal:
-                logger.warning("autotune stops: %s", self._tunable.refusal)
-                report.stop = True
         except Exception:
             logger.exception("autotune stops because of an error on rank %d", self._rank)
-            report.stop = True
+            report.stop = Stop.ERROR
         self._exchange.start(report)
         took = time.perf_counter() - began
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
@@ -231,8 +230,8 @@ class Agent:
         """Of a report that began after so many reductions."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
-        if stopped := [str(rank) for rank, report in enumerate(reports) if report.stop]:
-            self._stop(", ".join(stopped))
+        if any(report.stop for report in reports):
+            self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
         if harm := self._guard.judge(Losses.sum(report.losses for report in reports)):
@@ -303,7 +302,7 @@ class Agent:
         else:
             self._tell("disagreement", trial, change.reason, None)
             if not watch:
-                self.outcome.fail(change.reason, self._measurement.step)
+                self.outcome.end("failed", change.reason, self._measurement.step)
         if trial is None:
             self._end(watch)
             return
@@ -335,19 +334,20 @@ class Agent:
     def _undo(self, harm: str) -> None:
         """What is in force harms the training, as all ranks know: they go back to the default."""
         if self._rank == 0:
-            what = self._tunable.layout.configuration
-            logger.warning("autotune stops using %s: %s", what, harm)
+            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
         self._switch(self._tunable.plan(self._tunable.default))
         self._tell("diverged", self._trial, harm, None)
         self._trial = None
 
-    def _stop(self, ranks: str) -> None:
-        """An error on one rank, or on some: all let go."""
+    def _stop(self, stops: Sequence[Stop]) -> None:
+        """Some rank cannot go on: all let go."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
-        self._tell("ended", None, "an error on a rank ended the tuning", None)
-        reason = f"an error on rank {ranks}; see the log of that rank"
-        self.outcome.fail(reason, self._measurement.step)
+        state, reason = ending(stops, self._tunable.refusal)
+        if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
+            logger.warning("autotune is off: %s", self._tunable.refusal)
+        self._tell("ended", None, reason, None)
+        self.outcome.end(state, reason, self._measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:

@@ -41,6 +41,22 @@ def announce_page(logger: logging.Logger, job_name: str, page: str) -> None:
         )
 
 
+class TrialLines:
+    """A line after every tenth trial of a search."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._tenths = 0
+
+    def tell(self, measured: int, most: int, speedup: float | None) -> None:
+        """How many trials are measured, and the best speed-up so far."""
+        # The trials that confirm the winner come on top of the limit.
+        if measured // 10 > self._tenths and measured <= most:
+            self._tenths = measured // 10
+            faster = f", best so far {speedup:.2f}x" if speedup is not None else ""
+            announce(self._logger, "autotune: trial %d of at most %d%s", measured, most, faster)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only programs of the same host reach this name or address."""
     try:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from bagua_client.agent.announcement import announce
 from bagua_client.agent.circuit import Circuit
 from bagua_client.agent.handover import is_of
-from bagua_client.agent.sidecar import Sidecar, shared_sidecar
+from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
 from bagua_client.environment import Environment
 from bagua_client.service_client import JobState, Progress, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
@@ -55,6 +56,7 @@ class Connection:
         self._on_late = on_late
         self._circuit = Circuit(environment.server_wait_seconds)
         self._service: ServiceClient | None = None
+        self._endings = 0  # of our own service, as far as they are told
 
     @property
     def url(self) -> str:
@@ -100,8 +102,8 @@ class Connection:
         """Say once that the training lives, and how far it is. If that fails, the next time is
         soon."""
         if self._service is not None:
-            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable):
-                self._service.renew(progress)
+            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError):
+                self._connected().renew(progress)
 
     def bring(self, copy: Mapping[str, Any] | None) -> None:
         """Give the service what the ranks kept of earlier lives, once: it can do without.
@@ -180,9 +182,24 @@ class Connection:
         url, token = environment.url, environment.token
         if url is None:
             url, token = self._sidecar().url(), self._sidecar().token
+        is_first = self._service is None
         if self._service is None or self._service.url != url.rstrip("/"):
             self._service = ServiceClient(url, self._job_id, token)
+        if environment.url is None:
+            self._tell_restart(is_first)
         return self._service
+
+    def _tell_restart(self, is_first: bool) -> None:
+        endings = self._sidecar().endings
+        if len(endings) > self._endings and not is_first:
+            announce(
+                logger,
+                "autotune: the service that rank 0 had started %s, and was started again; "
+                "nothing measured is lost. The job's page is now %s",
+                endings[-1],
+                self.page,
+            )
+        self._endings = len(endings)
 
     def _sidecar(self) -> Sidecar:
         return shared_sidecar(self._environment.service_port, self._environment.token)

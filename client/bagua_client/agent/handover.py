@@ -38,7 +38,8 @@ MOST_FILES = 100
 class Handover:
     """Of one model, on one rank.
 
-    With ``BAGUA_AUTOTUNE_URL`` there is nothing to hand over: that service outlives the job.
+    With ``BAGUA_AUTOTUNE_URL`` there is nothing to hand over: that service outlives the job. One
+    that begins afresh takes nothing over, and leaves what it finds as ever.
 
     Args:
         name: the job's.
@@ -54,6 +55,7 @@ class Handover:
         self._nodes = len(nodes)
         self._node = next((n for n, ranks in enumerate(nodes) if ranks[0] == self._rank), None)
         self._is_too_large = False
+        self._is_fresh = environment.fresh
         self.is_needed = environment.url is None
         self.is_across = self.is_needed and self._nodes > 1
         self._place = f"bagua/copies/{communicator.group.group_name}/{name}"
@@ -63,7 +65,7 @@ class Handover:
         """Let rank 0 have what this node kept. All ranks come here before they next wait for one
         another, and rank 0 takes it after that."""
         store = torch_groups.store()
-        if not self.is_needed or self._node is None or store is None:
+        if not self.is_needed or self._is_fresh or self._node is None or store is None:
             return
         try:
             kept = _read(self._file)
@@ -77,7 +79,7 @@ class Handover:
     def take(self) -> dict[str, Any] | None:
         """On rank 0, the newest that was offered."""
         store = torch_groups.store()
-        if not self.is_needed or store is None:
+        if not self.is_needed or self._is_fresh or store is None:
             return None
         try:
             places = [f"{self._place}/{node}" for node in range(self._nodes)]

@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from bagua_client.agent.announcement import announce, announce_page
+from bagua_client.agent.announcement import TrialLines, announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.measurement import StepCount
+from bagua_client.agent.outcome import ENDED_FIRST, before_that
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
@@ -79,15 +80,15 @@ class Reporter:
             self._forget_commands,
             self._leave_trial,
         )
-        self._page = ""
+        self._is_registered = False
+        self._before = ""  # the result of the round before, in words
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
-        self._profile_refusals = 0
-        self._compute_refusals = 0
-        self._logged_tenths = 0
+        self._profile_refusals = self._compute_refusals = 0
+        self._trials = TrialLines(logger)
         self._refusals = 0
         self._disagreements = 0
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
@@ -112,7 +113,7 @@ class Reporter:
 
     def page(self) -> str:
         """The job's, for a browser; empty before it is registered."""
-        return self._page
+        return self._connection.page if self._is_registered and not self._is_forked else ""
 
     @property
     def is_suspicious(self) -> bool:
@@ -124,7 +125,7 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
-                announce(logger, "autotune: the training ended before its tuning did")
+                announce(logger, "autotune: %s%s", ENDED_FIRST, self._before)
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
@@ -159,9 +160,9 @@ class Reporter:
             if self._handover is not None:
                 self._connection.bring(self._handover.take())
             state = self._connection.register()
-            name, self._page = self._description["name"], self._connection.page
+            self._is_registered = True
             if not self._stopping.is_set():
-                announce_page(logger, name, self._page)
+                announce_page(logger, self._description["name"], self._connection.page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -318,18 +319,21 @@ class Reporter:
 
     def _follow(self, state: JobState) -> None:
         """Tell the ranks what the service wants now, if that is new."""
-        self._log_progress(state)
+        if state.trial is not None:
+            self._trials.tell(state.trials_measured, state.max_trials, state.speedup)
         self._poll_seconds = self._next_poll() if state.deciding else None
         is_between_trials = state.trial is None and state.deciding
         if is_between_trials or state.trial == self._commanded:
             return
         if state.trial is None:
             self._kept = state.configuration
-            if state.summary is not None:
+            # At the end of a training the service answers with the round before, if with any.
+            if state.summary is not None and not self._stopping.is_set():
                 announce(logger, "autotune: %s", state.summary)
+                self._before = before_that(state.round, state.summary)
         elif not self._is_tuning:
-            announce(logger, "autotune: another round of tuning begins")
-            self._logged_tenths = 0
+            announce(logger, "autotune: the job is being tuned again (round %d)", state.round)
+            self._trials = TrialLines(logger)
         told = told_of(state, self._description["default_configuration"])
         self._order(state.trial, state.configuration, True, told, self._take_copy())
         self._commanded = state.trial
@@ -376,16 +380,6 @@ class Reporter:
         text = json.dumps(command, separators=(",", ":"))
         with self._command_lock:
             self._command = text.encode()
-
-    def _log_progress(self, state: JobState) -> None:
-        measured, most = state.trials_measured, state.max_trials
-        tenths = measured // 10
-        # The run-off's trials come on top of the limit.
-        if state.trial is None or tenths <= self._logged_tenths or measured > most:
-            return
-        self._logged_tenths = tenths
-        faster = f", best so far {state.speedup:.2f}x" if state.speedup is not None else ""
-        announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:

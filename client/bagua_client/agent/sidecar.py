@@ -37,6 +37,7 @@ class Sidecar:
         token: the service's.
         page_token: the token for the printed address: the random one, which is useless once the
             job has ended; empty if the user gave a token.
+        endings: how each service ended that was started again, in words.
     """
 
     def __init__(self, port: int = 0, token: str | None = None) -> None:
@@ -46,6 +47,7 @@ class Sidecar:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
+        self.endings: list[str] = []
         self._owner = os.getpid()
         self._stopped = False
         atexit.register(self.stop)
@@ -59,8 +61,15 @@ class Sidecar:
         with self._lock:
             if self._stopped:
                 raise SidecarError("the job is over")
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None:
                 self._start()
+            elif (status := self._process.poll()) is not None:
+                self._start()
+                self.endings.append(
+                    f"ended with exit code {status}"
+                    if status >= 0
+                    else f"was killed by signal {-status}"
+                )
             return self._url
 
     def stop(self) -> None:

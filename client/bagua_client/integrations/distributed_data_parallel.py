@@ -112,6 +112,7 @@ class DistributedDataParallel(WithMoments):
         return Tuning(
             state="off",
             reason=self._not_tuned,
+            summary=self._not_tuned,
             configuration=now,
             default=now if tunable is None else tunable.default,
             rank=dist.get_rank(self.process_group),
@@ -211,6 +212,10 @@ class DistributedDataParallel(WithMoments):
     def _hook_came(self) -> None:
         if self._tunable is not None:
             self._tunable.look_on()
+        if self._tunable is not None and self.is_tuning:
+            from bagua_client.agent import hook_came
+
+            hook_came(self._tunable)
 
 
 class _Joined(JoinHook):

@@ -42,6 +42,8 @@ FLAGS = (
     Flag("autotune", "BAGUA_AUTOTUNE", None, "tune the job while it trains"),
     Flag("autotune_level", "BAGUA_AUTOTUNE", int, "the same: 0 off, 1 on"),
     Flag("autotune_max_samples", "BAGUA_AUTOTUNE_MAX_SAMPLES", int, "most trials"),
+    Flag("autotune_fresh", "BAGUA_AUTOTUNE_FRESH", None, "use nothing that earlier runs found"),
+    Flag("autotune_max_minutes", "BAGUA_AUTOTUNE_MAX_MINUTES", float, "most minutes of a search"),
     Flag(
         "autotune_sampling_confidence_time",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",

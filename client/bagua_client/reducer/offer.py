@@ -54,7 +54,7 @@ class Offer:
         elif _fills_links(communicator):
             found.append("one channel: all ranks are on one host, whose links NCCL fills with one")
         if self.hook is not None:
-            found.append("buckets travel by the training's own communication hook")
+            found.append(describe_hook(self.hook))
         if self._obstacle:
             found.append(f"explicit buckets and a last bucket of its own: {self._obstacle}")
         return found
@@ -165,6 +165,14 @@ def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
         return LEAVES_FIRST_STEP_OUT
     hook = torchs.user_hook_of(ddp)
     return "" if hook is None else _obstacle_of(hook)
+
+
+def describe_hook(hook: UserHook) -> str:
+    """What the training's own ``hook`` leaves to tune, in words."""
+    return (
+        f"the training's communication hook {hook.name} carries the buckets, so only their sizes "
+        "are tuned"
+    )
 
 
 def _obstacle_of(hook: UserHook) -> str:

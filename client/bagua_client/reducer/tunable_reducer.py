@@ -256,7 +256,7 @@ class TunableReducer:
         self.recut_seconds = time.perf_counter() - began
         if self.communicator.rank == 0 and layout.digest != self._before.digest:
             logger.info(
-                "cut %d tensors into %d buckets (%s) in %.1f ms",
+                "autotune: cut %d tensors into %d buckets (%s) in %.1f ms",
                 len(self.tensors),
                 len(layout.partition),
                 layout.configuration,

@@ -36,6 +36,7 @@ from dashboards.grafana.queries import (
 REASONS = {
     "winner": "a faster one was found",
     "nothing_faster": "nothing is faster",
+    "only_default": "only the default was measured",
     "earlier_best": "an earlier best",
     "nothing_to_try": "nothing to try",
     "too_few_steps": "too few steps",

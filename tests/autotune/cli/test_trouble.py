@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import create_engine
 
+import bagua_autotune
 from bagua_autotune import __version__
 from bagua_autotune.cli import main
 from bagua_autotune.cli.reader import DatabaseReader
@@ -250,6 +252,21 @@ def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
     assert first.startswith("digits: Tuning: "), errors
     assert rest.endswith("ended before its tuning did\n")
     assert (process.returncode, errors) == (0, "")
+
+
+def test_without_the_packages_of_the_service_a_sentence_says_what_to_install() -> None:
+    source = str(Path(bagua_autotune.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "bagua_autotune", "jobs"],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "bagua-autotune needs the packages of the service, of which click is not installed: "
+        "pip install 'bagua-autotune[service]'\n"
+    )
 
 
 def end_connections(url: str) -> None:

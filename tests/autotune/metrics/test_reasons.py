@@ -34,6 +34,7 @@ def flat(configuration: object) -> float:
         ({}, "nothing_faster"),
         ({"limits": {"remaining_steps": 50}}, "too_few_steps"),
         (ONE_SIZE, "nothing_to_try"),
+        ({"limits": {"max_samples": 1}}, "only_default"),
     ],
 )
 def test_why_a_default_is_kept(client: FlaskClient, changes: dict[str, Any], reason: str) -> None:

@@ -217,6 +217,12 @@ def test_the_summary_of_a_kept_baseline() -> None:
     assert (result.kept, result.speedup, result.low, result.high) == ("baseline", 1.0, 1.0, 1.0)
 
 
+def test_one_trial_of_one_step_is_said_in_the_singular() -> None:
+    bill = Bill(steps=1, cost_seconds=0.0, cost_steps=0.0)
+    result = make_result(make_job(), history(SEARCHED[0]), Keep(BASELINE), StepTime(), bill, at=1.0)
+    assert "; 1 trial, 1 step, " in result.summary
+
+
 def test_the_slowest_rank_decides_and_missing_ranks_do_not() -> None:
     objective = StepTime()
     assert objective.seconds(objective.cost([0.1, 0.4, None])) == pytest.approx(0.4)

@@ -289,8 +289,46 @@ def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
             time.sleep(0.01)
     assert [body["step"] for body in told] == [steps]
     (line,) = map(json.loads, path.read_text().splitlines())
-    assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
+    assert (line["state"], line["reason"], line["summary"]) == ("failed", ENDED_FIRST, ENDED_FIRST)
     assert line["at_step"] == steps
+    for unknown in ("steps", "seconds", "cost_steps", "cost_seconds"):
+        assert line[unknown] is None
+
+
+def _leave_in_second_round(url: str, path: str) -> list[str]:
+    """What is said at the end."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    clock = _MadeUpClock()
+    with mock.patch.object(measurement, "clock_for", return_value=clock):
+        with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+            job = _Job()
+        job.train(clock, 0.1, until="finished")
+        job.train(clock, 0.1, steps=300)
+        job.train(clock, 0.2, until="tuning")
+    lines.clear()
+    atexit._run_exitfuncs()
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    return lines
+
+
+def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_which_round(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.jsonl"
+    summary = f"{ENDED_FIRST}; before that (round 0): {RESULT['summary']}"
+    with ScriptedService([FIRST, SECOND]) as service:
+        said, _ = two_ranks.run(_leave_in_second_round, service.url, str(path))
+    assert [line for line in said if "autotune" in line] == [f"autotune: {summary}"]
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["round"], first["state"], first["steps"]) == (0, "finished", RESULT["steps"])
+    assert (second["round"], second["state"], second["summary"]) == (1, "failed", summary)
+    assert (second["reason"], second["steps"], second["cost_steps"]) == (ENDED_FIRST, None, None)
 
 
 def test_a_service_that_refuses_the_job_is_the_reason() -> None:

@@ -317,6 +317,6 @@ def _log_of_a_change() -> tuple[list[str], list[float]]:
 def test_a_change_is_timed_and_logged_once_by_rank_0(two_ranks: RankPool) -> None:
     (lines, seconds), (others_lines, _) = two_ranks.run(_log_of_a_change)
     (line,) = lines
-    assert line.startswith("INFO cut 8 tensors into 8 buckets (bucket 1 B) in ")
+    assert line.startswith("INFO autotune: cut 8 tensors into 8 buckets (bucket 1 B) in ")
     assert seconds[0] > 0
     assert others_lines == []
