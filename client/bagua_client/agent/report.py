@@ -86,7 +86,7 @@ def ending(stops: Sequence[Stop], refusal: str) -> tuple[State, str]:
         return "off", refusal
     ranks = ", ".join(str(rank) for rank, stop in enumerate(stops) if stop)
     what = "an error on" if Stop.ERROR in stops else "nothing can be tuned on"
-    return "failed", f"{what} rank {ranks}, whose log says more"
+    return "failed", f"{what} rank {ranks}; see the log of that rank"
 
 
 class Exchange:
