@@ -24,6 +24,8 @@ extensions = [
     "openapi_directive",
 ]
 exclude_patterns = ["images"]
+# What a command prints or takes stays as it is typed.
+smartquotes = False
 
 # Links to headings are GitHub's: a page's `#what-is-tuned` works in both places.
 myst_heading_anchors = 4

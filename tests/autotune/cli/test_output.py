@@ -74,7 +74,7 @@ def test_on_a_narrow_terminal_nothing_of_a_trial_is_lost(
     drawn = run("show", "job", "--database", url).stdout
     assert "\u2026" not in drawn
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
-    head, table = plain.partition("\n")[0], plain.partition("\n")[2].partition("stock DDP")[0]
+    head, table = plain.partition("\n")[0], plain.partition("\n")[2].partition("in short: ")[0]
     assert head == "job digits (job): tuning"
     assert max(map(len, table.splitlines())) <= columns
     words = table.split()
