@@ -167,7 +167,7 @@ def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
     results = two_ranks.run(_hook_in_mid_tuning, True, steps_before)
     for tuning, _, runs in results:
         assert (tuning.state, runs) == ("off", True)
-        assert "hook _hook_in_mid_tuning.<locals>.hook may remember" in tuning.reason
+        assert "hook _hook_in_mid_tuning.<locals>.hook may keep state" in tuning.reason
     (said,) = [line for _, lines, _ in results for line in lines]
     assert said == f"autotune is off: {tuning.reason}"
     results = two_ranks.run(_hook_in_mid_tuning, False, steps_before)
