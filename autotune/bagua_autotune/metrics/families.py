@@ -230,6 +230,12 @@ FAMILIES = (
         lambda job: job.summary.figures.rank_spread_ratio,
     ),
     _value(
+        "bagua_autotune_slow_rank",
+        "The rank that computes so much longer than the others, and so often, that this is not "
+        "chance; absent without one.",
+        lambda job: job.summary.figures.slow_rank,
+    ),
+    _value(
         "bagua_autotune_slowest_rank",
         "The rank that was slowest in most of the latest steps.",
         lambda job: job.summary.figures.slowest_rank,
