@@ -1,8 +1,9 @@
 # The tuning service alone: no torch, no compiler, no pip, not root; docs/operating.md runs it.
-#   docker build -t bagua-autotune .
-# It listens on all interfaces, so it wants BAGUA_AUTOTUNE_TOKEN; `--trust-network` (as an argument
-# of the container) does without, for workers of Bagua 0.9, which cannot send one.
-ARG BASE=python:3.11-slim
+#   docker build -t bagua-autotune:0.1.0 .
+# It listens on all interfaces, so it needs BAGUA_AUTOTUNE_TOKEN. Workers of Bagua 0.9 cannot send a
+# token; for them give the container the argument `--trust-network`.
+# deploy/pin_images.sh keeps the digest up to date.
+ARG BASE=python:3.11.15-slim-bookworm@sha256:b18992999dbe963a45a8a4da40ac2b1975be1a776d939d098c647482bcad5cba
 
 FROM ${BASE} AS build
 WORKDIR /source

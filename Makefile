@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test upstream-ddp test-torch fuzz lint format bench image clean
+.PHONY: help demo test upstream-ddp test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -56,6 +56,10 @@ lint: $(STAMP) ## Ruff and mypy
 format: $(STAMP) ## Let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP) ## Build the documentation's site into build/docs; a warning is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --builder html docs build/docs
+	@echo "build/docs/index.html"
 
 bench: $(STAMP) ## List the benchmarks, or run one: make bench NAME=reducer ARGS=...
 ifdef NAME

@@ -1,8 +1,8 @@
-"""Build the service's image and see it work: what a container must, on a real training.
+"""Build the service's image, and see it tune a real training.
 
-Read-only root, no rights, an ordinary user; a training of 2 ranks is tuned against it; SIGTERM in
-the middle of that ends it in time and with exit code 0; started again on the same volume it goes
-on to the end of the tuning. Without Docker, for instance:
+The container has a read-only root, no capabilities and an ordinary user. A training of 2 ranks is
+tuned against it. SIGTERM during the tuning must end it in time and with exit code 0. Started again
+on the same volume, it must finish the tuning. Without Docker, for instance:
 
     python deploy/check_image.py --engine "podman --runtime runc" --build "buildah bud --format
         docker" --base localhost/pybase:1 --run-options "--read-only-tmpfs=false --network host"
@@ -28,7 +28,8 @@ import requests
 
 ROOT = Path(__file__).parents[1]
 URL = "http://127.0.0.1:8123"
-TAG = "bagua-autotune"
+NAME = "bagua-autotune"
+IMAGE = f"{NAME}:check"
 LIMITS = {
     "BAGUA_AUTOTUNE_MAX_SAMPLES": "10",
     "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "1",
@@ -48,7 +49,7 @@ class Container:
     def __init__(self, engine: list[str], options: list[str]) -> None:
         self._engine = engine
         self._options = options
-        self._name = f"{TAG}-check-{os.getpid()}"
+        self._name = f"{NAME}-check-{os.getpid()}"
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Container:
@@ -56,7 +57,7 @@ class Container:
             "run", "--detach", "--name", self._name, "--read-only", "--cap-drop", "ALL",
             "--security-opt", "no-new-privileges", "--publish", "127.0.0.1:8123:8123",
             "--volume", f"{self._name}:/data", "--env", f"BAGUA_AUTOTUNE_TOKEN={self.token}",
-            *self._options, TAG,
+            *self._options, IMAGE,
         )  # fmt: skip
         return self
 
@@ -180,8 +181,8 @@ def main() -> None:
     arguments = parser.parse_args()
     build = arguments.build or [*arguments.engine, "build"]
     base = ["--build-arg", f"BASE={arguments.base}"] if arguments.base else []
-    subprocess.run([*build, *base, "--tag", TAG, str(ROOT)], check=True)
-    size = size_bytes(arguments.engine, TAG)
+    subprocess.run([*build, *base, "--tag", IMAGE, str(ROOT)], check=True)
+    size = size_bytes(arguments.engine, IMAGE)
     print(f"the image has {size / 1e6:.0f} MB", flush=True)
     if arguments.base:
         beyond = size - size_bytes(arguments.engine, arguments.base)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from PIL import Image
 from playwright.sync_api import Browser, FloatRect, sync_playwright
 
 from bagua_autotune.model.job import Event
@@ -37,7 +38,7 @@ LONG_NAME = "a-training-of-someone-who-puts-everything-into-the-name_" * 3
 
 @dataclass(frozen=True)
 class Sketch:
-    """A job to be shown: what it trains, where, and for how long it has run."""
+    """A job to be shown: what it trains, where, for how long it has run, and how long ago."""
 
     job_id: str
     model: str = "resnet50"
@@ -48,6 +49,7 @@ class Sketch:
     ended: bool = False
     until_tuned: bool = False
     tensors: int | None = None
+    seconds_ago: float = 0.0
 
     def simulator(self) -> Simulator:
         workload = load(self.model)
@@ -81,13 +83,13 @@ JOBS = (
     Sketch(LONG_NAME, model="bert-large", nodes=16, ranks_per_node=8, steps=160),
     Sketch("gpt2-small-finetune", model="gpt2-small", steps=14),
     Sketch("resnet50-on-512", nodes=64, ranks_per_node=8, bandwidth="100Gbit", steps=40),
-    Sketch("three-tensors", steps=60, tensors=3),
+    Sketch("three-tensors", steps=60, tensors=3, seconds_ago=150.0),
     Sketch("bert-base-pretraining", "bert-base", 4, 8, bandwidth="40Gbit", until_tuned=True),
 )
 PICTURES = (
-    Picture("page-light", "jobs/bert-base-pretraining", until="#buckets-panel"),
-    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#buckets-panel"),
-    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, until="#sizes-panel"),
+    Picture("page-light", "jobs/bert-base-pretraining", until="#knob-panel"),
+    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#knob-panel"),
+    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, until="#importance-panel"),
     Picture("page-jobs", ""),
     Picture("whole", "jobs/bert-base-pretraining", is_extra=True),
     Picture("whole-narrow", "jobs/bert-base-pretraining", NARROW, is_extra=True),
@@ -140,19 +142,25 @@ def take(browser: Browser, url: str, picture: Picture, file: Path) -> None:
     page = context.new_page()
     page.goto(f"{url}/{picture.path}")
     page.locator("main").filter(visible=True).wait_for()
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(1500)
     box = page.locator(picture.until).bounding_box()
     assert box
     clip = FloatRect(x=0, y=0, width=width, height=box["y"] + box["height"] + 16)
     page.screenshot(path=file, full_page=True, clip=clip if picture.until != "body" else None)
     context.close()
+    # Few colours, so a palette holds them all, in a third of the bytes.
+    with Image.open(file) as image:
+        palette = image.convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE
+        )
+        palette.save(file, optimize=True)
 
 
 def run_job(database: Path, sketch: Sketch) -> None:
-    """Twice: the first time tells how long it takes, so that the second ends now."""
+    """Twice: the first time tells how long it takes, so that the second ends when it shall."""
     seconds = _run(Store("sqlite://"), sketch, 0.0)
     store = Store(f"sqlite:///{database}")
-    _run(store, sketch, time.time() - seconds)
+    _run(store, sketch, time.time() - seconds - sketch.seconds_ago)
     store.close()
 
 

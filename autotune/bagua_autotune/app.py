@@ -23,7 +23,7 @@ LARGEST_BODY_BYTES = 16 * 1024**2
 
 
 def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:
-    """The WSGI application on an open store; the listeners are its tuner's."""
+    """The WSGI application on an open store; the tuner tells the listeners of what it does."""
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
     summaries = Summaries(store)

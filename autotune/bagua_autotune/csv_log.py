@@ -1,4 +1,4 @@
-"""One CSV line for each measured trial, as Bagua's BAGUA_IS_OUTPUT_AUTOTUNE_LOG asks for."""
+"""One CSV line for each measured trial, if BAGUA_IS_OUTPUT_AUTOTUNE_LOG asks for it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ class CsvLog(TunerListener):
             with self._lock, path.open("a", newline="") as file:
                 writer = csv.DictWriter(file, fieldnames=row, lineterminator="\n")
                 if file.tell() == 0:
-                    logger.info("job %s: its trials are logged in %s", job.id, path)
+                    logger.info("job %s: its trials are written to %s", job.id, path)
                     writer.writeheader()
                 writer.writerow(row)
-        except OSError as error:  # a log that cannot be written must not stop tuning
-            logger.warning("job %s: trial %d is not in the CSV log: %s", job.id, trial.index, error)
+        except OSError as error:  # a log that cannot be written must not stop the tuning
+            logger.warning(
+                "job %s: trial %d is not in the CSV log: %s",
+                job.id,
+                trial.index,
+                error,
+            )

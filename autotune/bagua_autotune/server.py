@@ -1,4 +1,4 @@
-"""Runs the service: one process, threads, until told to end or left without its parent."""
+"""Runs the service: one process with threads, until a signal or the end of its parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THREADS = 16
 # Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
 MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
-# Requests under way may end within it; whoever runs containers kills after 5 or 10 seconds.
+# Requests under way may take so long to end; containers are killed after 5 or 10 seconds.
 GRACE_SECONDS = 3.0
 NICENESS = 10
 M_ARENA_MAX = -8  # of malloc.h
@@ -40,21 +40,22 @@ class ServeError(Exception):
 
 
 class Unguarded(ServeError):
-    """It must not, as asked: everybody in the network could use it."""
+    """It must not start: everybody in the network could use it."""
 
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; prints ``listening on URL`` once requests are taken.
 
     Raises:
-        ServeError: the address cannot be used, or must not without a token.
+        ServeError: the address cannot be used, or must not be without a token.
         StoreError: the database cannot be used.
     """
-    # The service shares its machine with the training: its linear algebra is small and
-    # must not spread over the cores. Read when numpy is imported, which is later.
+    # The service shares its machine with the training, so its linear algebra must stay on one core.
+    # numpy reads this when it is imported, which is later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _share_one_heap()
-    # First: as process 1 of a container it would ignore them, also while a database is awaited.
+    # First: process 1 of a container ignores signals without a handler, also while it waits for a
+    # database.
     _end_on_signals()
     family, address = _resolve(settings.host)
     if not (address.is_loopback or settings.token or settings.trust_network):
@@ -69,7 +70,7 @@ def serve(settings: Settings) -> None:
     upkeep = Upkeep(store, settings.thin_days, settings.keep_days, pause_seconds)
     try:
         if settings.parent_pid is not None:
-            # It shares the training's machine and must not take its cores.
+            # It must not take the cores of the training on the same machine.
             os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
         server = waitress.create_server(
@@ -79,27 +80,37 @@ def serve(settings: Settings) -> None:
             connection_limit=MOST_CONNECTIONS,
             asyncore_use_poll=True,  # select() ends at 1024 descriptors
             ident=None,
-            # Refused as soon as its length is known; it takes bodies that are smaller than this.
+            # Refused as soon as its length is known. waitress takes bodies smaller than this.
             max_request_body_size=LARGEST_BODY_BYTES + 1,
         )
-        # Takes seconds and is needed by the first proposal; not worth starting later for.
+        # It takes seconds, and only the first proposal needs it: the service starts meanwhile.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
         upkeep.start()
-        logger.info("the database is %s", store.database)
         host = f"[{address}]" if address.version == 6 else str(address)
-        print(f"listening on http://{host}:{listener.getsockname()[1]}", flush=True)
+        port = listener.getsockname()[1]
+        elsewhere = _from_other_machines(host, port, address.is_loopback)
+        logger.info("the database is %s; %s", store.database, elsewhere)
+        print(f"listening on http://{host}:{port}", flush=True)
         server.run()
     finally:
         listener.close()
         upkeep.stop()
         if settings.parent_pid not in (None, os.getppid()):
-            in_hand.end(time.time())  # now that all that it said before is answered
+            in_hand.end(time.time())  # after all earlier reports are answered
         store.close()
 
 
+def _from_other_machines(host: str, port: int, is_loopback: bool) -> str:
+    name = socket.gethostname()
+    if is_loopback:
+        tunnel = f"ssh -L {port}:{host}:{port} {name}"
+        return f"to see its page from another machine, run there first: {tunnel}"
+    return f"other machines find its page at http://{name}:{port}/"
+
+
 def _share_one_heap() -> None:
-    """Else glibc gives each thread a heap, which keeps what its largest request had taken."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no such thing
+    """Else glibc gives each thread a heap, which keeps the memory of its largest request."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
@@ -119,7 +130,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
     except OSError as error:
         raise ServeError(
             f"cannot listen on {address} port {port}: {error.strerror or error}; "
-            "another --port may be free, and 0 takes any that is"
+            "choose another --port, or 0 for any free one"
         ) from error
 
 
@@ -128,19 +139,19 @@ def _end_on_signals() -> None:
         limit = threading.Timer(GRACE_SECONDS, os._exit, [0])
         limit.daemon = True
         limit.start()
-        sys.exit(0)  # waitress finishes what it has begun to answer
+        sys.exit(0)  # waitress finishes the answers that it has begun
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
 
 
 def _end_with_parent(parent_pid: int) -> None:
-    """End this process when its parent is gone, so that it never outlives a killed job."""
+    """End this process when its parent ends, so that it never outlives a killed job."""
 
     def watch() -> None:
         while os.getppid() == parent_pid:
             time.sleep(PARENT_LOOK_SECONDS)
-        logger.info("the parent process %d has ended; so does the service", parent_pid)
+        logger.info("the parent process %d has ended, so the service ends", parent_pid)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         os._exit(0)

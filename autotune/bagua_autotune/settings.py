@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "trial_seconds": "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
     "warmup_seconds": "BAGUA_AUTOTUNE_WARMUP_TIME_S",
 }
-# What BAGUA_AUTOTUNE understands so too, in any case.
+# The client reads BAGUA_AUTOTUNE in the same way, in any case.
 OFF = ("", "0", "false", "no", "off")
 
 
@@ -44,7 +44,7 @@ def host_name(host: str) -> str:
 
 
 class Settings(BaseModel):
-    """Everything that can be set, checked."""
+    """All settings of the service, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,17 +52,17 @@ class Settings(BaseModel):
     port: int = Field(default=8123, ge=0, le=65535)
     database: str = Field(default_factory=default_url)
     token: SecretStr | None = None
-    # Names of this service beside those of its machine, as behind a reverse proxy.
+    # Further host names of this service, such as that of a reverse proxy.
     allowed_hosts: tuple[str, ...] = ()
     searcher: str = "bayesian"
     trust_network: bool = False
     parent_pid: int | None = None
     csv_log: bool = False
-    # A job of 8 ranks takes 0.1 to 2 MB, thinned 0.1: a hundred a day stay near 1 GB.
+    # A job of 8 ranks takes 0.1 to 2 MB, and 0.1 MB when thinned: 100 jobs a day stay near 1 GB.
     thin_days: float = Field(default=7.0, ge=0, le=36_500)
     keep_days: float = Field(default=90.0, ge=0, le=36_500)
     upkeep_minutes: float = Field(default=60.0, ge=0.01, le=1440)
-    # Of /api/v1 only: its protocol carries neither these limits nor the world size.
+    # For /api/v1 only: its protocol sends neither these limits nor the world size.
     world_size: int | None = Field(default=None, ge=1)
     default_bucket_bytes: int = Field(default=10 * 1024**2, ge=1, le=2**53)
     max_samples: int = Field(default=60, ge=1, le=MOST_SAMPLES)
@@ -90,12 +90,12 @@ class Settings(BaseModel):
     @field_validator("csv_log", mode="before")
     @classmethod
     def _any_text_is_on(cls, value: Any) -> Any:
-        # Bagua takes any text for on, even "0"; who writes that or one of the words means off.
+        # Bagua reads any text as on, even "0"; here "0" and its like mean off.
         return value.strip().lower() not in OFF if isinstance(value, str) else value
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches the service, as far as its host tells."""
+        """Whether only this machine can reach the service, judging by its host."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -103,7 +103,7 @@ class Settings(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        """The limits of jobs whose protocol does not carry any."""
+        """The limits of jobs whose protocol sends none."""
         return Limits(
             max_samples=self.max_samples,
             trial_seconds=self.trial_seconds,
@@ -112,7 +112,7 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environment: Mapping[str, str], **given: Any) -> Settings:
-        """Settings from the environment; what is given, not None and not empty, goes before it.
+        """Settings from the environment; a given value that is not None or empty overrides it.
 
         Raises:
             pydantic.ValidationError: a value is out of range or of a wrong type.

@@ -1,4 +1,4 @@
-"""What the service does by itself: it finds lost jobs, and keeps its database small."""
+"""What the service does unasked: it marks lost jobs, and keeps its database small."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.store import Store, retention
+from bagua_autotune.store.retention import DAY_SECONDS
 from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 
 logger = logging.getLogger(__name__)
 
-DAY_SECONDS = 86_400.0
 LOOKS = 12
-"""So often in its pause, at least, a replica looks whether it is its turn."""
+"""In each pause a replica checks at least so often whether it is its turn."""
 
 
 class Upkeep:
-    """Looks for lost jobs; thins and deletes from time to time, in whichever replica comes first.
+    """Marks lost jobs; from time to time one of the replicas deletes old steps and jobs.
 
     Args:
-        thin_days: so long after its last contact a job keeps all its steps; 0: for ever.
-        keep_days: so long after it a job is kept; 0: for ever.
-        pause_seconds: from one time to the next.
+        thin_days: days after its last contact until a job loses most steps; 0: it never does.
+        keep_days: days after its last contact until a job is deleted; 0: it never is.
+        pause_seconds: between two deletions.
         clock: seconds since the epoch.
     """
 
@@ -60,12 +60,15 @@ class Upkeep:
                 self._leases.look()
                 self.once()
             except SQLAlchemyError as error:
-                logger.error("the upkeep of the database waits: the store failed: %s", error)
+                logger.error(
+                    "upkeep failed, as the database did: %s; trying again later",
+                    error,
+                )
             except Exception:
-                logger.exception("the upkeep of the database failed; the next one tries it again")
+                logger.exception("upkeep failed; trying again later")
 
     def once(self) -> bool:
-        """What there is to do now. False if it is not this replica's turn."""
+        """Delete what is old now. False if it is not this replica's turn."""
         now = self._clock()
         thinned_until = retention.claim(self._store, now, self._pause_seconds)
         if thinned_until is None:
@@ -80,8 +83,8 @@ class Upkeep:
         retention.shrink(self._store)
         if pruned or steps:
             logger.info(
-                "upkeep: %d jobs not heard of for %g days are deleted; of jobs not heard of for %g "
-                "days %d steps are thinned out",
-                *(pruned, self._keep_days, self._thin_days, steps),
+                "upkeep: deleted %d jobs without a report for %g days, and %d steps of jobs "
+                "without a report for %g days",
+                *(pruned, self._keep_days, steps, self._thin_days),
             )
         return True

@@ -1,4 +1,4 @@
-"""Simulated training jobs: what a configuration, or another network, would bring."""
+"""Simulated training jobs: the effect of a configuration or of another network."""
 
 from __future__ import annotations
 

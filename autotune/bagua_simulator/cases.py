@@ -12,7 +12,7 @@ from bagua_simulator.workloads import load
 # A fixed set: what was measured on these cases stays comparable when the catalog grows.
 MODELS = ("vgg16", "resnet50", "bert-large", "gpt2-medium")
 RANKS_PER_NODE = 8
-# Ethernet with TCP: half-way latencies of its sockets, and what a few cores can copy.
+# Ethernet with TCP: latencies of its sockets, and the rate at which a few cores copy.
 TCP_LATENCY_SECONDS, TCP_FLOW_BYTES_PER_SECOND = 100e-6, 8e9
 # Latency of InfiniBand or RoCE between two nodes of one cluster.
 RDMA_LATENCY_SECONDS = 5e-6

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Link = Literal["network", "inside"]
-# What a link loses to congestion for each further flow that it carries.
+# The share of its rate that a link loses to congestion for each further flow.
 SHARING_LOSS = 0.01
 
 
@@ -21,13 +21,13 @@ class Cluster:
     Attributes:
         bandwidth_bytes_per_second: of a node's link, each way.
         latency_seconds: of one message between two nodes.
-        flow_share: the most of a link that one collective alone fills.
-        flow_bytes_per_second: the most that one collective alone sends; infinite with RDMA, a few
+        flow_share: the largest share of a link that one collective alone fills.
+        flow_bytes_per_second: the largest rate of one collective alone; infinite with RDMA, a few
             gigabytes over TCP, where processor cores copy.
         half_seconds: a message that the link carries in this time reaches half of ``flow_share``.
         start_seconds: until all ranks have begun a collective, whatever its size.
-        shards_share: of the bandwidth inside a node, that reduce-scatter and all-gather reach where
-            reduce and broadcast reach all of it; a backend that emulates them reaches less.
+        shards_share: share of the bandwidth inside a node that reduce-scatter and all-gather reach,
+            while reduce and broadcast reach all of it; less if the backend emulates them.
     """
 
     nodes: int
@@ -63,7 +63,7 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
     def capacity(self, link: Link, flows: int) -> float:
-        """Bytes per second, each way, that so many flows together get through a node's link."""
+        """Bytes per second, in each direction, of so many flows together on a node's link."""
         full = {
             "network": self.bandwidth_bytes_per_second,
             "inside": self.inside_bandwidth_bytes_per_second,
@@ -72,5 +72,5 @@ class Cluster:
 
     @property
     def is_hierarchical(self) -> bool:
-        """Whether there is something to reduce inside a node before it leaves the node."""
+        """Whether something can be reduced inside a node before it is sent to others."""
         return self.nodes > 1 and self.ranks_per_node > 1

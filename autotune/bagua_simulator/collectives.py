@@ -1,10 +1,10 @@
-"""What one bucket's reduction asks of the links, phase by phase.
+"""How one bucket's reduction uses the links, phase by phase.
 
 Numbers of hops and the choice between ring and tree follow NCCL's own tuning model
 (``src/graph/tuning.cc``): a ring's latency grows with the ranks and a tree's with their logarithm,
 while a tree has 92 % of the ring's bandwidth. Volumes are those of Thakur, Rabenseifner and Gropp,
 "Optimization of Collective Communication Operations in MPICH" (2005). A small message does not fill
-a link: what it reaches rises with its size, slower than latency alone would make it.
+a link: the bandwidth that it reaches rises with its size, more slowly than from latency alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Literal, get_args
 from bagua_simulator.cluster import Cluster, Link
 
 Way = Literal["off", "leaders", "shards"]
-"""Of reducing: flat, one rank of each node between the nodes, or each with its share."""
+"""Ways of reducing: flat; one rank of each node between the nodes; or each rank with a share."""
 TREE_BANDWIDTH = 0.92
 # How steeply the reached bandwidth rises with the size of the message.
 RISE = 0.6
-# A conversion reads and writes GPU memory (900 GB/s on a V100), at both ends of the way.
+# A conversion reads and writes GPU memory (900 GB/s on a V100), before sending and after.
 CONVERTED_BYTES_PER_SECOND = 300e9
-# The client divides a bucket into no smaller parts.
+# The client sends no smaller parts.
 SMALLEST_PART_BYTES = 512 * 1024
 
 
@@ -47,7 +47,7 @@ class Phase:
 
     @property
     def alone_seconds(self) -> float:
-        """How long it takes when it has the link to itself."""
+        """How long it takes if nothing else uses the link."""
         return self.seconds + self.bytes / self.most
 
 
@@ -62,7 +62,7 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
         ValueError: another value.
     """
     if hierarchical not in get_args(Way):
-        raise ValueError(f"hierarchical is {hierarchical!r} and not off, leaders or shards")
+        raise ValueError(f"hierarchical is {hierarchical!r}; it must be off, leaders or shards")
     if cluster.world_size == 1:
         return ()
     if hierarchical == "off" or not cluster.is_hierarchical:
@@ -78,12 +78,12 @@ def reduction(cluster: Cluster, hierarchical: str, size_bytes: float) -> tuple[P
 
 
 def parts(size_bytes: float, channels: int) -> int:
-    """In how many a bucket of so many bytes on the wire travels at once."""
+    """The number of parts in which a bucket of so many bytes is sent."""
     return max(1, min(channels, int(size_bytes // SMALLEST_PART_BYTES)))
 
 
 def converted_seconds(size_bytes: float) -> float:
-    """Time to bring a bucket into another precision and back."""
+    """Time to convert a bucket to another precision and back."""
     return 2 * size_bytes / CONVERTED_BYTES_PER_SECOND
 
 
@@ -112,7 +112,7 @@ def _across(cluster: Cluster, size_bytes: float, flows: int) -> Phase:
 def _ring_or_tree(
     cluster: Cluster, volume: float, most: float, ring_inside: float, tree_inside: float
 ) -> Phase:
-    """Whichever takes less alone; the seconds inside the node are those of all its hops."""
+    """The faster of two phases; the seconds inside the node are those of all its hops."""
     hop = cluster.latency_seconds
     ring_seconds = cluster.start_seconds + ring_inside + 2 * (cluster.nodes - 1) * hop
     ring = Phase("network", ring_seconds, volume, most)

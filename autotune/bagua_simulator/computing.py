@@ -1,4 +1,4 @@
-"""What a job computes, from its profiled steps, with what communicating adds taken out."""
+"""The computing times of a job's profiled steps, without the effect of communication."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bagua_simulator.robust import bounded, softened
 from bagua_simulator.simulator import CONTENTION, LAUNCH_SECONDS
 
 ProfiledStep = tuple[Mapping[str, Value], Profile]
-"""A step's configuration, and what rank 0 noted in it."""
+"""A step's configuration, and rank 0's profile of it."""
 Floats = NDArray[np.float64]
-# By what the length of one trial's computing differs from the next one's, as a share of it.
+# How much the computing time differs from trial to trial, as a share of it.
 SPREAD = 0.02
-# The backward pass is compared between trials at the ends of so many parts of it.
+# Trials are compared at the ends of so many parts of the backward pass.
 PARTS = 8
-# Least squares gives up after so many evaluations of two figures and their derivatives.
+# Least squares stops after so many evaluations of two parameters and their derivatives.
 MOST_EVALUATIONS = 40
 
 
@@ -38,11 +38,11 @@ class Computing(NamedTuple):
 def fit_computing(steps: Sequence[ProfiledStep]) -> Computing:
     """Medians over the steps.
 
-    Computing is slower while buckets travel, and launching them takes time. How much of either is
-    what makes the trials agree best on when each tensor is ready without them: where a GPU computes
-    while the CPU launches, neither costs anything. Least squares of each trial's median, in which a
-    trial that is far off counts little, with the usual figures as a prior, each as uncertain as it
-    is large.
+    Computing is slower while buckets are sent, and launching them takes time. Both effects are
+    fitted such that the trials agree best on when each tensor is ready without them; if a GPU
+    computes while the CPU launches, both are 0. The fit is least squares of each trial's median, in
+    which outlying trials count little, with the usual values as a prior, each as uncertain as it is
+    large.
     """
     from scipy.optimize import least_squares  # here: takes long to import
 
@@ -81,10 +81,10 @@ def fit_computing(steps: Sequence[ProfiledStep]) -> Computing:
 
 
 class _Course:
-    """Of a profiled step: what was under way from moment to moment of its backward pass."""
+    """What was under way at each moment of a profiled step's backward pass."""
 
     def __init__(self, configuration: Mapping[str, Value], profile: Profile) -> None:
-        # Of a chain's operations the one between the nodes takes nearly all the time.
+        # Of a chain's operations the one between the nodes takes almost all the time.
         channels = configuration.get("channels", 1)
         most = channels if isinstance(channels, int) else 1
         stages = 1 if configuration.get("hierarchical", "off") == "off" else 3
@@ -99,7 +99,7 @@ class _Course:
         under_way = begun - ended_parts[np.searchsorted(ends, moments[:-1], "right")]
         self._lengths = np.diff(moments)
         self._flows = np.sqrt(np.clip(under_way, 0, most))
-        # Every tensor's is one of the moments.
+        # Each tensor's ready time is one of the moments.
         self._places = np.searchsorted(moments, ready)
         self._launches = begun_parts[np.searchsorted(starts, ready, "right")] * stages
 
@@ -111,6 +111,6 @@ class _Course:
 
 
 def _counted(seconds: Sequence[float], counts: Floats) -> tuple[Floats, Floats]:
-    """The moments in their order, and how many parts there were before each of them."""
+    """The moments in order, and the number of parts under way before each."""
     order = np.argsort(seconds)
     return np.asarray(seconds)[order], np.concatenate([[0], np.cumsum(counts[order])])

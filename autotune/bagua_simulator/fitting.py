@@ -1,8 +1,8 @@
-"""The network of a measured job, as figures of the simulator.
+"""Fits the simulator's network to a measured job.
 
-Every way of reducing is simulated on the same links, so what one way shows tells of the others
-too. Steps are simulated from the moments at which their buckets were handed over; what is compared
-is how long each bucket took from there.
+Every way of reducing is simulated on the same links, so measurements of one way predict the others,
+too. Steps are simulated from the moments at which their buckets were handed over; the durations of
+the buckets from then on are compared.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ Floats = NDArray[np.float64]
 
 
 class Usual(NamedTuple):
-    """A usual figure, and how many times more or less is unusual, in logarithms."""
+    """A usual value, and the factor by which a value may differ from it, in logarithms."""
 
     value: float
     spread: float
 
 
-# They decide what the traffic leaves open: latency where all sizes are alike, the links inside a
-# node, as a multiple of its link to the others, where nothing was reduced there.
+# These priors decide what the traffic does not show: latency if all sizes are alike, and the links
+# inside a node (as a multiple of its outside link) if nothing was reduced there.
 USUAL_LINK = {
     "bandwidth_bytes_per_second": Usual(1.25e9, 3.0),
     "latency_seconds": Usual(50e-6, 5.0),
 }
 USUAL_LATE = {"late_seconds": Usual(0.5e-3, 2.0)}
-# How many connections fill a link; less than one: one of them does.
+# How many connections fill a link; up to 1: one does.
 USUAL_FLOWS = {"flows": Usual(0.9, 1.5)}
 USUAL_NODE = {
     "start_seconds": Usual(15e-6, 5.0),
     "inside_ratio": Usual(10.0, 2.0),
     "shards_share": Usual(0.9, 0.7),
 }
-# The search begins anew from the best few of all combinations of these, as one in which everything
-# is far off leads nowhere. What takes long may be latency, a late rank, the start of an operation.
+# The search begins from the best few of all combinations of these: far from the truth it finds
+# nothing. Long times may come from latency, from a late rank, or from starting an operation.
 BEGINNINGS: dict[str, Sequence[float]] = {
     "bandwidth_bytes_per_second": (10.0 ** np.arange(6, 12, 0.5)).tolist(),
     "latency_seconds": (1e-5, 1e-3),
@@ -58,27 +58,27 @@ BEGINNINGS: dict[str, Sequence[float]] = {
     "flows": (0.5, 4.0),
 }
 MOST_BEGINNINGS = 3
-# The model foretells a bucket's duration, and a whole step's communication, that well.
+# The spread of the model's errors for a bucket's duration and for a whole step's communication.
 DURATION_SPREAD, WHOLE_SPREAD = 0.1, 0.03
-# What is shorter is compared as if it took so long: clocks tell no less.
+# Shorter durations count as this long: clocks resolve no less.
 SHORTEST_SECONDS = 1e-7
-# Least squares ends where a step improves the fit, or changes the figures, by no more than this
-# share, and after so many evaluations of the figures and their derivatives.
+# Least squares stops if a step improves the fit, or changes the parameters, by no more than this
+# share, or after so many evaluations of the parameters and their derivatives.
 TOLERANCE, MOST_EVALUATIONS = 1e-4, 40
-# Logarithms of figures stay within so much of 0, so that all is finite.
+# The logarithms of parameters stay within these bounds, so that everything is finite.
 FARTHEST = 50.0
 
 
 def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> Cluster:
-    """The cluster on which buckets take the times of these steps.
+    """The cluster on which the buckets take as long as in these steps.
 
-    Fitted are bandwidth and latency of the links between the nodes, the start of an operation, the
-    bandwidth inside the nodes and the share of it that sharded reductions reach; in a single node
-    its own links. Where one way to reduce was measured with several numbers of channels, the most
-    that one connection sends is fitted as well; else it is taken to fill the link. By how much the
-    slowest rank is later than the one that was profiled is fitted too, and left out of the cluster;
-    where every step has one bucket only, this cannot be told from latency and counts as such. The
-    rest is as usual. Least squares of the logarithms, in which a trial that is far off counts
+    Fitted are the bandwidth and latency of the links between the nodes, the start of an operation,
+    the bandwidth inside the nodes and the share of it that sharded reductions reach; for a single
+    node its own links. If one way to reduce was measured with several numbers of channels, the rate
+    of one connection is fitted as well; else one connection is taken to fill the link. The delay of
+    the slowest rank behind the profiled one is fitted, too, and left out of the cluster; if every
+    step has only one bucket, it cannot be told from latency and counts as latency. Everything else
+    has its usual value. The fit is least squares of the logarithms, in which outlying trials count
     little.
 
     Raises:
@@ -88,7 +88,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
 
     measured = [each for each in traffic if each.is_measured]
     if not measured or nodes * ranks_per_node < 2:
-        raise ValueError("no reduction was measured from which the network could be told")
+        raise ValueError("no reduction was measured that shows the network")
     usual = _usual(nodes, ranks_per_node, measured)
     logarithms = np.log([figure.value for figure in usual.values()])
     spreads = np.array([figure.spread for figure in usual.values()])
@@ -123,13 +123,13 @@ def fit_record(record: Record) -> Simulator:
     """The recorded job, on the cluster that it ran on.
 
     Raises:
-        ValueError: nothing was measured from which the network could be told.
+        ValueError: no measured reduction shows the network.
     """
     return record.simulator(fit_cluster(*record.shape, record.traffic))
 
 
 def _usual(nodes: int, ranks_per_node: int, measured: Sequence[Traffic]) -> dict[str, Usual]:
-    """The figures that are fitted, the link's first."""
+    """The fitted parameters, the link's first."""
     found = dict(USUAL_LINK)
     if any(len(each.buckets) > 1 for each in measured):
         found |= USUAL_LATE
@@ -161,10 +161,11 @@ def _cluster(nodes: int, ranks_per_node: int, figures: Mapping[str, float]) -> C
 
 
 def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Floats:
-    """Of each bucket's duration and of the whole step's, which weighs more than all buckets.
+    """The errors of each bucket's duration and of the whole step's, which weighs more than all
+    buckets.
 
-    No bucket begins before the slowest rank has its first one. Those whose end is not known take
-    part, but are not compared.
+    No bucket begins before the slowest rank has its first one. Buckets without a known end are
+    simulated but not compared.
     """
     buckets = traffic.buckets
     starts = np.array([bucket.started_seconds for bucket in buckets])
@@ -179,7 +180,7 @@ def _differences(cluster: Cluster, traffic: Traffic, late_seconds: float) -> Flo
     known = measured > starts
     each = _logarithms((ended - starts)[known], (measured - starts)[known])
     whole = _logarithms(ended[known].max() - starts[0], measured[known].max() - starts[0])
-    # Steps that differ among themselves tell no more than they agree on.
+    # Steps that differ among themselves count for less.
     certainty = 1 / max(1.0, traffic.spread / WHOLE_SPREAD)
     durations = softened(each / DURATION_SPREAD) / math.sqrt(len(each))
     whole /= WHOLE_SPREAD

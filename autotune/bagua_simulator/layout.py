@@ -1,5 +1,4 @@
-"""How a configuration cuts a workload's gradients into buckets: by the service's rule, and nothing
-else will do."""
+"""How a configuration cuts a workload's gradients into buckets: exactly by the service's rule."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Bucket:
 
 
 class Layouts:
-    """All ways of cutting one list of tensors, which stands in gradient-ready order."""
+    """Cuts one list of tensors, in gradient-ready order, into buckets."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -37,20 +36,20 @@ class Layouts:
     def cut(self, configuration: Mapping[str, Value]) -> list[Bucket]:
         """The buckets in the order in which they become full.
 
-        Knobs that ``configuration`` lacks are as if unused.
+        Knobs missing in ``configuration`` are not in use.
 
         Raises:
-            ValueError: a size is none, or ``buckets`` does not fit the tensors.
+            ValueError: a size is not valid, or ``buckets`` does not fit the tensors.
         """
         given = {BUCKET_KNOB: DEFAULT_BUCKET_BYTES, **configuration}
         for knob in (BUCKET_KNOB, *EDGE_KNOBS):
             value = given.get(knob, 0)
             if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{knob} is {value!r} and not a number of bytes")
+                raise ValueError(f"{knob} is {value!r}; it must be a number of bytes")
         found = []
         for bucket in self._cutter.cut(Cutting.of(Configuration(given))):
             if len({self._tensors[position].group for position in bucket.positions}) > 1:
                 start = bucket.positions[0]
-                raise ValueError(f"buckets: the one from tensor {start} on mixes groups")
+                raise ValueError(f"buckets: the one that begins with tensor {start} mixes groups")
             found.append(Bucket(bucket.bytes, bucket.last, self._tensors[bucket.last].dtype))
         return found

@@ -12,11 +12,11 @@ FORMATS = (".png", ".svg")
 
 
 class PlotError(Exception):
-    """The plot cannot be made or written; the text says why and what to do."""
+    """The plot cannot be drawn or written; the text says why and what to do."""
 
 
 def plot(path: Path, sweep: Sweep) -> None:
-    """Write the plot to ``path``, as its ending says.
+    """Write the plot to ``path``, in the format of its ending.
 
     Raises:
         PlotError: matplotlib is missing, the ending is unknown, or the file cannot be written.

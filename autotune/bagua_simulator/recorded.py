@@ -1,4 +1,4 @@
-"""The file that ``bagua-autotune export JOB --profile`` writes: a job as it was measured."""
+"""The file that ``bagua-autotune export JOB --profile`` writes: a measured job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RecordError(Exception):
 
 
 class _Computed(BaseModel):
-    """What all versions hold.
+    """The part that all versions have.
 
     Attributes:
         tensors: in gradient-ready order.
         forward_seconds: until the first gradient is ready.
-        ready_seconds: of each tensor, since the first one, as if nothing were communicated.
+        ready_seconds: of each tensor, since the first one, without communication.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -60,13 +60,13 @@ class _Computed(BaseModel):
 
 
 class Record(_Computed):
-    """What a job computes and what its network did.
+    """A job's computing times and its network traffic.
 
     Attributes:
-        contention, launch_seconds: what communicating costs computing; see
+        contention, launch_seconds: the effect of communication on computing; see
             :class:`~bagua_simulator.simulator.Simulator`.
-        traffic: of profiled steps, those that ran alike together; none if the job ran at another
-            precision only.
+        traffic: of profiled steps, grouped by configuration; empty if the job always sent
+            another precision.
     """
 
     version: Literal[2] = 2
@@ -80,7 +80,7 @@ class Record(_Computed):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Nodes, and ranks on each: those of the largest."""
+        """The number of nodes, and of ranks on the largest of them."""
         return len(self.ranks_per_node), max(self.ranks_per_node)
 
     def simulator(self, cluster: Cluster) -> Simulator:
@@ -98,13 +98,13 @@ class _Collective(BaseModel):
 
 
 class _Version1(_Computed):
-    """A file of old: flat reductions on one channel only, each by itself."""
+    """A file of an older release: flat reductions on one channel, each by itself."""
 
     version: Literal[1]
     collectives: tuple[_Collective, ...] = Field(default=(), max_length=1_000_000)
 
     def upgraded(self) -> Record:
-        """With the reductions of one size as steps of one bucket."""
+        """The same as a current record, with the reductions of one size as steps of one bucket."""
         alike: dict[int, list[tuple[BucketTiming]]] = {}
         for each in self.collectives:
             bucket = BucketTiming(bytes=each.bytes, started_seconds=0.0, ended_seconds=each.seconds)
@@ -120,7 +120,7 @@ class _Version1(_Computed):
 
 
 def _version(document: Any) -> str:
-    """What a document is to be checked as: today's unless it says that it is of old."""
+    """The model that checks a document: the current one unless it names an older version."""
     return "old" if isinstance(document, dict) and document.get("version") == 1 else "today's"
 
 
@@ -136,7 +136,7 @@ def load_record(path: Path) -> Record:
     """Read and check a file.
 
     Raises:
-        RecordError: it cannot be read, or does not hold such a record.
+        RecordError: it cannot be read, or is not such a record.
     """
     try:
         found = _FILES.validate_json(path.read_bytes())

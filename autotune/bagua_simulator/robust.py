@@ -1,4 +1,4 @@
-"""Least squares in which what shares a fault cannot decide alone."""
+"""Robust least squares: residuals that share a fault cannot dominate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DEVIATIONS = 1.4826
 
 
 def bounded(residuals: Floats) -> Floats:
-    """Those of one trial, shortened so that their sum of squares becomes its logarithm.
+    """The residuals of one trial, scaled so that their sum of squares becomes log(1 + it).
 
-    Cauchy's loss, log(1 + sum of squares), of all of them together: a trial that was disturbed as a
-    whole pulls the less the further it is off.
+    This is Cauchy's loss of all of them together: the further off a disturbed trial is, the less it
+    pulls.
     """
     squares = float(residuals @ residuals)
     if squares < 1e-12:
@@ -26,11 +26,11 @@ def bounded(residuals: Floats) -> Floats:
 
 
 def softened(residuals: Floats) -> Floats:
-    """Each by itself, so that its square grows linearly only where it is above 1 (soft L1)."""
+    """Each residual scaled so that its square grows only linearly above 1 (soft L1)."""
     found: Floats = np.sign(residuals) * np.sqrt(2 * (np.sqrt(1 + residuals**2) - 1))
     return found
 
 
 def scatter(values: Floats) -> float:
-    """Standard deviation of all but a few outliers, from the median absolute deviation."""
+    """Standard deviation without outliers, from the median absolute deviation."""
     return DEVIATIONS * float(np.median(np.abs(values - np.median(values))))

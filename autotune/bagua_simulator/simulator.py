@@ -1,8 +1,8 @@
 """A training job on a cluster, simulated: the step time of every configuration.
 
-Written apart from the cost model of the search, which it is the ground truth for. Knows what that
-one leaves out: computing and communicating slow one another, bandwidth depends on the size,
-launching costs, channels share a link, ranks are late.
+Written independently of the search's cost model, for which it is the ground truth. It has what that
+model leaves out: computing and communicating slow each other, bandwidth depends on the size,
+launching takes time, channels share a link, and ranks are late.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ DEFAULT = Configuration(
 CHANNELS = (1, 2, 4, 8, 16)
 # Bytes on the wire for each byte of a float32 gradient.
 PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
-# Ranks of one step differ by so much although the slowest decides: their clocks read at other
-# moments.
+# The reported step times of ranks differ by so much, although all end together: their clocks are
+# read at different moments.
 SPREAD = 0.01
-# How much one running collective slows computing down, as a share, and what launching an operation
-# costs the thread that computes.
+# How much one running collective slows computing down, as a share, and the seconds that the
+# computing thread needs to launch an operation.
 CONTENTION, LAUNCH_SECONDS = 0.1, 20e-6
-# A late rank holds up a step by so much of its length.
+# A late rank delays a step by this share of its length.
 LATE_SHARES = (0.2, 1.0)
 
 
@@ -55,7 +55,7 @@ class Simulator:
 
     Args:
         contention: how much one running collective slows computing down, as a share.
-        launch_seconds: what launching one operation costs the computing thread.
+        launch_seconds: that the computing thread needs to launch one operation.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Simulator:
         """The length of an undisturbed step, the same on all ranks.
 
         Args:
-            configuration: knobs that it lacks are as if unused; besides those of ``space`` there
-                is ``wire_precision``: ``as_is``, ``bf16`` or ``fp16``.
+            configuration: missing knobs are not in use; besides those of ``space`` it may have
+                ``wire_precision``: ``as_is``, ``bf16`` or ``fp16``.
 
         Raises:
-            ValueError: a value that no knob has.
+            ValueError: a knob has an unknown value.
         """
         key = tuple(sorted(configuration.items()))
         if key not in self._known:
@@ -113,7 +113,7 @@ class Simulator:
         generator: np.random.Generator | None = None,
         noise: float = 0.0,
     ) -> Profile:
-        """What rank 0 reports of a step.
+        """Rank 0's profile of a step.
 
         Args:
             noise: standard deviation of the logarithm of every tensor's computing time and of
@@ -154,7 +154,7 @@ class Simulator:
 
         Args:
             noise: standard deviation of the logarithm of the step's length.
-            straggler_probability: with which one rank is late, and all wait for it.
+            straggler_probability: the probability that one rank is late, and all wait for it.
         """
         seconds = self.step_seconds(configuration) * generator.lognormal(0.0, noise)
         if generator.random() < straggler_probability:
@@ -178,7 +178,7 @@ class Simulator:
     ) -> Trace:
         channels = configuration.get("channels", 1)
         if not isinstance(channels, int) or channels < 1:
-            raise ValueError(f"channels is {channels!r} and not a positive number")
+            raise ValueError(f"channels is {channels!r}; it must be a positive number")
         times = self.workload.ready_seconds if ready is None else ready.tolist()
         messages = []
         for bucket in buckets:
@@ -192,10 +192,10 @@ class Simulator:
     def _parts(
         self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
     ) -> list[tuple[Phase, ...]]:
-        """The phases of each part in which a bucket travels."""
+        """The phases of each part of a bucket."""
         precision = str(configuration.get("wire_precision", "as_is"))
         if precision not in PRECISIONS:
-            raise ValueError(f"wire_precision is {precision!r} and not as_is, bf16 or fp16")
+            raise ValueError(f"wire_precision is {precision!r}; it must be as_is, bf16 or fp16")
         hierarchical = str(configuration.get("hierarchical", "off"))
         is_cast = precision != "as_is" and bucket.dtype == "torch.float32"
         wire_bytes = bucket.bytes * PRECISIONS[precision] if is_cast else bucket.bytes
@@ -227,7 +227,7 @@ class _Disturbance:
 
 
 def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When so much was computed; before the launch, where one followed on it."""
+    """When so much was computed; if a launch followed at once, the time before it."""
     passed, computed = np.array(trace.computed).T
     after = np.searchsorted(computed, ready, side="left")
     before = np.maximum(after - 1, 0)

@@ -1,10 +1,10 @@
 """One training step, event by event: computing, launching and communicating side by side.
 
-Gradients become ready one after the other; the thread that computes also launches each bucket's
-reduction, which costs it time. On a channel the phases of one kind run one after the other, as the
+Gradients become ready one after the other; the computing thread also launches each bucket's
+reduction, which takes time. On a channel the phases of one kind run one after the other, as the
 operations of a process group do; different phases and different channels run at once and share
-their link equally (processor sharing), but none gets more than it could fill alone. While
-anything communicates, computing is slower.
+their link equally (processor sharing), but none gets more than it could use alone. While anything
+communicates, computing is slower.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bagua_simulator.collectives import Phase
 
 @dataclass(frozen=True)
 class Message:
-    """A bucket's way: full after ``ready_seconds`` of computing, then launched, then its parts
-    travel at once, each through phases of its own."""
+    """A bucket to be sent: it is full after ``ready_seconds`` of computing, then launched, then its
+    parts are sent at once, each through its own phases."""
 
     ready_seconds: float
     launch_seconds: float
@@ -33,8 +33,8 @@ class Trace:
     """When things happened, in seconds since the beginning of the backward pass.
 
     Attributes:
-        started_seconds: of each message, when its launch was done.
-        ended_seconds: of each message, when its last phase was.
+        started_seconds: for each message, when its launch was done.
+        ended_seconds: for each message, when its last phase was done.
         computed: pairs of seconds passed and seconds of computing done by then, ascending.
         end_seconds: when everything was done.
     """
@@ -90,7 +90,7 @@ class Step:
         self._channels = channels
         self._cluster = cluster
         self._contention = contention
-        # By channel and place in the chain: what is under way, and what waits for it.
+        # By channel and place in the chain: the phase under way, and the phases that wait for it.
         self._flows: dict[tuple[int, int], _Flow] = {}
         self._waiting: dict[tuple[int, int], deque[int]] = {}
         self._by_link: dict[Link, list[_Flow]] = {"network": [], "inside": []}
@@ -129,14 +129,14 @@ class Step:
             self._trace.computed.append((self._now, computed))
 
     def _pass(self, seconds: float) -> None:
-        """Let time go by for the communication while the computing thread launches."""
+        """Let the communication go on while the computing thread launches."""
         while seconds > 0:
             step = min(seconds, self._next_event_seconds())
             self._advance(step)
             seconds -= step
 
     def _next_event_seconds(self) -> float:
-        """From now until the next phase begins to send or is done; infinite if there is none."""
+        """Seconds until the next phase begins to send or is done; infinite if there is none."""
         soonest = math.inf
         for flow in self._flows.values():
             seconds = flow.left_seconds or flow.left_bytes / flow.rate
@@ -150,7 +150,7 @@ class Step:
         done: list[tuple[tuple[int, int], _Flow]] = []
         for key, flow in self._flows.items():
             if flow.left_seconds:
-                # What is left by rounding only must not make an event of its own.
+                # A remainder from rounding must not become an event.
                 if flow.left_seconds > seconds * (1 + 1e-12):
                     flow.left_seconds -= seconds
                     continue
@@ -166,7 +166,7 @@ class Step:
             self._leave(key, flow)
 
     def _enter(self, part: int, place: int) -> None:
-        """A part begins the phase at ``place``, or waits for those before it."""
+        """Begin the phase at ``place`` of a part, or let it wait for earlier ones."""
         message, phases = self._parts[part]
         if place == len(phases):
             self._left[message] -= 1
@@ -201,7 +201,7 @@ class Step:
         self._share(flow.link)
 
     def _share(self, link: Link) -> None:
-        """Divide the link: equal shares, and what one cannot use goes to the others."""
+        """Divide the link into equal shares; what a phase cannot use goes to the others."""
         flows = self._by_link[link]
         left = self._cluster.capacity(link, sum(flow.flows for flow in flows))
         for count, flow in enumerate(sorted(flows, key=lambda flow: flow.most)):

@@ -1,4 +1,4 @@
-"""From the profiled steps of a job to what it computes and what its network does."""
+"""Sums up a job's profiled steps: its computing times and its network traffic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def summarise(
     """The record of a job.
 
     Args:
-        steps: each with the configuration it ran under.
+        steps: each with its configuration.
 
     Raises:
         ValueError: there is no step, or one does not fit the tensors.

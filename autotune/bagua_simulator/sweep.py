@@ -9,7 +9,7 @@ from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_simulator.simulator import Simulator
 from bagua_simulator.units import describe_bandwidth, describe_duration
 
-# So many of the configurations without a first or last bucket of its own are tried with one.
+# So many of the best configurations are tried with a first or last bucket size, too.
 REFINED = 10
 
 
@@ -23,10 +23,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was found of one simulated job.
+    """The simulated step times of one job.
 
     Attributes:
-        lines: for each way of reducing its points over the bucket size, on one channel.
+        lines: for each way of reducing the points over the bucket size, on one channel.
         best: over all knobs; see :func:`find_best`.
     """
 
@@ -37,7 +37,7 @@ class Sweep:
 
     @property
     def speedup(self) -> float:
-        """Of the best over the default."""
+        """The speed-up of the best over the default."""
         return self.default.step_seconds / self.best.step_seconds
 
     @property
@@ -68,8 +68,8 @@ def sweep(simulator: Simulator) -> Sweep:
 def find_best(simulator: Simulator) -> Point:
     """The fastest configuration.
 
-    All combinations of size, way of reducing and channels are tried, the fastest of them with every
-    size of the first and last bucket too. Explicit bucket lists are not.
+    All combinations of size, way of reducing and channels are tried, and the fastest of them with
+    every size of the first and last bucket. Explicit bucket lists are not tried.
     """
     default = _point(simulator)
     names = ("hierarchical", "channels")

@@ -1,4 +1,4 @@
-"""What a job's network did: the buckets of its profiled steps, alike ones summed up."""
+"""A job's network traffic: the buckets of its profiled steps, grouped by configuration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bagua_simulator.collectives import Way
 from bagua_simulator.computing import ProfiledStep
 from bagua_simulator.robust import scatter
 
-# Of a step, from its first one on: thousands more tell little that is new, and take long to fit.
+# Of each step the first so many: thousands more add little and take long to fit.
 MOST_BUCKETS = 100
 
 
 class Traffic(BaseModel):
-    """The buckets of steps that ran alike, of gradients as they are.
+    """The buckets of steps with the same configuration, with unchanged gradients.
 
     Attributes:
         hierarchical: how they were reduced.
@@ -26,7 +26,7 @@ class Traffic(BaseModel):
         steps: how many there were.
         spread: standard deviation of the logarithm of their lengths, outliers apart.
         buckets: in the order in which they started, no more than ``MOST_BUCKETS``; medians of
-            their times. One that does not end after it started was not measured.
+            their times. A bucket that does not end after its start was not measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -39,12 +39,12 @@ class Traffic(BaseModel):
 
     @property
     def is_measured(self) -> bool:
-        """Whether a bucket with gradients in it has a length."""
+        """Whether the duration of a bucket with gradients was measured."""
         return any(b.bytes and b.ended_seconds > b.started_seconds for b in self.buckets)
 
 
 def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
-    """Of the steps whose way of reducing is known here, and whose buckets travelled as they are."""
+    """The traffic of steps with a known way of reducing and unchanged gradients."""
     alike: dict[tuple[str, int, tuple[int, ...]], list[Sequence[BucketTiming]]] = {}
     for configuration, profile in steps:
         way = configuration.get("hierarchical", "off")
@@ -64,7 +64,7 @@ def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
 def summed_up(
     steps: Sequence[Sequence[BucketTiming]], hierarchical: Way = "off", channels: int = 1
 ) -> Traffic:
-    """One entry for steps that ran alike."""
+    """One entry for steps with the same configuration."""
     starts = np.array([[bucket.started_seconds for bucket in step] for step in steps])
     ends = np.array([[bucket.ended_seconds for bucket in step] for step in steps])
     lengths = ends.max(axis=1) - starts.min(axis=1)

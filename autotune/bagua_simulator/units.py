@@ -14,7 +14,7 @@ _DURATION = re.compile(r"([0-9.]+(?:e-?[0-9]+)?)\s*(ns|us|µs|ms|s)")
 def parse_bandwidth(text: str) -> float:
     """Bytes per second of ``25Gbit``, ``200Mbit/s``, ``100Gbps``, ``1GB`` or ``1GB/s``.
 
-    Prefixes are powers of 1000, as everywhere in networking.
+    Prefixes are powers of 1000, as usual in networking.
 
     Raises:
         ValueError: it says something else.

@@ -1,4 +1,4 @@
-"""What one training step computes, and when its gradients become ready."""
+"""The computing times of a training step, and when its gradients become ready."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Workload:
     Attributes:
         tensors: in gradient-ready order.
         forward_seconds: from the end of the step before to the beginning of the backward pass.
-        ready_seconds: of each tensor, since the beginning of the backward pass and while nothing
-            is communicated; ascending. The last one is the length of the backward pass.
+        ready_seconds: of each tensor, since the beginning of the backward pass, without
+            communication; ascending. The last one is the length of the backward pass.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Workload:
 
     @property
     def compute_seconds(self) -> float:
-        """Of a step without communication."""
+        """The length of a step without communication."""
         return self.forward_seconds + self.ready_seconds[-1]
 
 
@@ -73,7 +73,7 @@ class Architecture:
     late: tuple[str, ...] = ()
 
     def workload(self) -> Workload:
-        """Of its float32 gradients.
+        """The workload of its float32 gradients.
 
         The backward pass computes two products where the forward pass computes one, so it takes
         two thirds of ``compute_seconds``; a layer's share is its share of the operations, and

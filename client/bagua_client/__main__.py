@@ -1,7 +1,7 @@
-"""``python -m bagua_client SCRIPT``: a training script with our class under torch's name.
+"""``python -m bagua_client SCRIPT``: starts a training script with our class under torch's name.
 
-The script is started by Python itself, in this very process: nothing of its command line, exit
-code, signals and tracebacks is other than with ``python SCRIPT``.
+Python itself runs the script, in this same process: its command line, exit code, signals and
+tracebacks are those of ``python SCRIPT``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Become the script; returns only by raising."""
     parser = ArgumentParser(
         prog="python -m bagua_client",
-        description="Start a training script in which torch's DistributedDataParallel is ours, "
-        "which is tuned with --autotune or BAGUA_AUTOTUNE=1 and does nothing without.",
+        description="Start a training script with bagua_client's DistributedDataParallel in the "
+        "place of torch's. It is tuned with --autotune or BAGUA_AUTOTUNE=1; else nothing changes.",
         allow_abbrev=False,  # What the script takes must not be taken for a flag of ours.
     )
     parser.add_argument("-m", dest="is_module", action="store_true",

@@ -26,8 +26,8 @@ class TensorBoard:
     ``bagua/result``.
 
     Args:
-        writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX, or what has its
-            add_scalar and add_text; may be None on ranks other than 0.
+        writer: a SummaryWriter of torch.utils.tensorboard or tensorboardX, or another object with
+            add_scalar, add_text and flush; may be None on ranks other than 0.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -46,10 +46,10 @@ class TensorBoard:
 
 class WandB:
     """Writes the figures into the run's summary and the configuration into its config, both
-    under ``bagua``. The run's history, with the training's own steps, is left alone.
+    under ``bagua``. It does not write to the run's history, which has the training's own steps.
 
     Args:
-        run: None: the one that ``wandb.init`` has begun by then.
+        run: a run of wandb; None: the run that ``wandb.init`` has started.
 
     Raises:
         ImportError: wandb is not installed.
@@ -69,7 +69,7 @@ class WandB:
 
             run = wandb.run
         if run is None:
-            raise RuntimeError("there is no run of wandb on rank 0: call wandb.init() before")
+            raise RuntimeError("there is no run of wandb on rank 0: call wandb.init() first")
         run.config.update({PREFIX: tuning.configuration.to_json()}, allow_val_change=True)
         told = {**_figures(tuning), "state": tuning.state, "result": _words(tuning)}
         for name, value in told.items():
@@ -98,7 +98,7 @@ class MLflow:
 
         run_id, active = self._run_id, mlflow.active_run()
         if run_id is None and active is None:
-            raise RuntimeError("mlflow has no active run on rank 0: call mlflow.start_run() before")
+            raise RuntimeError("mlflow has no active run on rank 0: call mlflow.start_run() first")
         run_id = run_id or active.info.run_id
         figures = {f"{PREFIX}.{name}": float(value) for name, value in _figures(tuning).items()}
         mlflow.log_metrics(figures, step=tuning.round, run_id=run_id)

@@ -31,9 +31,9 @@ class Configuration:
             bytes, if that is less than ``bucket_bytes``; 0: what is left over.
         wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
         buckets: the number of tensors of each bucket, in the order in which gradients become
-            ready; nothing is cut by bytes then. Empty: cut by bytes.
-        algorithm: the name of that which keeps the replicas together, with its default arguments;
-            empty: what the model was wrapped with.
+            ready; the sizes in bytes above are then not used. Empty: buckets are cut by bytes.
+        algorithm: the name of the algorithm, which is used with its default arguments; empty: the
+            one that the model was wrapped with.
 
     Raises:
         ValueError: a value outside its domain.

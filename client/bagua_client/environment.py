@@ -1,7 +1,8 @@
-"""What the environment variables say: Bagua's names with their meaning, and a few new ones."""
+"""The client's settings from environment variables: Bagua's names, and a few new ones."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,18 +13,19 @@ from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.configuration import CHANNELS_VALUES
 from bagua_client.knob_choices import Choice, read_choices
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
+LEAST_MINUTES = 0.01
 MOST_SAMPLES = 500
-"""The service takes no more: its decisions take as long as the cube of the trials."""
-SWITCH_WORDS = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}
-"""What a switch may say, in any case, instead of a number (Bagua's are levels)."""
-
-
+"""The service allows no more: the time of a decision grows with the cube of the trials."""
+ON = ("true", "yes", "on")
+OFF = ("false", "no", "off")
+"""What a switch may be instead of a number, in any case."""
 ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
-"""What BAGUA_AUTOTUNE_ALLOW may list besides the names of algorithms, and which value of a knob it
-allows."""
+"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the knob values they allow."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,26 @@ class Environment:
     Attributes:
         autotune: whether the job is tuned at all.
         url: an existing service; None: rank 0 starts one beside itself.
-        token: what the service wants to be shown; None: nothing.
+        token: of the service; None: it has none.
         job: the job's name; None: one is made from the program and the model.
-        max_samples: at most so many configurations are tried.
-        trial_seconds: upper bound for one of them.
-        warmup_seconds: upper bound for the steps that are not measured at the start.
-        remaining_steps: so many steps the training is expected to run on; what a search may cost
-            depends on it.
-        server_wait_seconds: how long an absent service is looked for eagerly.
-        service_port: for a service that rank 0 starts; 0: any free one.
+        max_samples: upper bound for the number of trials.
+        fresh: the tuning takes over nothing from earlier runs.
+        max_minutes: upper bound for the time of the search; None: as long as it takes.
+        trial_seconds: upper bound for the length of a trial.
+        warmup_seconds: upper bound for the time at the start that is not measured.
+        remaining_steps: how many steps the training is expected to go on; limits the cost of a
+            search.
+        server_wait_seconds: seconds of fast retries while the service is absent; then every 30 s.
+        service_port: of a service that rank 0 starts; 0: any free port.
         default_bucket_bytes: the baseline's bucket size; None: torch's.
         default_channels: the baseline's channels.
-        allowed: what may be tried though it changes the numbers: precisions on the wire, and names
-            of algorithms.
-        knobs: what may be tried of those that it names; of the others everything.
-        result: a file that a line is written to when a round of tuning ends; ``-``: the standard
+        allowed: precisions on the wire and algorithms that may be tried although they change the
+            numbers.
+        knobs: the values that may be tried of the knobs listed here; of other knobs all.
+        result: a file to which a line is appended when a round of tuning ends; ``-``: the standard
             output; None: nowhere.
-        configuration: a file with what to train with, or to begin the tuning with; None: none.
+        configuration: a file with the configuration to train with, or to begin the tuning with.
+        check: a file for what ``bagua-autotune check`` measures; None: it did not start this job.
     """
 
     autotune: bool = False
@@ -57,6 +62,8 @@ class Environment:
     token: str | None = None
     job: str | None = None
     max_samples: int = 60
+    max_minutes: float | None = None
+    fresh: bool = False
     trial_seconds: float = 5.0
     warmup_seconds: float = 30.0
     remaining_steps: int = 10_000
@@ -68,13 +75,14 @@ class Environment:
     knobs: Mapping[str, Choice] = field(default_factory=dict)
     result: str | None = None
     configuration: str | None = None
+    check: str | None = None
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Read the variables that are set and not empty.
 
         Raises:
-            ValueError: one is not a number of the kind it must be, or a word that it may be.
+            ValueError: a variable has a value that it cannot have. A switch never raises.
         """
 
         def number(
@@ -83,13 +91,10 @@ class Environment:
             default: T,
             low: T,
             high: float = math.inf,
-            words: Mapping[str, T] = {},
         ) -> T:
             text = variables.get(name, "").strip()
             if not text:
                 return default
-            if text.lower() in words:
-                return words[text.lower()]
             try:
                 value = kind(text)
             except ValueError:
@@ -97,17 +102,18 @@ class Environment:
             if value is None or not low <= value <= high or value == math.inf:
                 what = "a whole number" if kind is int else "a number"
                 limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-                others = f", or one of {', '.join(words)}" if words else ""
-                raise ValueError(f"{name} must be {what} {limits}{others}, not {text!r}")
+                raise ValueError(f"{name} must be {what} {limits}, not {text!r}")
             return value
 
         return cls(
-            autotune=number("BAGUA_AUTOTUNE", int, 0, 0, words=SWITCH_WORDS) >= 1,
-            url=variables.get("BAGUA_AUTOTUNE_URL", "").strip() or None,
-            # Read from a file, it may end with the line's end.
+            autotune=_is_on(variables, "BAGUA_AUTOTUNE", "the training is not tuned"),
+            url=_url(variables.get("BAGUA_AUTOTUNE_URL", "").strip()),
+            # Read from a file, it may end with a newline.
             token=variables.get("BAGUA_AUTOTUNE_TOKEN", "").strip() or None,
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
+            max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
+            fresh=_is_on(variables, "BAGUA_AUTOTUNE_FRESH", "earlier runs are used"),
             trial_seconds=number(
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0
             ),
@@ -126,7 +132,31 @@ class Environment:
             knobs=read_choices(variables.get("BAGUA_AUTOTUNE_KNOBS", "")),
             result=variables.get("BAGUA_AUTOTUNE_RESULT", "").strip() or None,
             configuration=variables.get("BAGUA_CONFIGURATION", "").strip() or None,
+            check=variables.get("BAGUA_AUTOTUNE_CHECK") or None,
         )
+
+
+def _is_on(variables: Mapping[str, str], name: str, otherwise: str) -> bool:
+    """Whether a variable switches something on. A word that is not understood is a warning, and
+    counts as off; ``otherwise`` says what that means."""
+    text = variables.get(name, "").strip()
+    word = text.lower()
+    if word.isdecimal():
+        return int(word) >= 1  # Bagua's BAGUA_AUTOTUNE is a level: 2 is on, too.
+    if word in ("", *OFF):
+        return False
+    if word in ON:
+        return True
+    logger.warning(
+        "rank %s: %s is %r, so %s; it may be 1 (or %s), or 0 (or %s)",
+        *(variables.get("RANK", "0"), name, text, otherwise, ", ".join(ON), ", ".join(OFF)),
+    )
+    return False
+
+
+def _url(text: str) -> str | None:
+    """One without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
+    return f"http://{text}" if text and "://" not in text else text or None
 
 
 def _channels(text: str) -> int:

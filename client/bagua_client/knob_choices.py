@@ -74,7 +74,7 @@ def read_choices(text: str) -> dict[str, Choice]:
         knob, equals, said = (word.strip() for word in part.removeprefix("-").partition("="))
         if knob not in MAY_SAY:
             raise ValueError(
-                f"BAGUA_AUTOTUNE_KNOBS names {knob!r}, which is no knob; the knobs are "
+                f"BAGUA_AUTOTUNE_KNOBS names {knob!r}, which is not a knob; the knobs are "
                 f"{', '.join(MAY_SAY)}"
             )
         if knob in found:

@@ -1,8 +1,8 @@
 """``bagua-run``, or ``python -m bagua_client.run``: torchrun, with the flags of Bagua's launchers.
 
-Command lines of ``bagua.distributed.run`` and ``bagua.distributed.launch`` mean here what they
-meant; torchrun does the rest, with its own defaults. In the processes that it starts torch's
-DistributedDataParallel is ours.
+Takes the command lines of ``bagua.distributed.run`` and ``bagua.distributed.launch``; torchrun does
+the rest, with its own defaults. In the processes that it starts, our class replaces torch's
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _several_hosts(options: Namespace) -> str:
     if len(hosts) < 2 or options.nnodes != "1:1":
         return ""
     return (
-        "--host_list starts nothing over ssh any more; start the same on each of the hosts, where "
-        f"K is 0 on {hosts[0]}, 1 on {hosts[1]} and so on: bagua-run --nnodes {len(hosts)} "
+        "--host_list does not start anything over ssh; run this on each of the hosts, where K is 0 "
+        f"on {hosts[0]}, 1 on {hosts[1]} and so on: bagua-run --nnodes {len(hosts)} "
         f"--node-rank K --master-addr {hosts[0]} ... (or by srun, mpirun, parallel-ssh)"
     )
 

@@ -25,7 +25,7 @@ class JobState:
         trial: the trial to run; None: tuning has ended, unless the next one is being chosen.
         configuration: what all ranks should run now, by knob.
         trials_measured: trials done so far.
-        max_trials: at most so many are made.
+        max_trials: at most so many are made before the best is measured again, in turns.
         speedup: of the best trial so far over the baseline; None: not known yet.
         summary: the result in a line, once tuning has ended.
         deciding: the next trial is being chosen, with the last one still open or none at all;
@@ -66,7 +66,7 @@ class JobState:
                 result=_numbers(result or {}),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ServiceUnavailable(f"its answer is not a job's state ({error!r})") from error
+            raise ServiceUnavailable(f"its answer is not the state of a job ({error!r})") from error
         return state
 
 
@@ -125,6 +125,18 @@ class Profile:
     buckets: Sequence[BucketTiming]
 
 
+class Progress(NamedTuple):
+    """How far a tuned job is.
+
+    Attributes:
+        step: the last one that was made.
+        seconds: median of the latest steps, each of its slowest rank.
+    """
+
+    step: int
+    seconds: float
+
+
 class ServiceClient:
     """One job at one service. Every method but those of copies answers with the job's state; all
     raise what :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is
@@ -161,9 +173,11 @@ class ServiceClient:
         body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)
 
-    def renew(self) -> JobState:
-        """Nothing is new, but the training lives."""
-        return self.observe(0, [])
+    def renew(self, progress: Progress | None = None) -> JobState:
+        """The training lives; once it is tuned, and at times, also how far it is."""
+        if progress is None:
+            return self.observe(0, [])
+        return self._send("POST", f"{self._job_url}/progress", progress._asdict())
 
     def profile(self, profile: Profile) -> JobState:
         return self._send("POST", f"{self._job_url}/profiles", asdict(profile))

@@ -4,6 +4,7 @@ what is wrong and what to do about it."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import threading
@@ -72,6 +73,8 @@ class Transport:
             self._session.mount(scheme, self._adapter)
         # A proxy of the cluster's environment does not know the way to a service beside the job.
         self._session.trust_env = False
+        # But a service's certificate may be signed by the cluster's own authority.
+        self._session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._has_token = token is not None
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
@@ -97,9 +100,11 @@ class Transport:
             ):
                 content = b"".join(_read(response))
         except (InvalidURL, InvalidSchema, MissingSchema, LocationParseError) as error:
-            raise ServiceRefused("BAGUA_AUTOTUNE_URL is not like http://host:8123") from error
+            raise ServiceRefused("BAGUA_AUTOTUNE_URL must be like http://host:8123") from error
         except (InvalidHeader, UnicodeError) as error:
-            raise ServiceRefused("BAGUA_AUTOTUNE_TOKEN is not of letters and digits") from error
+            raise ServiceRefused(
+                "BAGUA_AUTOTUNE_TOKEN must consist of letters and digits"
+            ) from error
         except SSLError as error:
             raise _untrusted(error) from error
         except (requests.RequestException, HTTPError, OSError) as error:
@@ -117,13 +122,15 @@ class Transport:
         if status == 405:
             raise NotSupported(said)
         if status == 401:
-            wrong = "it does not take this token" if self._has_token else "it wants a token"
-            raise ServiceDenied(f"{wrong} ({said}); set BAGUA_AUTOTUNE_TOKEN to the one it has")
+            wrong = "it does not accept this token" if self._has_token else "it needs a token"
+            raise ServiceDenied(
+                f"{wrong} ({said}); set BAGUA_AUTOTUNE_TOKEN to that of the service"
+            )
         if status == 403:
-            raise ServiceDenied(f"it turns this process away ({said})")
+            raise ServiceDenied(f"it refuses this process ({said})")
         if 300 <= status < 400:
             target = response.headers.get("Location", "somewhere else")
-            raise ServiceDenied(f"it points to {target}; set BAGUA_AUTOTUNE_URL to what is there")
+            raise ServiceDenied(f"it redirects to {target}; set BAGUA_AUTOTUNE_URL to that address")
         if status >= 500 or status in (408, 429):
             raise ServiceUnavailable(f"it answered {status}: {said}", _retry_after(response))
         raise ServiceRefused(said)
@@ -174,7 +181,7 @@ def _read(response: requests.Response) -> Iterator[bytes]:
     for piece in response.iter_content(65536):
         size += len(piece)
         if size > LARGEST_ANSWER_BYTES:
-            raise ServiceUnavailable("its answer does not end")
+            raise ServiceUnavailable("its answer is too large")
         yield piece
 
 
@@ -182,9 +189,9 @@ def _document(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        what = "a web page" if content.lstrip()[:1] == b"<" else "no JSON"
+        what = "a web page" if content.lstrip()[:1] == b"<" else "not JSON"
         raise ServiceUnavailable(
-            f"its answer is {what}; perhaps something else listens there"
+            f"its answer is {what}; perhaps another program listens there"
         ) from error
 
 
@@ -207,16 +214,19 @@ def _retry_after(response: requests.Response) -> float:
 def _untrusted(error: SSLError) -> ServiceDenied:
     causes = _causes(error)
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return ServiceDenied("its certificate is not one that this machine trusts")
-    return ServiceDenied("it does not speak https; http:// may be meant")
+        return ServiceDenied(
+            "this machine does not trust its certificate; REQUESTS_CA_BUNDLE may name a file with "
+            "the authority that signed it"
+        )
+    return ServiceDenied("it does not use https; try http://")
 
 
 def _reason(error: Exception) -> str:
     causes = _causes(error)
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return "there is no host of that name"
+        return "there is no host with that name"
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
-        return "nobody listens there"
+        return "nothing listens there"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     return "the connection broke off" if isinstance(error, OSError) else "no connection"

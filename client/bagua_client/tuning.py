@@ -22,32 +22,35 @@ AnyCallback = TypeVar("AnyCallback", bound=Callback)
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What was known when it was asked for. All but ``rank`` and ``page`` is the same on all ranks
-    in the same step.
+    """A snapshot of a model's tuning. All but ``rank`` and ``page`` is the same on all ranks in the
+    same step.
 
     Attributes:
-        state: ``off``: nothing is tuned; ``waiting``: nothing is tried yet, or the service is away;
-            ``tuning``: configurations are tried; ``finished``: a round ended with a result;
-            ``failed``: it ended without one.
-        reason: why it is off, waits or failed; else empty.
-        configuration: in force, or in force from the next step on.
-        default: the configuration that speed-ups are over.
-        best: what was kept, or the best so far, which is not confirmed; None: not known yet.
-        speedup: of the best over the default; None: not known.
-        low, high: the 95 % interval of that; None before it is confirmed.
-        trials: configurations that were measured in this round.
-        steps: so many the round took.
-        seconds: so long, in which the training trained.
-        cost_steps: what slower trials and re-cuts cost, in steps of the default's length.
+        state: ``off``: nothing is tuned; ``waiting``: no configuration has been tried yet, or the
+            service does not answer; ``tuning``: configurations are being tried; ``finished``: a
+            round ended with a result; ``failed``: it ended without one.
+        reason: why the state is off, waiting or failed; else empty.
+        configuration: the one in force, or the one that will be from the next step on.
+        default: the configuration that speed-ups are relative to.
+        best: the configuration that was kept, or the best so far, which is not confirmed; None:
+            not known yet.
+        speedup: of ``best`` over ``default``; None: not known.
+        low, high: the 95 % interval of the speed-up; None before it is confirmed.
+        trials: how many configurations were measured in this round.
+        steps: how many training steps the round took; None before its end, like the next three.
+        seconds: how long the round took; the training went on meanwhile.
+        cost_steps: the time lost to slower trials and re-cuts, in steps of the default.
         cost_seconds: the same in seconds.
-        payback_steps: after so many steps that is earned; None where the default was kept.
-        summary: the result in a line; empty before there is one.
+        payback_steps: after so many steps the cost is earned back; None where the default was
+            kept.
+        summary: how the round ended, in a line; where it has no result, that of the round before
+            goes with it. Empty before the end.
         round: 0 is the first; another one follows a lasting change of the step times.
-        at_step: the step in which that was told, counted from when the model was wrapped.
+        at_step: the step in which the ranks learned this, counted from the wrapping of the model.
         job: its name; empty where nothing is tuned.
-        rank: this one, among those that train the model.
-        page: the job's, for a browser, on rank 0 as soon as it is known; else empty. It may hold
-            the token of the service that rank 0 started.
+        rank: this process's rank in the model's process group.
+        page: the address of the job's web page, on rank 0 as soon as it is known; else empty. It
+            may hold the token of the service that rank 0 started.
     """
 
     state: State
@@ -60,10 +63,10 @@ class Tuning:
     low: float | None = None
     high: float | None = None
     trials: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    cost_steps: float = 0.0
-    cost_seconds: float = 0.0
+    steps: int | None = None
+    seconds: float | None = None
+    cost_steps: float | None = None
+    cost_seconds: float | None = None
     payback_steps: int | None = None
     summary: str = ""
     round: int = 0
@@ -87,19 +90,18 @@ _ended: WeakKeyDictionary[object, Tuning] = WeakKeyDictionary()
 
 
 def on_tuned(callback: AnyCallback) -> RemovableHandle:
-    """Have ``callback`` called when a round of tuning ends, of any model of this process: on every
-    rank, on the training thread, in the same step, after the optimizer's step (or, in a training
-    without torch's optimizers, before the next forward pass). Another round, after a lasting
-    change of the step times, calls it again; one that failed, too.
+    """Have ``callback`` called whenever a round of tuning ends, for any model of this process.
 
-    What it raises is logged, and the training goes on. For models whose tuning has ended already
-    it is called now.
+    It is called on every rank in the same step, on the training thread, after the optimizer's step
+    (before the next forward pass if no optimizer of torch's is used). It is also called for rounds
+    that failed, and again when a later round ends. For models whose tuning has already ended it is
+    called at once. An exception that it raises is logged, and the training goes on.
 
     Args:
-        callback: is given a :class:`Tuning`; its ``job`` says of which model.
+        callback: takes a :class:`Tuning`, whose ``job`` tells the model.
 
     Returns:
-        A handle; ``handle.remove()`` ends it.
+        A handle; after ``handle.remove()`` the callback is no longer called.
 
     Raises:
         TypeError: ``callback`` cannot be called.

@@ -33,6 +33,7 @@ STATE_COLOURS = {
 }
 TIMES_UNIT = "suffix:×"  # noqa: RUF001
 STEPS_UNIT = "suffix: steps"
+HOURS_UNIT = "suffix: h"
 # As a mapping, of a payback that is none.
 NO_GAIN = {"-1": ("nothing gained", BASELINE)}
 Queries = Sequence[prometheus.Dataquery]

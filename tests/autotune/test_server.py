@@ -53,6 +53,19 @@ def test_it_starts_on_a_free_port_and_ends_cleanly(tmp_path: Path, number: signa
         assert "Traceback" not in service.log()
 
 
+@pytest.mark.parametrize(
+    ("host", "way"),
+    [
+        ("127.0.0.1", "run there first: ssh -L {port}:127.0.0.1:{port} {name}\n"),
+        ("0.0.0.0", "other machines find its page at http://{name}:{port}/\n"),
+    ],
+)
+def test_it_says_how_another_machine_sees_its_page(tmp_path: Path, host: str, way: str) -> None:
+    with ServeProcess(tmp_path / "a.db", "--host", host, BAGUA_AUTOTUNE_TOKEN="sesame") as service:
+        port = service.url.rpartition(":")[2]
+        assert way.format(port=port, name=socket.gethostname()) in service.log()
+
+
 def test_it_ends_cleanly_before_it_serves(tmp_path: Path) -> None:
     """Libraries are being imported in a thread then, which Python's own end would wait for."""
     with ServeProcess(tmp_path / "a.db") as service:

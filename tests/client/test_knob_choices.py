@@ -39,7 +39,7 @@ def test_what_it_says_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("-channel", r"names 'channel', which is no knob; the knobs are bucket_bytes, hier"),
+        ("-channel", r"names 'channel', which is not a knob; the knobs are bucket_bytes, hier"),
         ("channels", r"says 'channels'; it may say -channels, .* or channels= and .* 1/2/4/8/16"),
         ("channels=3", r"channels=3.* one or some of 1/2/4/8/16"),
         ("channels=", "one or some of 1/2/4/8/16"),
@@ -141,10 +141,10 @@ def test_what_cannot_be_had_is_said_and_the_default_is_tried_too(two_ranks: Rank
     assert (body["knobs"]["bucket_bytes"]["low"], default.bucket_bytes) == (MIB, 25 * MIB)
     assert body["knobs"]["bucket_bytes"]["high"] == 25 * MIB
     assert lines == [
-        "BAGUA_AUTOTUNE_KNOBS: hierarchical stays at its default, leaders is not to be had: this "
-        "job can have off",
-        "BAGUA_AUTOTUNE_KNOBS: bucket_bytes of the default, 26214400, is tried too",
-        "BAGUA_AUTOTUNE_KNOBS: channels of the default, 1, is tried too",
+        "BAGUA_AUTOTUNE_KNOBS: hierarchical stays at its default, as leaders is not possible here: "
+        "this job can have off",
+        "BAGUA_AUTOTUNE_KNOBS: the default bucket_bytes, 26214400, is tried too",
+        "BAGUA_AUTOTUNE_KNOBS: the default channels, 1, is tried too",
     ]
 
 
@@ -163,8 +163,9 @@ def _pinned_on(rank: int) -> tuple[str, list[str]]:
 def test_ranks_that_pin_different_things_are_not_tuned(two_ranks: RankPool) -> None:
     """They would wait for one another in making process groups."""
     results = two_ranks.run(_pinned_on, 1)
-    reason = "BAGUA_AUTOTUNE_KNOBS on rank 1 pins something else than on the other ranks; set the "
-    assert [words for words, _ in results] == [f"off: {reason}same on all"] * 2
-    assert [line for _, lines in results for line in lines] == [
-        f"autotune is off: {reason}same on all"
-    ]
+    reason = (
+        "BAGUA_AUTOTUNE_KNOBS pins other values on rank 1 than on the other ranks; set the same "
+        "value on all ranks"
+    )
+    assert [words for words, _ in results] == [f"off: {reason}"] * 2
+    assert [line for _, lines in results for line in lines] == [f"autotune is off: {reason}"]

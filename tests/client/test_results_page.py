@@ -51,7 +51,7 @@ def test_the_line_has_the_fields_that_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_written_by_hand_is_read(tmp_path: Path) -> None:
-    found = re.search(r"By hand, `(.*?)` is enough", PAGE)
+    found = re.search(r"by hand needs only `(.*?)`", PAGE)
     assert found is not None
     (tmp_path / "hand.json").write_text(found[1])
     file = ConfigurationFile.read(str(tmp_path / "hand.json"))

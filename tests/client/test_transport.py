@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -25,15 +29,17 @@ Talk = Callable[[socket.socket], None]
 
 
 @contextmanager
-def listening(talk: Talk) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that reads what comes first and then talks; its address, and what came."""
+def listening(talk: Talk, greets: bool = True) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that reads what comes first, if that is text, and then talks; its address, and what
+    came."""
     came: list[bytes] = []
 
     def serve() -> None:
         while True:
             connection, _ = server.accept()
             with suppress(OSError), connection:
-                came.append(connection.recv(65536))
+                if greets:
+                    came.append(connection.recv(65536))
                 talk(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -89,8 +95,8 @@ def test_a_document_is_what_it_was() -> None:
         (saying("405 No"), NotSupported, "405"),
         (saying("422 Bad", b'{"detail": "step"}'), ServiceRefused, "step"),
         (saying("200 OK", b"\n<html>log in"), ServiceUnavailable, "a web page"),
-        (saying("200 OK", b"\x00\xff"), ServiceUnavailable, "no JSON"),
-        (saying("200 OK", b"[" * 10**5), ServiceUnavailable, "no JSON"),
+        (saying("200 OK", b"\x00\xff"), ServiceUnavailable, "not JSON"),
+        (saying("200 OK", b"[" * 10**5), ServiceUnavailable, "not JSON"),
         (lambda _: None, ServiceUnavailable, "broke off"),
         (lambda c: c.sendall(b"\x00\xff\r\n"), ServiceUnavailable, "broke off"),
         (
@@ -158,15 +164,15 @@ def test_no_redirect_is_followed() -> None:
 
 def test_without_a_token_it_says_that_one_is_wanted() -> None:
     error = error_of(saying("401 No"))
-    assert "it wants a token" in str(error)
-    assert "does not take this token" in str(error_of(saying("401 No"), "another"))
+    assert "it needs a token" in str(error)
+    assert "does not accept this token" in str(error_of(saying("401 No"), "another"))
 
 
 @pytest.mark.parametrize(
     ("url", "token", "kind", "says"),
     [
-        ("http://127.0.0.1:1", None, ServiceUnavailable, "nobody listens"),
-        ("http://nowhere.invalid", None, ServiceUnavailable, "no host of that name"),
+        ("http://127.0.0.1:1", None, ServiceUnavailable, "nothing listens"),
+        ("http://nowhere.invalid", None, ServiceUnavailable, "no host with that name"),
         ("127.0.0.1:8123", None, ServiceRefused, "like http://host:8123"),
         ("not an address", None, ServiceRefused, "like http://host:8123"),
         ("http://host:99999999", None, ServiceRefused, "like http://host:8123"),
@@ -185,3 +191,37 @@ def test_a_setting_that_is_wrong_is_named(
 def test_https_where_http_is_spoken_is_said() -> None:
     with listening(saying("400 Bad")) as (url, _), pytest.raises(ServiceDenied, match="http://"):
         Transport(None).send("GET", url.replace("http:", "https:"), None)
+
+
+def certificate(folder: Path) -> Path:
+    """One for 127.0.0.1 that nobody but itself vouches for, with its key."""
+    path = folder / "service.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=service -keyout -"
+    made = subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"],
+        capture_output=True,
+        check=True,
+    )
+    path.write_bytes(made.stdout)
+    return path
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_a_certificate_of_ones_own_is_trusted_if_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(65536)
+            saying("200 OK")(secured)
+
+    with listening(talk, greets=False) as (plain, _):
+        url = plain.replace("http://", "https://")
+        with pytest.raises(ServiceDenied, match="REQUESTS_CA_BUNDLE"):
+            Transport(None).send("GET", url, None)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(file))
+        assert Transport(None).send("GET", url, None) == {}

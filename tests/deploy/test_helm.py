@@ -26,6 +26,7 @@ NODE_TERM = (
     ".matchExpressions[0]"
 )
 OWN_SECRET = ("secret.existing=own",)
+DIGEST = f"sha256:{'0' * 64}"
 # A name for each way in which the chart is used, and what is set for it.
 WAYS = {
     "own secret": OWN_SECRET,
@@ -44,9 +45,12 @@ WAYS = {
         "extraArgs={--searcher,random}",
         "extraEnv[0].name=BAGUA_IS_OUTPUT_AUTOTUNE_LOG,extraEnv[0].value=on",
         "service.type=LoadBalancer,service.port=80,service.annotations.a=b",
+        f"image.digest={DIGEST}",
         "ingress.enabled=true,ingress.className=nginx,ingress.tlsSecret=tls",
         "ingress.annotations.nginx\\.ingress\\.kubernetes\\.io/proxy-body-size=16m",
         "serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus",
+        "prometheusRule.enabled=true,prometheusRule.labels.release=prometheus",
+        "prune.enabled=true,prune.schedule=@daily,prune.olderThanDays=30",
         "podAnnotations.a=b,podLabels.a=b,nodeSelector.a=b",
         "tolerations[0].key=a,tolerations[0].operator=Exists",
         f"{NODE_TERM}.key=a,{NODE_TERM}.operator=Exists",
@@ -61,6 +65,9 @@ REFUSED = {
     "database": ("secret.token=a", "secret.database=sqlite:////data/autotune.db"),
     "extraEnv": (*OWN_SECRET, "extraEnv[0].name=WORLD_SIZE,extraEnv[0].value=8"),
     "pullPolicy": (*OWN_SECRET, "image.pullPolicy=Sometimes"),
+    "name a version": (*OWN_SECRET, "image.tag=latest"),
+    "digest": (*OWN_SECRET, "image.digest=sha256:123"),
+    "olderThanDays": (*OWN_SECRET, "prune.enabled=true,prune.olderThanDays=0"),
 }
 
 
@@ -143,6 +150,33 @@ def test_several_replicas_reach_postgresql_and_claim_no_volume() -> None:
     assert render(OWN_SECRET)["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
+def test_the_image_is_that_of_the_release_and_can_be_pinned() -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert container(render(OWN_SECRET))["image"] == f"bagua-autotune:{version}"
+    made = render(WAYS["everything"])
+    (prune,) = made["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container(made)["image"] == prune["image"] == f"bagua-autotune:1.2.3@{DIGEST}"
+
+
+def test_the_rules_are_those_of_prometheus_without_an_operator() -> None:
+    groups = render(WAYS["everything"])["PrometheusRule"]["spec"]["groups"]
+    files = sorted((ROOT / "dashboards" / "prometheus" / "rules").glob("*.yml"))
+    assert groups == [g for file in files for g in yaml.safe_load(file.read_text())["groups"]]
+
+
+def test_tls_ends_at_the_ingress_unless_it_is_told_not_to() -> None:
+    (tls,) = render((*OWN_SECRET, "ingress.enabled=true"))["Ingress"]["spec"]["tls"]
+    assert tls == {"hosts": ["autotune.example.com"], "secretName": "bagua-autotune-tls"}
+    plain = render((*OWN_SECRET, "ingress.enabled=true,ingress.tlsSecret="))
+    assert "tls" not in plain["Ingress"]["spec"]
+
+
+def test_a_long_name_is_one_that_a_cron_job_may_have() -> None:
+    made = render((*OWN_SECRET, "prune.enabled=true", f"fullnameOverride={'a' * 63}"))
+    assert len(made["CronJob"]["metadata"]["name"]) <= 52
+    assert len(made["Service"]["metadata"]["name"]) == 63
+
+
 def test_another_token_starts_the_pods_anew() -> None:
     made = [render((f"secret.token={token}",)) for token in ("one", "two")]
     templates = [found["Deployment"]["spec"]["template"] for found in made]
@@ -166,7 +200,7 @@ def test_the_manifests_for_kubectl_are_the_chart_s(tmp_path: Path) -> None:
             for path in (made, MANIFESTS / made.name)
         )
         assert now == then, f"run deploy/kubernetes/render.sh: {made.name} is not the chart's"
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_it_is_of_the_release_that_it_installs() -> None:

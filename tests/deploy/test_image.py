@@ -16,7 +16,6 @@ from bagua_autotune.settings import ENVIRONMENT, Settings
 tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "autotune" / "bagua_autotune"
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +64,6 @@ def test_the_extras_that_it_installs_exist() -> None:
     assert not any(
         "torch" in line for name in named for line in extras["optional-dependencies"][name]
     )
-
-
-def test_all_files_of_the_package_are_packaged() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-data"
-    ]
-    packaged = {
-        path
-        for pattern in patterns["*"] + patterns["bagua_autotune"]
-        for path in PACKAGE.glob(pattern)
-    }
-    others = {
-        path
-        for path in PACKAGE.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc") and "__pycache__" not in path.parts
-    }
-    assert others <= packaged
 
 
 def test_it_starts_the_service_where_its_parts_expect_it(stages: list[list[list[str]]]) -> None:

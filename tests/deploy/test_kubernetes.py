@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import requests
 import yaml
+from click import Context
 from torch.distributed.run import get_args_parser
 
 from bagua_autotune.app import create_app
+from bagua_autotune.cli import main as cli
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_client import environment
@@ -129,6 +131,38 @@ def test_the_cluster_s_parts_find_each_other() -> None:
     assert volume["persistentVolumeClaim"]["claimName"] == claim
     # Rules and dashboards go by it; the operator takes it from the service.
     assert found["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "bagua-autotune"
+
+
+def test_the_cron_job_asks_the_service_and_is_not_taken_for_it() -> None:
+    template = resources("cronjob.yaml")["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
+    (prune,) = template["spec"]["containers"]
+    program, *arguments = prune["command"]
+    assert program == "bagua-autotune"
+    name, command, rest = cli.resolve_command(Context(cli), arguments)
+    assert command is not None
+    given = command.make_context(name, rest).params
+    service = resources("cluster.yaml")["Service"]
+    assert given["url"] == f"http://{service['metadata']['name']}:{Settings().port}"
+    assert (name, given["days"]) == ("prune", 90)
+    assert [found["name"] for found in prune["env"]] == [ENVIRONMENT["token"]]
+    # The NetworkPolicy would keep it from asking, and the Service would send it requests.
+    selector = service["spec"]["selector"]
+    assert not selector.items() <= template["metadata"]["labels"].items()
+    (deployed,) = pod("cluster.yaml")["spec"]["containers"]
+    assert prune["image"] == deployed["image"]
+    assert prune["securityContext"] == deployed["securityContext"]
+
+
+def test_the_ingress_leads_to_the_service_by_tls() -> None:
+    service = resources("cluster.yaml")["Service"]
+    spec = resources("ingress.yaml")["Ingress"]["spec"]
+    ((rule,), (tls,)) = spec["rules"], spec["tls"]
+    assert tls["hosts"] == [rule["host"]]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert path["backend"]["service"]["port"]["name"] in {
+        p["name"] for p in service["spec"]["ports"]
+    }
 
 
 def test_the_pod_monitor_finds_the_sidecars() -> None:

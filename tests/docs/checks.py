@@ -182,7 +182,7 @@ class Extras(Check):
     def __call__(self, command: str, place: Place) -> None:
         tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        for listed in re.findall(r"(?:\.|bagua-autotune)\[([\w,-]+)\]", command):
+        for listed in re.findall(r"(?:\.|whl|bagua-autotune)\[([\w,-]+)\]", command):
             assert set(listed.split(",")) <= set(project["optional-dependencies"])
 
 

@@ -47,6 +47,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"pip install .*", Extras(), "was done before this test ran"),
     (r"(\w+=\S+ )*torchrun --nproc-per-node 8 .*train\.py", TWO_RANKS, "8 ranks want 8 cores"),
+    (r".*torchrun --nproc-per-node 2 examples/digits\.py", Parsed(), "takes minutes"),
     (r".*python examples/launch\.py .*digits\.py --epochs 3", SHORT, "takes minutes"),
     (
         r"python examples/launch\.py .*",
@@ -55,12 +56,16 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     ),
     (r"bagua-autotune serve .*postgresql.*", Parsed(), "tests/autotune/store has a PostgreSQL"),
     (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
+    (r"bagua-autotune check .*", Parsed(), "ends the run after a minute, not as a tuning does"),
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
     (r".*bagua\.distributed\..*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),
     (r"kubectl .*", KUBERNETES, "there is no Kubernetes here"),
     (r"helm install .*", Helm(), "there is no Kubernetes here"),
+    (r"deploy/build_distributions\.sh .*", Files("tests/deploy/test_distributions.py"), "PyPI"),
+    (r"gh attestation .*", Files("tests/deploy/test_distributions.py"), "nothing is released"),
+    (r"deploy/pin_images\.sh.*", Files("tests/deploy/test_references.py"), "asks registries"),
     (r"deploy/kubernetes/render\.sh", Files("tests/deploy/test_helm.py"), "needs helm"),
     (r"sbatch .*", SLURM, "the test that is named submits it to a Slurm of its own"),
     (r"sudo .*(/opt/bagua-autotune|/etc|systemctl).*", SLURM, "changes the machine"),
@@ -71,7 +76,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
 # How indented blocks begin that are no commands.
 NOT_COMMANDS = (
     r"result: bucket .*",  # README.md: what is printed
-    r"autotune: job .*",
+    r"autotune: (job|bucket) .*",
     r"autotune/bagua_autotune/",  # docs/extending.md: a tree of folders
     r"rule_files: .*",  # docs/monitoring.md: Prometheus
     r"- source_labels: .*",

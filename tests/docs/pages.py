@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *EXAMPLES]
+MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(page for page in MARKDOWN if page.name != "CHANGELOG.md"), *EXAMPLES]
 SHELLS = ("sh", "bash", "shell", "console")
 PROGRAMS = (
     "accelerate", "bagua-autotune", "bagua-run", "docker", "helm", "kubectl", "make", "pip",
@@ -54,7 +55,7 @@ def blocks(page: Path) -> Iterator[Block]:
     number = 0
     while number < len(lines):
         begin = number
-        if fence := re.match(r"( *)```(\w*)", lines[number]):
+        if fence := re.match(r"( *)```([\w{}-]*)", lines[number]):
             number += 1
             while not lines[number].strip().startswith("```"):
                 number += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
 
+from bagua_autotune.model.knobs import Value
 from tests.autotune.support import Ranks, peaked, registration
 
 MIB = 1024**2
@@ -18,12 +20,19 @@ class DrivenJob:
 
     steps_of_a_report = 5
 
-    def __init__(self, url: str, job_id: str, token: str = "", **changes: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        job_id: str,
+        token: str = "",
+        step_seconds: Callable[[Mapping[str, Value]], float] = peaked,
+        **changes: Any,
+    ) -> None:
         self.path = f"{url}/api/v2/jobs/{job_id}"
         self.session = requests.Session()
         if token:
             self.session.headers["Authorization"] = f"Bearer {token}".encode()
-        self._ranks = Ranks(noise=0.02)
+        self._ranks = Ranks(noise=0.02, step_seconds=step_seconds)
         body = registration(**changes)
         self.state = self._answer(self.session.put(self.path, json=body, timeout=TIMEOUT_SECONDS))
 
@@ -37,6 +46,10 @@ class DrivenJob:
             while self.state["trial"] and self.state["trial"] == trial:
                 self._report()
                 trial = {**trial, "state": "running"}
+
+    def begin_trial(self) -> None:
+        """Run the first step of the open trial."""
+        self._report(1)
 
     def finish(self) -> None:
         while self.state["trial"]:
@@ -52,11 +65,11 @@ class DrivenJob:
     def _tell(self, **event: Any) -> None:
         self._take(self.session.post(f"{self.path}/events", json=event, timeout=TIMEOUT_SECONDS))
 
-    def _report(self) -> None:
+    def _report(self, count: int | None = None) -> None:
         steps = [
             {"step": step, "seconds": seconds, "compute_seconds": [0.8 * s for s in seconds]}
             for step, seconds in self._ranks.run(
-                self.state["configuration"], self.steps_of_a_report
+                self.state["configuration"], count or self.steps_of_a_report
             )
         ]
         body = {"trial": self.state["trial"]["index"], "steps": steps}

@@ -108,11 +108,11 @@ class ScrapedJob(DrivenJob):
         for _ in range(IDLE_SCRAPES):
             self._scrape()
 
-    def _report(self) -> None:
+    def _report(self, count: int | None = None) -> None:
         if self.state["trial"]["index"] > self._told:
             self._told = self.state["trial"]["index"]
             self._tell(kind="switched", trial=self._told, seconds=0.01)
-        super()._report()
+        super()._report(count)
 
     def _take(self, response: requests.Response) -> None:
         super()._take(response)
@@ -157,14 +157,14 @@ def test_trials_and_marks_are_those_of_the_api_over_two_rounds(
         steps = [SCRAPE_SECONDS, 30]  # as the dashboard says, and as Grafana makes it for an hour
         marks = [whole.marks("New configuration", step) for step in steps]
         ends = [whole.marks("Tuning ended", step) for step in steps]
-        of_result = ("Speed-up", "How sure is that", "Why it ended there", "Cost of the search")
+        of_result = ("Speed-up", "95 % interval", "Why the tuning ended", "Cost of the search")
         known = [
             [title for title in of_result if View(prometheus, HOSTILE, end, past).numbers(title)]
             for end in (tuned, tuned_again, job.now)
         ]
         before = View(prometheus, HOSTILE, tuned, past)
-        assert before.numbers("Steps under trials") == [figures["search_steps"]]
-        assert before.numbers("Searched for") == pytest.approx([figures["search_seconds"]])
+        assert before.numbers("Steps of the search") == [figures["search_steps"]]
+        assert before.numbers("Time of the search") == pytest.approx([figures["search_seconds"]])
     assert known == [list(of_result), [], list(of_result)]
     trials = overview["trials"]
     assert {trial["round"] for trial in trials} == {0, 1}

@@ -96,7 +96,7 @@ def _export(job: str, *options: str) -> str:
 
 
 @pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 def test_tuned_exported_and_trained_with_the_file_alone(
     service: ServiceProcess, tmp_path: Path

@@ -83,5 +83,5 @@ def test_one_rank_communicates_nothing_and_one_node_nothing_outside() -> None:
 
 
 def test_an_unknown_way_of_reducing_is_refused() -> None:
-    with pytest.raises(ValueError, match="not off, leaders or shards"):
+    with pytest.raises(ValueError, match="must be off, leaders or shards"):
         reduction(make_cluster(), "sideways", MIB)

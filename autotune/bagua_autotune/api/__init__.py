@@ -1,1 +1,1 @@
-"""The HTTP APIs: what comes in is checked here, what goes out is put into words here."""
+"""The HTTP APIs: requests are checked here, and answers are written here."""

@@ -1,4 +1,4 @@
-"""What goes out: messages as JSON, files to keep, and nothing where nothing changed."""
+"""Answers: messages as JSON, downloads, and 304 where nothing has changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def answer(message: BaseModel, status: int = 200) -> Response:
 
 
 def answer_if_changed(message: BaseModel) -> Response:
-    """The same for who asks again and again: 304 to who has it as it is (``If-None-Match``)."""
+    """The message as JSON; 304 if the client already has this version (``If-None-Match``)."""
     response = answer(message)
     response.cache_control.no_cache = True
     response.add_etag()
@@ -26,7 +26,7 @@ def answer_if_changed(message: BaseModel) -> Response:
 
 
 def download(text: str | Iterator[str], content_type: str, job_name: str, ending: str) -> Response:
-    """A file for the browser to keep, named after the job; its parts are sent as they are made."""
+    """A download, named after the job; its parts are sent as they are made."""
     response = Response(text, content_type=content_type)
     name = UNSAFE.sub("-", job_name).strip("-.")[:80] or "job"
     response.headers.set("Content-Disposition", "attachment", filename=f"{name}{ending}")

@@ -1,4 +1,4 @@
-"""Errors on the wire: RFC 9457 ``application/problem+json``, whatever went wrong."""
+"""Errors on the wire: always RFC 9457 ``application/problem+json``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message", bound=BaseModel)
 MOST_ERRORS_NAMED = 3
-# One that is built takes some microseconds and a kilobyte; pydantic builds all or none.
+# Each error takes some microseconds and a kilobyte, and pydantic builds all of them or none.
 MOST_ERRORS_BUILT = 1000
 LONGEST_DETAIL = 2000
 RETRY_AFTER_SECONDS = 2
@@ -51,7 +51,7 @@ def parse(message: type[Message]) -> Message:
 
 
 def query_number(name: str, low: int, high: int) -> int | None:
-    """A whole number of the query string; aborts with 422 if it is none or out of range."""
+    """A whole number of the query string, if it is given; aborts with 422 if it is not valid."""
     text = request.args.get(name)
     if text is None:
         return None
@@ -61,7 +61,7 @@ def query_number(name: str, low: int, high: int) -> int | None:
 
 
 def refusal(error: ValidationError) -> tuple[int, str]:
-    """What pydantic found: a status, and one sentence that names the fields."""
+    """A status, and one sentence that names the wrong fields."""
     count = error.error_count()
     if count > MOST_ERRORS_BUILT:
         return 422, f"{count} fields are wrong or unknown."
@@ -78,7 +78,7 @@ def refusal(error: ValidationError) -> tuple[int, str]:
 
 
 def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) -> None:
-    """Let every error of the app leave as an ErrorDocument; those of the store are counted."""
+    """Answer every error of the app with an ErrorDocument; count the store's errors."""
 
     @app.errorhandler(HTTPException)
     def _http(error: HTTPException) -> Response:
@@ -94,17 +94,17 @@ def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) ->
 
     @app.errorhandler(UnknownTrial)
     def _unknown_trial(error: UnknownTrial) -> Response:
-        return failure(409, f"The job has no trial {error}; ask for its state.")
+        return failure(409, f"The job has no trial {error}; GET its state to see the current one.")
 
     @app.errorhandler(SQLAlchemyError)
     def _store(error: SQLAlchemyError) -> Response:
         count_store_error(error)
         logger.error("the store failed: %s", error)
-        response = failure(503, "The store cannot be used at present; try again.")
+        response = failure(503, "The database does not answer at present; try again.")
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return response
 
     @app.errorhandler(Exception)
     def _bug(error: Exception) -> Response:
         logger.exception("%s %r failed", request.method, request.path)
-        return failure(500, "The service has a bug; its log says more.")
+        return failure(500, "The service failed; its log says why.")

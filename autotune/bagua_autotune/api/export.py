@@ -1,5 +1,5 @@
-"""A job for other tools: as CSV and as JSON, downloaded or written by the command line; and what it
-was left with, for a training that runs without a service."""
+"""A job for other tools, as CSV and JSON, and its best configuration for a training without a
+service."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bagua_autotune.views import Event, JobDetail, Observation, Trial
 
 # A step of a thousand ranks is a line of 40 KB.
 LINES_AT_ONCE = 100
-# The client compares it (FILE_FORMAT of bagua_client.configuration_file).
+# The client checks it (FILE_FORMAT of bagua_client.configuration_file).
 CONFIGURATION_FORMAT = 1
 
 
 def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
-    """A header, and one line for each trial; knobs are columns before the trial's round."""
+    """A header, and one line for each trial. The knobs are columns after its index."""
     rest = [name for name in Trial.model_fields if name not in ("index", "configuration")]
     text = io.StringIO()
     columns = ["index", *knobs, *rest]
@@ -37,7 +37,7 @@ def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
 
 
 def _cell(value: object) -> object:
-    """What others wrote must not be a formula where the file is opened as a spreadsheet."""
+    """Text of others must not become a formula when a spreadsheet opens the file."""
     if not isinstance(value, str):
         return value
     text = clean(value)
@@ -50,7 +50,7 @@ def job_json(
     observations: Iterable[Observation],
     events: Sequence[Event],
 ) -> Iterator[str]:
-    """Everything that is stored of the job but its profiles, in parts.
+    """Everything stored of the job except its profiles, in parts.
 
     Each tensor, trial, observation and event is one line.
     """
@@ -73,7 +73,7 @@ def job_json(
 
 
 def configuration_json(job: JobDetail, configuration: Configuration) -> str:
-    """A configuration of the job as BAGUA_CONFIGURATION reads it, with what it was found for."""
+    """A configuration as BAGUA_CONFIGURATION reads it, and the job that it was found for."""
     tensors = [[tensor.name, tensor.elements, tensor.dtype] for tensor in job.tensors]
     document = {
         "format": CONFIGURATION_FORMAT,
@@ -93,5 +93,5 @@ def configuration_json(job: JobDetail, configuration: Configuration) -> str:
 
 
 def _digest(tensors: Sequence[object]) -> str:
-    """The client makes the same of its tensors (configuration_file.py)."""
+    """The client makes the same digest of its tensors (configuration_file.py)."""
     return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]

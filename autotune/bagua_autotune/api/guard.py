@@ -1,9 +1,9 @@
-"""Who may ask: whoever has the token, where one is set, and never a page of another site.
+"""Who may use the service: whoever has the token, if one is set, and never a page of another site.
 
-A browser sends what any page tells it to, also to a service that only this machine can reach. Three
-things tell such a request: what the browser says of the page; a name that somebody made point to
-this machine (DNS rebinding), for which the page is one of ours; and a body that is not declared as
-JSON, as a browser sends no other without asking first.
+Any page can make a browser send requests, also to a service that only this machine can reach. Three
+things give such a request away: the browser names the page's site; the Host header has a name that
+somebody made point to this machine (DNS rebinding); or the body is not declared as JSON, which a
+page cannot send to another site unasked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pydantic import SecretStr
 from bagua_autotune.settings import Settings, host_name
 
 GUARDED = "/api/"
-OWN_PAGE = ("same-origin", "none")  # none: typed, or a bookmark
+OWN_PAGE = ("same-origin", "none")  # none: a typed address, or a bookmark
 LONGEST_SHOWN = 100
 
 
 def install(app: Flask, settings: Settings) -> None:
-    """Check every request of the app before anything else looks at it."""
-    # On a network a token guards the data, and the service may have any name there.
+    """Check every request of the app first."""
+    # On a network the token is enough, and the service may have any name.
     names = _names(settings) if settings.is_loopback or not settings.token else None
 
     @app.before_request
@@ -46,25 +46,25 @@ def install(app: Flask, settings: Settings) -> None:
 def _names(settings: Settings) -> Collection[str]:
     machine = [socket.gethostname()]
     if not settings.is_loopback:
-        machine.append(socket.getfqdn())  # may ask the network
+        machine.append(socket.getfqdn())  # may take a DNS request
     return {host_name(name) for name in (settings.host, *machine, *settings.allowed_hosts)}
 
 
 def _check_host(names: Collection[str], is_loopback: bool) -> None:
     host = request.headers.get("Host")
     if host is None:
-        return  # no browser leaves it out
+        return  # not a browser: they always send it
     name = host_name(host)
-    # Nobody's page has an address for a name, or a name that ends at this machine.
+    # No page of another site has a bare address as its name, or a name of this machine.
     if name in names or _is_address(name) or f".{name}".endswith(".localhost"):
         return
     if name and not is_loopback and "." not in name:
-        return  # of a container or of a Kubernetes service; no page of the web has one without dots
+        return  # a container or Kubernetes service; no web page has a name without a dot
     shown = name[:LONGEST_SHOWN]
     abort(
         403,
-        f"This service does not answer to the name {shown!r}. If that is its own, say so "
-        f"where it is started: --allowed-host {shown}, or BAGUA_AUTOTUNE_ALLOWED_HOSTS.",
+        f"This service does not answer to the name {shown!r}. If that is its name, start it with "
+        f"--allowed-host {shown} or BAGUA_AUTOTUNE_ALLOWED_HOSTS.",
     )
 
 
@@ -79,7 +79,7 @@ def _is_address(name: str) -> bool:
 def _refuse_other_sites() -> None:
     site = request.headers.get("Sec-Fetch-Site")
     if site is None:
-        # Plain HTTP from another machine: browsers say less. Behind a proxy the scheme may differ.
+        # Over plain HTTP browsers send only the origin. Behind a proxy its scheme may differ.
         origin = request.headers.get("Origin")
         is_own = origin is None or urlsplit(origin).netloc == request.headers.get("Host")
     else:
@@ -89,7 +89,7 @@ def _refuse_other_sites() -> None:
 
 
 def _is_followed_link() -> bool:
-    """Somebody goes here from elsewhere, a wiki for instance; that page sees nothing of it."""
+    """Somebody followed a link of another site, which sees nothing of our answer."""
     headers = request.headers
     is_whole_page = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == (
         "navigate",
@@ -100,11 +100,11 @@ def _is_followed_link() -> bool:
 
 def _check_token(token: SecretStr) -> None:
     expected = b"Bearer " + token.get_secret_value().encode()
-    # WSGI hands headers over as latin-1.
+    # WSGI decodes headers as latin-1.
     given = request.headers.get("Authorization", "").encode("latin-1", "replace")
     if not hmac.compare_digest(given, expected):
         abort(
             401,
-            "This service wants the header Authorization: Bearer TOKEN, with the "
-            "token that BAGUA_AUTOTUNE_TOKEN holds where it runs.",
+            "This service needs the header Authorization: Bearer TOKEN, where TOKEN is its "
+            "BAGUA_AUTOTUNE_TOKEN.",
         )

@@ -1,4 +1,4 @@
-"""What whoever runs the service looks at: health, readiness and metrics."""
+"""Health, readiness and metrics, for whoever runs the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blueprint(store: Store, metrics: Metrics) -> Blueprint:
         except SQLAlchemyError as error:
             metrics.service.count_store_error(error)
             logger.error("not ready: the store failed: %s", error)
-            return failure(503, "The store cannot be used at present.")
+            return failure(503, "The database does not answer at present.")
         return {"status": "ok"}
 
     @health.get("/metrics")

@@ -14,6 +14,7 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.store.retention import Pruned
 from bagua_autotune.tuning.copies import Copy
 
 Mode = Literal["validation", "serialization"]
@@ -24,10 +25,10 @@ REFERENCE = "#/components/schemas/{model}"
 STATUS_TEXTS = {
     200: "Done",
     201: "Registered",
-    304: "As it was (If-None-Match)",
+    304: "Not changed since the version in If-None-Match",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
-    403: "Asked for by a page of another site, or under a name that is not the service's",
+    403: "The request comes from a page of another site, or its Host is not the service's",
     404: "There is no such job",
     409: "In conflict with what is stored",
     413: "The body is too large",
@@ -41,9 +42,11 @@ PAGED = (("limit", "integer"), ("after", "string"))
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path; ``query`` gives the schema of each query parameter.
+    """One method of one path.
 
-    An answer that is no message is any JSON, or text of the ``content_type``.
+    Attributes:
+        answer: the message of the answer; None: any JSON, or text of the ``content_type``.
+        query: the name and the type of each query parameter.
     """
 
     method: str
@@ -79,14 +82,14 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/copy",
-        "What is known of it, for the service of another host",
+        "What is known of the job, to be given to the service of another host",
         Copy,
         statuses=(200, 404),
     ),
     Operation(
         "post",
         "/copies",
-        "Take in what the service of another host knew",
+        "Take over what the service of another host knew",
         reports.Adopted,
         Copy,
         statuses=(200, 400, 413, 422),
@@ -94,14 +97,14 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/state",
-        "What its ranks shall run now",
+        "What the job's ranks should run now",
         views.JobState,
         statuses=(200, 404, 422),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/trials",
-        "Its trials",
+        "The job's trials",
         views.TrialList,
         query=PAGED,
         statuses=(200, 404, 422),
@@ -109,7 +112,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/observations",
-        "Its observations",
+        "The job's observations: measured steps",
         views.ObservationList,
         query=(("trial", "integer"), *PAGED),
         statuses=(200, 404, 409, 422),
@@ -117,15 +120,23 @@ OPERATIONS = (
     Operation(
         "post",
         "/jobs/{job_id}/observations",
-        "Report steps, or poll",
+        "Report measured steps; without steps, ask for the state",
         views.JobState,
         reports.Observations,
         statuses=(200, 400, 404, 409, 413, 422),
     ),
     Operation(
+        "post",
+        "/jobs/{job_id}/progress",
+        "Tell how far a tuned job is",
+        views.JobState,
+        reports.Progress,
+        statuses=(200, 400, 404, 409, 413, 422),
+    ),
+    Operation(
         "get",
         "/jobs/{job_id}/profiles",
-        "Its profiled steps",
+        "The job's profiled steps",
         views.ProfileList,
         query=(("trial", "integer"),),
         statuses=(200, 404, 409, 422),
@@ -141,7 +152,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/events",
-        "Its events",
+        "The job's events",
         views.EventList,
         query=PAGED,
         statuses=(200, 404, 422),
@@ -157,28 +168,28 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/overview",
-        "All that is shown of it while it runs",
+        "Everything that page and terminal show of the job",
         views.JobOverview,
         statuses=(200, 304, 404),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/curve",
-        "What the search believes of the bucket sizes",
+        "The step times that the search expects, by bucket size",
         views.Curve,
         statuses=(200, 304, 404),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/buckets",
-        "How the default and the best configuration cut its tensors",
+        "How the default and the best configuration put the tensors into buckets",
         views.JobBuckets,
         statuses=(200, 304, 404),
     ),
     Operation(
         "get",
         "/jobs/{job_id}/trials.csv",
-        "Its trials, to download",
+        "The job's trials as a download",
         None,
         statuses=(200, 404),
         content_type="text/csv",
@@ -186,9 +197,17 @@ OPERATIONS = (
     Operation(
         "get",
         "/jobs/{job_id}/export.json",
-        "All that is stored of it but its profiles, to download",
+        "Everything stored of the job except its profiles, as a download",
         None,
         statuses=(200, 404),
+    ),
+    Operation(
+        "post",
+        "/prune",
+        "Delete the jobs that have not reported for some days, or list them (dry_run)",
+        Pruned,
+        reports.Prune,
+        statuses=(200, 400, 413, 422),
     ),
     Operation("get", "/openapi.json", "This description", None),
 )

@@ -1,4 +1,4 @@
-"""``/api/v2``: what is stored of jobs, what is shown while one runs, and downloads."""
+"""``/api/v2``: reading jobs, and downloads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ JOBS_LISTED = 100
 
 
 def add_routes(api: Blueprint, overviews: views.Overviews, look: Callable[[], None]) -> None:
-    """Add them to the blueprint; they change nothing.
+    """Add the routes that change nothing to the blueprint.
 
     Args:
-        look: finds the jobs whose lease ran out, before they are listed.
+        look: marks the jobs whose lease ran out as lost, before jobs are listed.
     """
     _show_at_a_glance(api, overviews, look)
     _show_lists(api, overviews)
@@ -35,7 +35,7 @@ def _show_at_a_glance(api: Blueprint, overviews: views.Overviews, look: Callable
         limit = query_number("limit", 1, MOST_JOBS_LISTED) or JOBS_LISTED
         after, name = request.args.get("after"), request.args.get("name")
         if after is not None and not JOB_ID.fullmatch(after):
-            abort(422, "after: must be a job's id, such as an answer's next.")
+            abort(422, "after: must be a job's id, such as the next of an earlier answer.")
         if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
             abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
         look()
@@ -104,7 +104,7 @@ def _offer_downloads(api: Blueprint, overviews: views.Overviews) -> None:
 
 
 def _page() -> tuple[int, str | None]:
-    """Which page the query asks for."""
+    """The page that the query asks for."""
     return query_number("limit", 1, MOST_LISTED) or MOST_LISTED, request.args.get("after")
 
 

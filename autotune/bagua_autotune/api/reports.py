@@ -1,4 +1,4 @@
-"""What the ranks send to ``/api/v2``: strict, so that nothing wrong is stored."""
+"""The requests of ``/api/v2``, checked strictly: nothing wrong is stored."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from bagua_autotune.tuning.copies import MOST_JOBS
 Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 StepNumber = Annotated[int, Field(ge=0, le=2**53)]
-# The bounds keep every product and exponential finite; no step is that short or long.
+# No step is so short or long; within these bounds every product and exponential is finite.
 StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
-# Combinations times tensors: all that this project's client offers, for the most tensors.
+# Combinations times tensors: room for all that our client offers, with the most tensors.
 MOST_PLACES = 150_000_000
-# Two clocks may have told them.
+# The two times may come from two clocks.
 LONGEST_COMPUTE_RATIO = 1.01
 ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -45,7 +45,7 @@ class _Input(BaseModel):
 
 
 class Outline(BaseModel):
-    """How large a registration is: refused before its tensors are checked one by one."""
+    """The size of a registration, checked before its tensors are checked one by one."""
 
     tensors: list[Any] = Field(max_length=MOST_TENSORS)
     knobs: dict[str, Any] = Field(max_length=MOST_KNOBS)
@@ -57,37 +57,37 @@ class Outline(BaseModel):
         try:
             space = SPACE.validate_python(self.knobs, strict=False)
         except ValidationError:
-            return self  # the registration itself says why
+            return self  # the check of the whole registration says why
         fixed = EDGE_KNOBS if len(self.tensors) > MANY_TENSORS else ()
         combinations = count_combinations(space, self.default_configuration, fixed)
         if combinations * len(self.tensors) > MOST_PLACES:
             raise ValueError(
                 f"{combinations} combinations of knobs for {len(self.tensors)} tensors are more "
-                f"than this service looks through; {MOST_PLACES // len(self.tensors)} can be: "
-                "leave out values that need no trial"
+                f"than this service can search: at most {MOST_PLACES // len(self.tensors)}; "
+                "give some knobs fewer values"
             )
         return self
 
 
 class CopyOutline(BaseModel):
-    """How large a copy is: the same."""
+    """The size of a copy, checked first likewise."""
 
     tensors: list[Any] = Field(max_length=MOST_TENSORS)
     jobs: list[Any] = Field(max_length=MOST_JOBS)
 
 
 class Adopted(View):
-    """How many jobs of a copy were not known."""
+    """How many jobs of a copy were new to the service."""
 
     jobs: int
 
 
 class StepTimes(_Input):
-    """One step: the seconds that each rank took, by rank.
+    """One step: how many seconds it took each rank, by rank.
 
-    ``compute_seconds``: those from the end of the communication of the step before until the
-    rank's last gradient was ready. Steps of synchronous ranks all end together; these tell who
-    is slow.
+    ``compute_seconds``: the seconds from the end of the previous step's communication until the
+    rank's last gradient was ready. Steps of synchronous ranks all end together, so only these show
+    which rank is slow.
     """
 
     step: StepNumber
@@ -109,13 +109,13 @@ class StepTimes(_Input):
             if own > step * LONGEST_COMPUTE_RATIO:
                 raise ValueError(
                     f"compute_seconds: rank {rank} computed for {own:.6g} s in a step of "
-                    f"{step:.6g} s; computing is a part of the step"
+                    f"{step:.6g} s; it cannot be longer than the step"
                 )
         return self
 
 
 class Observations(_Input):
-    """Steps run under a trial; none of them is a poll. Safe to send twice."""
+    """Steps measured under a trial; an empty list asks for the state. Safe to send twice."""
 
     trial: Index
     steps: tuple[StepTimes, ...] = Field(max_length=10_000, fail_fast=True)
@@ -127,6 +127,21 @@ class Observations(_Input):
             if later <= earlier:
                 raise ValueError(f"steps: {later} follows {earlier}; they must increase")
         return self
+
+
+class Progress(_Input):
+    """How far a tuned job is: its last step, and what a step takes, in seconds of the slowest rank.
+    Counted once, however often it is sent."""
+
+    step: StepNumber
+    seconds: StepSeconds
+
+
+class Prune(_Input):
+    """Which jobs to delete: those that have not reported for so many days."""
+
+    older_than_days: int = Field(ge=1, le=36_500)
+    dry_run: bool = Field(default=False, description="List the jobs and delete none.")
 
 
 class NewEvent(_Input):

@@ -12,7 +12,7 @@ from bagua_autotune.api.errors import failure, parse
 from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
-from bagua_autotune.store import JobConflict
+from bagua_autotune.store import JobConflict, Store, retention
 from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
@@ -24,21 +24,22 @@ def _check_job_id() -> None:
 
 
 def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
-    """The routes: what ranks report goes to the tuner, what is read comes from the overviews."""
+    """The routes: reports go to the tuner, and reads are answered from the overviews."""
     api = Blueprint("v2", __name__, url_prefix="/api/v2")
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _exchange_copies(api, tuner)
+    _prune(api, tuner.store)
     reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
 
 def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
-    """What a job's rank 0 sends or asks; every answer is the job's state."""
+    """The requests of a job's rank 0; every answer is the job's state."""
 
     @api.errorhandler(OtherProtocol)
     def _other_protocol(_error: OtherProtocol) -> Response:
-        return failure(409, "The job is one of /api/v1, whose workers alone report to it.")
+        return failure(409, "The job belongs to /api/v1; only Bagua's own workers report to it.")
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
@@ -75,6 +76,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             abort(422, f"{error}.")
         return answer(tuner.ask(job_id))
 
+    @api.post("/jobs/<job_id>/progress")
+    def post_progress(job_id: str) -> Response:
+        told = parse(reports.Progress)
+        return answer(tuner.take_progress(job_id, told.step, told.seconds))
+
     @api.post("/jobs/<job_id>/events")
     def post_event(job_id: str) -> Response:
         new = parse(reports.NewEvent)
@@ -87,7 +93,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
 
 def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
-    """What is known of a training, for the service of another host and from it."""
+    """Hand what is known of a training to the service of another host, and take it over."""
 
     @api.get("/jobs/<job_id>/copy")
     def get_copy(job_id: str) -> Response:
@@ -98,3 +104,10 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
         parse(reports.CopyOutline)
         adopted = adopt(tuner.store, parse(Copy), time.time())
         return answer(reports.Adopted(jobs=adopted))
+
+
+def _prune(api: Blueprint, store: Store) -> None:
+    @api.post("/prune")
+    def post_prune() -> Response:
+        asked = parse(reports.Prune)
+        return answer(retention.prune_now(store, asked.older_than_days, asked.dry_run))

@@ -1,4 +1,4 @@
-"""Which family a worker means by a model's name, and the jobs of a family's models.
+"""Finds the family that a worker means by a model's name, and the jobs of a family's models.
 
 By default Bagua names a model ``<class>_<id(module)>``: another name in every process, and so
 another model for every rank.  Here the number is cut off, and what remains is one job.
@@ -23,8 +23,8 @@ from bagua_autotune.tuning.tuner import Tuner
 logger = logging.getLogger(__name__)
 
 LONGEST_LABEL = 31
-# id() is an address: on 64-bit systems CPython's objects lie in mapped memory, at addresses of
-# 12 digits (39 bits) to 15 (48 bits).  Versions, dates and times in seconds are shorter and stay.
+# id() is an address: on 64-bit systems CPython's objects have addresses of 12 digits (39 bits) to
+# 15 (48 bits).  Versions, dates and times in seconds are shorter, so they are not cut off.
 _ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
 
 
@@ -35,8 +35,8 @@ class NotRegistered(Exception):
 class Directory:
     """Finds and creates families and their jobs.
 
-    A service started with another world size knows other families: what was tuned for another
-    number of ranks is nothing to these.
+    A service started with another world size has other families: a result for another number of
+    ranks does not help them.
 
     Args:
         limits: of every job created.
@@ -56,10 +56,10 @@ class Directory:
     def register(
         self, model_name: str, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        """The job of the first model of the name's family, both created if need be.
+        """The job of the first model of the name's family; both are created if needed.
 
-        Under a name given by the user, other tensors or another default than before are another
-        model: its job ends and the new one takes its place.
+        If the user gave the name, other tensors or another default mean another model: the old
+        job ends and a new one takes its place.
         """
         key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
         before = storage.resolve(self._store, self._alias(model_name))
@@ -76,7 +76,7 @@ class Directory:
         """The family that the name means.
 
         Raises:
-            NotRegistered: nobody registered the name.
+            NotRegistered: no worker has registered the name.
         """
         key = storage.resolve(self._store, self._alias(model_name))
         if key is None:
@@ -84,10 +84,10 @@ class Directory:
         return key
 
     def job(self, model_name: str, key: str, family: Family, position: int = 0) -> Job:
-        """The job of one of the family's models, created if it is a further one.
+        """The job of one of the family's models, created if it is a further model.
 
         Raises:
-            NotRegistered: the family's first job is gone, and with it the tensors.
+            NotRegistered: the family's first job was deleted, and the tensors with it.
         """
         job_id = family.models[position].job_id
         try:
@@ -131,7 +131,7 @@ class Directory:
             limits=self._limits,
             software={"protocol": "Bagua 0.9"},
         )
-        with suppress(JobConflict):  # made at the same moment, by a rank that orders otherwise
+        with suppress(JobConflict):  # another rank made it with its tensors in another order
             self._tuner.register(job_id, spec, "v1", {"family": key})
         return self._store.job(job_id)
 
@@ -143,7 +143,7 @@ class Directory:
             except UnknownJob:
                 continue
             logger.info(
-                "job %s: registered with other tensors, job %s replaces it",
+                "job %s: its model was registered again with other tensors; job %s replaces it",
                 model.job_id,
                 successor.id,
             )
@@ -168,9 +168,9 @@ def stem(model_name: str) -> str:
 def family_key(
     model_name: str, tensors: Iterable[Tensor], world_size: int | None, default_bucket_bytes: int
 ) -> str:
-    """A digest of what two names of the same model have in common.
+    """A digest that is equal for two names of the same model.
 
-    That is the stem, the tensors in any order, and what the job is tuned with.
+    It covers the stem, the tensors in any order, and the knobs with their default.
     """
     facts = sorted((tensor.name, tensor.elements, tensor.dtype) for tensor in tensors)
     text = json.dumps([stem(model_name), world_size, default_bucket_bytes, facts])

@@ -1,23 +1,24 @@
-"""What Bagua's protocol needs to remember of a family: the models that look alike to it.
+"""What is remembered of a family: models that Bagua's protocol cannot tell apart.
 
 By default Bagua names a model after its address, so a model has another name in every process
-and every run, and a registration carries no rank.  All that can be told is the family: models
-of the same class and tensors.  Three rules make one job of what is one model, and let no two
-ranks of it ever run different buckets, whatever died before:
+and every run, and a registration carries no rank.  Only the family is known: models of the same
+class and tensors.  Three rules make one job of each model, and ensure that no two of its ranks
+ever run different buckets, whatever processes died before:
 
 1. A life of a family begins at the baseline.  A rank enters when it asks under a name that it
    has not reported under in this life, or goes back to where it entered; it is told the
    baseline.  If any rank has reported since the life began, an entry begins a new life: names
    and places are forgotten, jobs and trials stay.  No rank reports before all have entered, so
-   this never happens in the middle of a run, but where a run makes a further such model.
+   this never happens in the middle of a run, unless the run makes a further such model.
 2. A name is bound by its first report: a rank's k-th name to report is the family's k-th model.
    Ranks train their models in the same order, and names of processes that died do not report.
-3. A model's configuration changes only at an iteration to which all ranks go from one before
-   (Bagua calls where they stand the check board), and only while this holds for all models of
-   the family.  Where a rank is missing or a name bound wrongly, some model lacks a rank or has
-   ranks that stand apart, so all models go on unchanged and nothing is tuned.
+3. A model's configuration changes only at an iteration that all ranks reach from the same earlier
+   one (Bagua calls the list of their iterations the check board), and only while this holds for all
+   models of the family.  If a rank is missing or a name is bound to the wrong model, some model
+   lacks a rank or has ranks at different iterations: then all models go on unchanged and nothing
+   is tuned.
 
-Two runs at once under the same names cannot be told apart: each needs a service of its own.
+Two runs at once with the same names cannot be told apart: each needs a service of its own.
 
 Pure: every method returns a new state, which the store writes in one transaction.
 """
@@ -32,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bagua_autotune.model.knobs import Value
 
-# A worker reports the mean speed of 100 iterations; two that agree so far have settled.
+# A worker reports the mean speed of 100 iterations; two reports this close together have settled.
 SETTLED_RATIO = 0.1
 
 
@@ -41,11 +42,11 @@ class _Record(BaseModel):
 
 
 class Grant(_Record):
-    """What the ranks are told from an iteration on, since ``at`` (seconds since the epoch).
+    """What the ranks are told to run from an iteration on, since ``at`` (seconds since the epoch).
 
-    ``trial`` is the index of the trial that it measures: None while the job warms up, and in
+    ``trial`` is the index of the trial that it measures: None while the job warms up, and for
     the final choice (``is_final``).  ``ordered`` is how many names of the execution order were
-    known at that time; later ones must not move tensors between buckets half way.
+    known then: names that come later must not move tensors to other buckets.
     """
 
     from_iteration: int
@@ -68,10 +69,10 @@ class Model(_Record):
 
     ``reported`` and ``board``: by rank, the iteration of its last report, and of the last ask
     that followed a report.  ``apart_count``: for how many iterations in a row a rank went on
-    while others did not stand where it stood.  ``grants``: the current one and the one before,
+    while others were at another iteration.  ``grants``: the current one and the previous one,
     for a rank that asks again because an answer was lost.  ``warm_up``: the last two windows
-    before the first measured one.  ``steps_before``: how far the lives before got, so that
-    their iterations and this one's are different steps of the job.
+    before the first measured one.  ``steps_before``: how many iterations the earlier lives had,
+    so that this life's iterations count as later steps of the job.
     """
 
     job_id: str
@@ -84,7 +85,7 @@ class Model(_Record):
 
     @property
     def grant(self) -> Grant:
-        """The current one."""
+        """The current grant."""
         return self.grants[-1]
 
     @property
@@ -108,15 +109,15 @@ class Model(_Record):
         return abs(first - second) <= SETTLED_RATIO * max(abs(first), abs(second))
 
     def stands_together(self, ranks: set[int]) -> bool:
-        """Whether all the ranks stand at one iteration."""
+        """Whether all the ranks are at one iteration."""
         return ranks <= self.board.keys() and len({self.board[rank] for rank in ranks}) == 1
 
     def is_first(self, iteration: int) -> bool:
-        """Whether no rank has asked at this iteration yet, nor at a later one."""
+        """Whether no rank has asked at this iteration or a later one yet."""
         return iteration > max(self.board.values(), default=-1)
 
     def _warmed(self, window: Window) -> list[Window]:
-        """The first rank's report of a window counts."""
+        """Note a report; of a window the first rank's report counts."""
         is_known = bool(self.warm_up) and window.iteration <= self.warm_up[-1].iteration
         if is_known or not self.is_warming_up:
             return self.warm_up
@@ -126,9 +127,9 @@ class Model(_Record):
 class Family(_Record):
     """The models of a family, in the order in which ranks report under their names.
 
-    ``label``: what the jobs' ids begin with.  ``names``: by rank, those bound in this life.
-    ``present``: the ranks heard of in it.  ``entered_iteration``: the lowest at which a rank
-    entered.
+    ``label``: the beginning of the jobs' ids.  ``names``: by rank, the names bound in this life.
+    ``present``: the ranks that have asked or reported in it.  ``entered_iteration``: the lowest
+    iteration at which a rank entered.
     """
 
     label: str
@@ -162,7 +163,7 @@ class Family(_Record):
         return family.model_copy(update=changes)
 
     def position(self, rank: int, name: str) -> int | None:
-        """Which of the models a rank's name is bound to."""
+        """The number of the model that a rank's name is bound to."""
         names = self.names.get(rank, [])
         return names.index(name) if name in names else None
 
@@ -189,7 +190,7 @@ class Family(_Record):
     def is_due(self, position: int, iteration: int, world_size: int | None) -> bool:
         """Whether this ask is the first of an iteration to which all ranks may switch: rule 3.
 
-        Without a world size the ranks heard of in this life are all there are.
+        Without a world size, the ranks present in this life count as all.
         """
         model, ranks = self.models[position], self._ranks(world_size)
         is_in_step = all(m.apart_count == 0 and ranks <= m.board.keys() for m in self._alive)
@@ -198,9 +199,9 @@ class Family(_Record):
     def asked(
         self, rank: int, name: str, iteration: int, next_grant: Grant | None, world_size: int | None
     ) -> Family:
-        """A rank asks; the grant counts if this ask is due (another may have come first).
+        """A rank asks; the grant counts if this ask is due (another rank's may have come first).
 
-        Asks that do not follow a report change nothing: Bagua's workers make such where
+        Asks that do not follow a report change nothing: Bagua's workers send such asks if
         parameters are unused, perhaps on some ranks only.
         """
         position = self.position(rank, name)
@@ -217,7 +218,7 @@ class Family(_Record):
         return self.model_copy(update={"models": models})
 
     def stragglers(self, world_size: int | None) -> dict[int, int]:
-        """The ranks that are behind others in some model, and where they stand; -1: nowhere."""
+        """The ranks that are behind others in some model, and their iterations; -1: none yet."""
         ranks = self._ranks(world_size)
         found: dict[int, int] = {}
         for model in self._alive:
@@ -252,6 +253,6 @@ def first_grant(baseline: Mapping[str, Value], now: float) -> Grant:
 
 
 def _new_model(label: str, baseline: Mapping[str, Value], now: float) -> Model:
-    # Nobody can guess the id, and so nobody can have taken it.
+    # Nobody can guess the id, so nobody can have registered a job with it.
     job_id = f"{label}-{uuid4().hex}"
     return Model(job_id=job_id, grants=[first_grant(baseline, now)])

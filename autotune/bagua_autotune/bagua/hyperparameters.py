@@ -1,4 +1,4 @@
-"""Between Bagua's hyperparameters and this service's configurations.
+"""Converts between Bagua's hyperparameters and this service's configurations.
 
 Bagua's ``BaguaHyperparameter`` is ``{buckets, bucket_size, is_hierarchical_reduce}``: unlike a
 v2 configuration it carries the buckets themselves, cut here from the execution order.
@@ -17,8 +17,8 @@ ELEMENT_BYTES = {"f16": 2, "f32": 4, "i64": 8, "u8": 1}
 
 LOWEST_BUCKET_BYTES = 64 * 1024
 HIGHEST_BUCKET_BYTES = 1024**3
-# A model registered with `whether_to_bucket` false is one bucket of each type; Bagua says so
-# with a size beyond any model's.  Inside, the largest size that a knob may have stands for it.
+# A model registered with `whether_to_bucket` false is one bucket per dtype; Bagua expresses that by
+# a size larger than any model.  Here the largest size of the knob stands for it.
 UNBUCKETED_WIRE_BYTES = 10 * 1024**5
 UNBUCKETED_BYTES = 2**53
 
@@ -53,7 +53,7 @@ def to_configuration(bucket_size: int, is_hierarchical_reduce: bool) -> Configur
 
 
 def in_execution_order(tensors: Iterable[Tensor], order: Sequence[str]) -> list[Tensor]:
-    """The tensors as reported by spans; those not seen yet first, as Bagua's sort has them."""
+    """The tensors in the order of the spans; those not seen yet come first, as in Bagua's sort."""
     position = {name: index for index, name in enumerate(order)}
     return sorted(tensors, key=lambda tensor: position.get(tensor.name, -1))
 
@@ -63,7 +63,7 @@ def to_wire(tensors: Sequence[Tensor], configuration: Mapping[str, Value]) -> di
     bucket_bytes = Configuration(configuration).number("bucket_bytes")
     cut = Cutter(tensors).cut(Cutting(bucket_bytes))
     buckets = [[tensors[position] for position in bucket.positions] for bucket in cut]
-    buckets.sort(key=lambda members: members[0].dtype)  # Bagua's rule takes dtypes in this order
+    buckets.sort(key=lambda members: members[0].dtype)  # Bagua's order of dtypes
     return {
         "buckets": [
             [

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bagua_autotune.model.job import MOST_RANKS, MOST_TENSORS, ShortText
 from bagua_autotune.model.layout import Label
 
-# An observation holds a place for every rank up to the highest.
+# An observation has a place for every rank up to the highest.
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]
 Iteration = Annotated[int, Field(ge=0, lt=2**62)]
 # Bagua's Rust exporter sends u128.

@@ -19,7 +19,7 @@ from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
 
 
 def blueprint(tuning: BaguaTuning) -> Blueprint:
-    """The routes, answered by this tuning."""
+    """The routes; the tuning answers them."""
     api = Blueprint("v1", __name__, url_prefix="/api/v1")
 
     @api.post("/register_tensors")
@@ -60,11 +60,11 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
 
     @api.errorhandler(storage.UnknownFamily)
     def _deleted(_error: storage.UnknownFamily) -> Response:
-        return failure(405, "The model was deleted at this moment; call register_tensors again.")
+        return failure(405, "The model has just been deleted; call register_tensors again.")
 
     @api.errorhandler(RankOutsideWorld)
     def _rank_outside_world(error: RankOutsideWorld) -> Response:
-        return failure(422, f"rank: {error}, which the service was started with.")
+        return failure(422, f"rank: {error} that the service was started with.")
 
     return api
 

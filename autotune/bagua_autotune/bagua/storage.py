@@ -1,5 +1,5 @@
-"""What Bagua's protocol stores: families of models (their state, their execution order, the names
-they go by), and the values of single ranks."""
+"""What is stored for Bagua's protocol: families of models (their state, their execution order,
+their names), and the values of single ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow, Observation
 
 
 class UnknownFamily(Exception):
-    """There is no family of this key."""
+    """There is no family with this key."""
 
 
 def register(store: Store, alias: str, key: str, new: Family) -> None:
-    """Let the alias mean the family of this key, which begins as ``new`` if there is none yet."""
+    """Let the alias mean the family of this key, which is created as ``new`` if there is none."""
     try:
         with store.database.writing() as session:
             if session.get(FamilyRow, key) is None:
@@ -76,7 +76,7 @@ def extend_order(store: Store, key: str, names: Sequence[str]) -> None:
 
 
 def tuned(store: Store, since: float) -> dict[str, str]:
-    """By family, one of its jobs: of those that are still tuned and were heard of since then."""
+    """By family, one of its jobs, if it is still being tuned and has reported since then."""
     query = select(JobRow.data["family"].as_string(), JobRow.id).where(
         JobRow.protocol == "v1",
         JobRow.phase.in_(BEING_TUNED),
@@ -114,7 +114,7 @@ def put_value(
 
 
 def widen(store: Store, job_id: str, rank_count: int) -> None:
-    """Note that the job has at least so many ranks, where nobody said how many it has."""
+    """Note that the job has at least so many ranks, if no world size is known."""
     with store.database.writing() as session:
         row = locked_row(session, job_id)
         if row.spec["world_size"] < rank_count:

@@ -1,13 +1,13 @@
-"""The trials of a job whose ranks report by themselves.
+"""The trials of a job whose ranks report each by itself.
 
-A trial is measured by the reports made under its hyperparameters.  Once it is measured enough,
-what follows is decided in the background while the ranks go on as they are; they switch at the
-first later iteration to which all go from one before.  Nothing of this is remembered but in the
-store: after a restart the next such iteration decides anew, or finds the decision taken.
+A trial is measured by the reports made under its hyperparameters.  Once it is measured well enough,
+what follows is decided in the background while the ranks go on; they switch at the first later
+iteration that all reach from the same earlier one.  All of this is in the store: after a restart
+the next such iteration decides anew, or finds the decision made.
 
 At that iteration the first rank's ask decides, and the others' reports of the last window (one
 report of each rank) are often still under way.  Ranks differ in speed, so the mean of those present
-would be off by more than configurations differ: such windows are made comparable.
+may be off by more than configurations differ: such windows are corrected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
-# A trial's first two windows agree if they differ by less than this, else it goes on: a pause
-# now and then must not decide which configuration wins.
+# A trial whose first two windows differ by more than this goes on: an occasional pause must not
+# decide which configuration wins.
 AGREEMENT_RATIO = 0.05
 MOST_WINDOWS = 4
 
@@ -53,7 +53,7 @@ class Trials:
     def measure(
         self, job: Job, family: Family, position: int, rank: int, window: Window, ran: Configuration
     ) -> None:
-        """Take in a rank's window, if it ran the trial that the ranks were told to run then."""
+        """Store a rank's window, if the rank ran the trial that it was told to run."""
         model = family.models[position]
         grant = model.grant_before(window.iteration)
         index = grant.trial
@@ -67,7 +67,7 @@ class Trials:
     def next_grant(
         self, job: Job, family: Family, position: int, iteration: int, ordered: int
     ) -> Grant | None:
-        """What all ranks switch to at this iteration; None: they go on as they are.
+        """What all ranks switch to at this iteration; None: they go on unchanged.
 
         Args:
             ordered: how many names of the execution order are known.
@@ -84,7 +84,7 @@ class Trials:
         else:
             configuration, index = job.result.configuration, None
         if current.trial is not None:
-            # The windows that were run while the decision was made count too.
+            # The windows run while the decision was made count, too.
             self._reestimate(job, family, current.trial)
         return Grant(
             from_iteration=iteration,
@@ -96,12 +96,12 @@ class Trials:
         )
 
     def _may_switch(self, job: Job, family: Family, model: Model, index: int) -> bool:
-        """Whether the open trial is one that the ranks do not run yet, and they are warm."""
+        """Whether the ranks are warm and do not run the open trial yet."""
         elapsed_seconds = self._clock() - model.grant.at
         if model.is_warming_up:
             is_over = model.is_warm() or elapsed_seconds >= job.limits.warmup_seconds
             if model.warm_up and is_over:
-                logger.info("job %s: warm, measuring trial %d", job.id, index)
+                logger.info("job %s: warmed up, measuring trial %d", job.id, index)
                 return True
             return False
         if index != model.grant.trial:
@@ -115,7 +115,7 @@ class Trials:
         self._tuner.reestimate(job.id, index, self._windows(job, family, index))
 
     def _windows(self, job: Job, family: Family, index: int) -> list[Observation]:
-        """What was reported under a trial, as far as it can be compared with other trials."""
+        """The windows reported under a trial that can be compared with those of other trials."""
         observed = self._store.observations(job.id)
         windows = [window for trial, window in observed if trial == index]
         rank_count = self._world_size or len(family.present)
@@ -136,11 +136,11 @@ def are_enough(windows: Sequence[Observation], is_long: bool) -> bool:
 def comparable(
     windows: Sequence[Observation], references: Sequence[Observation], rank_count: int
 ) -> list[Observation]:
-    """The windows as if all ranks had reported; those of which that cannot be said are left out.
+    """The windows as if all ranks had reported; those that cannot be estimated are left out.
 
     Args:
         windows: of one trial.
-        references: of all of the job's trials; the complete ones tell how ranks differ.
+        references: windows of all the job's trials; complete ones show how ranks differ.
         rank_count: how many reports make a window complete.
     """
     complete = [window for window in references if _count(window) >= rank_count]
@@ -154,9 +154,9 @@ def comparable(
 
 
 def _mean_of_all(window: Observation, complete: Sequence[Observation]) -> float:
-    """What the mean over all ranks would be, from the ranks that are present.
+    """The mean over all ranks, estimated from the ranks that are present.
 
-    In proportion, as speeds are; by the difference if the means are not all of one sign.
+    By the ratio of the means, or by their difference if the means have different signs.
     """
     present = _present(window)
     mean = _mean(window, present)

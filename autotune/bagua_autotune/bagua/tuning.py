@@ -1,4 +1,4 @@
-"""Bagua's four requests, carried out on the shared tuner.
+"""Bagua's four requests, carried out by the shared tuner.
 
 A worker registers, asks at iteration 0, then reports and asks every 100 iterations.
 """
@@ -24,12 +24,12 @@ from bagua_autotune.tuning.tuner import Tuner
 logger = logging.getLogger(__name__)
 
 DEFAULT_BUCKET_BYTES = 10 * 1024**2
-# Ranks that stay apart for so many iterations will hardly come together.
+# Ranks at different iterations for so long will hardly meet again.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
-# So long after a job's last contact spans still count for it.
+# So long after its last contact a job still takes spans.
 SPAN_SECONDS = 86_400.0
-# How many jobs' tensors are kept at hand.
+# How many jobs' tensors are kept in memory.
 JOBS_AT_HAND = 256
 
 
@@ -38,7 +38,7 @@ class RankOutsideWorld(ValueError):
 
 
 class BaguaTuning:
-    """What Bagua's ``AutotuneService`` did, on the store and the tuner.
+    """Does what Bagua's ``AutotuneService`` did, with our store and tuner.
 
     Args:
         world_size: how many ranks a job has; None: those seen.
@@ -68,7 +68,7 @@ class BaguaTuning:
     def register(
         self, model_name: str, tensors: Sequence[Tensor], whether_to_bucket: bool = True
     ) -> dict[str, Any]:
-        """Register a model; returns the hyperparameters that it begins with: the baseline."""
+        """Register a model; returns the hyperparameters to begin with: the baseline."""
         size = self._default_bucket_bytes if whether_to_bucket else hyperparameters.UNBUCKETED_BYTES
         job = self._directory.register(model_name, tensors, size)
         return hyperparameters.to_wire(self._tensors(job.id), job.baseline)
@@ -99,7 +99,7 @@ class BaguaTuning:
         if family.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
         grant = after.models[position].grant_at(iteration)
-        if grant.ordered > len(order):  # another rank's, granted since we looked
+        if grant.ordered > len(order):  # another rank's ask was granted meanwhile
             _, order = storage.load(self._store, key)
         known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
         return hyperparameters.to_wire(known, grant.configuration), grant.is_final
@@ -126,10 +126,10 @@ class BaguaTuning:
         self._trials.measure(job, family, position, rank, window, ran)
 
     def order(self, names: Iterable[str]) -> None:
-        """Tensors became ready in this order, in some model: spans do not say in which.
+        """Note the order in which tensors became ready in some model: spans do not say in which.
 
-        A name counts for every family that has such a tensor and is still tuned; names that
-        none has are dropped.
+        A name counts for every family that has such a tensor and is still being tuned; unknown
+        names are dropped.
         """
         names = list(dict.fromkeys(names))
         tuned = storage.tuned(self._store, self._clock() - SPAN_SECONDS)
@@ -144,16 +144,16 @@ class BaguaTuning:
         self._names = known
 
     def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
-        """The rank begins; returns the family's first job, whose baseline all begin with."""
+        """Note that the rank begins; returns the family's first job, whose baseline it gets."""
         now = self._clock()
         after = storage.update(self._store, key, lambda f: f.entered(rank, iteration, now))
         job = self._heard_of(self._directory.job(model_name, key, after), after)
         if family.names and not after.names:
-            logger.info("job %s: its ranks begin anew, at the default; tuning goes on", job.id)
+            logger.info("job %s: its ranks start again with the default; tuning goes on", job.id)
         return job
 
     def _heard_of(self, job: Job, family: Family) -> Job:
-        """Keep the job's last contact, and how many ranks it has where nobody said."""
+        """Store the job's last contact, and the number of its ranks if no world size is known."""
         now = self._clock()
         if job.is_lost:
             self._store.resume_job(job.id, now)
@@ -166,14 +166,14 @@ class BaguaTuning:
     def _warn_apart(self, job: Job, family: Family) -> None:
         places = family.stragglers(self._world_size)
         behind = [f"rank {rank} at iteration {at}" for rank, at in places.items() if at >= 0]
-        missing = [f"rank {rank} not heard of" for rank, at in places.items() if at < 0]
+        missing = [f"rank {rank} has not reported" for rank, at in places.items() if at < 0]
         told = [*behind[:MOST_RANKS_TOLD], *missing[:MOST_RANKS_TOLD]]
         if len(told) < len(places):
             told.append(f"{len(places)} in all")
         logger.warning(
-            "job %s: not tuned, since its ranks do not stand together (%s); all keep their "
-            "hyperparameters. Restart all ranks, each run with a service of its own, and start "
-            "the service with their number as --world-size",
+            "job %s: not tuned, because its ranks are at different iterations (%s); all keep their "
+            "hyperparameters. Restart all ranks, give each run a service of its own, and start "
+            "that with the number of ranks as --world-size",
             job.id,
             ", ".join(told),
         )

@@ -1,4 +1,4 @@
-"""The command ``bagua-autotune``: one module for each of its commands, imported when it is used."""
+"""The command ``bagua-autotune``: one module for each of its commands, imported when it runs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import click
 
 from bagua_autotune import __version__
 
-# With the first sentence of each one's help.
+# Each with the first sentence of its own help.
 COMMANDS = {
     "serve": "Run the service until SIGTERM or Ctrl-C.",
     "jobs": "List the jobs, newest first.",
-    "show": "Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP.",
-    "watch": "Watch JOB (an id, or a name: its newest) until it is tuned or its training has "
-    "ended.",
-    "export": "Write JOB (an id, or a name: its newest) to the standard output.",
-    "simulate": "Simulate steps on a cluster: which bucket size, which way of reducing, how much "
-    "faster.",
+    "show": "Show JOB: its trials, the best one, its speed-up, and a line for stock DDP.",
+    "watch": "Watch JOB until it is tuned or its training has ended.",
+    "export": "Write JOB to the standard output, in one format.",
+    "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing.",
+    "check": "Say how much faster COMMAND could train at most, if its communication were tuned.",
     "system": "Find environment variables with which COMMAND trains faster.",
-    "prune": "Delete jobs with all that is stored of them, and say which.",
+    "prune": "Delete old jobs with all that is stored of them, and list them.",
     "backup": "Copy the SQLite database to FILE, also while a service uses it.",
-    "doctor": "Look whether the database is well: one line for each thing; status 1 after a fault.",
+    "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
-MODULES = {"backup": "upkeep", "doctor": "upkeep"}  # others have one of their own
+MODULES = {"backup": "upkeep", "doctor": "upkeep"}  # the others are named after the command
 
 
 class Commands(click.Group):
-    """Lists its commands without importing them: most need much that the others do not."""
+    """Lists its commands without importing them: each needs large modules that others do not."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -44,7 +43,22 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+# Made by click, from the options of the commands.
+COMPLETION = """
+The Tab key completes commands and options after this line in ~/.bashrc (zsh_source is for zsh,
+fish_source for fish):
+
+\b
+  eval "$(_BAGUA_AUTOTUNE_COMPLETE=bash_source bagua-autotune)"
+"""
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION
+)
 @click.version_option(__version__, prog_name="bagua-autotune")
 def main() -> None:
-    """Finds the fastest communication settings of a running training job."""
+    """Finds the fastest communication settings of a running training job.
+
+    JOB is a job's id, or a name: then the newest job of that name.
+    """

@@ -21,27 +21,34 @@ from bagua_simulator.summary import summarise
 
 @click.command()
 @click.argument("job")
-@click.option("--csv", "format", flag_value="csv", help="The trials, one line each.")
-@click.option("--json", "format", flag_value="json", help="Everything that is stored of the job.")
+@click.option("--csv", is_flag=True, help="The trials, one line each.")
+@click.option("--json", is_flag=True, help="Everything that is stored of the job.")
 @click.option(
     "--profile",
-    "format",
-    flag_value="profile",
-    help="What the job computes and its network did, for 'simulate --model FILE'.",
+    is_flag=True,
+    help="How long the job computes and communicates, for 'simulate --model FILE'.",
 )
 @click.option(
-    "--configuration", "format", flag_value="configuration",
+    "--configuration",
+    is_flag=True,
     help="The best configuration: BAGUA_CONFIGURATION=FILE trains with it, without a service.",
-)  # fmt: skip
+)
 @source_options
-def export(job: str, format: str | None, database: str | None, url: str | None) -> None:
-    """Write JOB (an id, or a name: its newest) to the standard output."""
-    if format is None:
-        raise click.UsageError("say --csv, --json, --profile or --configuration")
+def export(job: str, database: str | None, url: str | None, **formats: bool) -> None:
+    """Write JOB to the standard output, in one format.
+
+    JOB is a job's id, or a name: then the newest job of that name.
+    """
+    asked = [name for name in WRITERS if formats[name]]
+    if len(asked) != 1:
+        given = " and ".join(f"--{name}" for name in asked)
+        problem = f"{given} cannot be given together: " if asked else ""
+        names = ", ".join(f"--{name}" for name in WRITERS)
+        raise click.UsageError(f"{problem}choose one of {names}")
     reader = open_reader(database, url)
     found = find_job(reader, job)
     try:
-        text = WRITERS[format](reader, found)
+        text = WRITERS[asked[0]](reader, found)
     except UnknownJob as error:  # deleted since it was found
         raise no_such_job(job) from error
     click.echo(text, nl=False)
@@ -71,16 +78,16 @@ def _profile(reader: Reader, job: JobOverview) -> str:
 def _configuration(reader: Reader, job: JobOverview) -> str:
     name = clean(job.job.name)
     if job.job.protocol != "v2":
-        raise click.ClickException(f"job {name} is of Bagua's own workers, which read no such file")
+        raise click.ClickException(f"job {name} runs Bagua's own workers: they read no such file")
     best = next((trial.configuration for trial in job.trials if trial.is_best), None)
     if job.job.result and job.job.state in OVER:
         best = job.job.result.configuration
     elif best is not None:
-        click.echo(f"job {name} is not tuned yet: this is the best so far", err=True)
+        click.echo(f"job {name} is not tuned yet: this is its best configuration so far", err=True)
     if best is None:
         raise click.ClickException(f"job {name}: nothing is measured yet")
     if best == job.default_configuration:
-        click.echo(f"job {name}: nothing is faster than its default, which this is", err=True)
+        click.echo(f"job {name}: nothing is faster than its default: this is it", err=True)
     return configuration_json(reader.job(job.job.id), best)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from bagua_autotune.cli.output import print_table, times
-from bagua_autotune.cli.reader import open_reader, source_options
+from bagua_autotune.cli.output import print_json, print_table, say_beside, times
+from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
 from bagua_autotune.model.text import describe
-from bagua_autotune.views import JobSummary
+from bagua_autotune.views import JobList, JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
 COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration", "lives")
@@ -18,14 +18,24 @@ COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration", "lives
     "--limit", type=click.IntRange(1, MOST_JOBS_LISTED - 1), default=100, show_default=True,
     help="List at most so many.",
 )  # fmt: skip
+@click.option("--json", "is_json", is_flag=True, help="Write what GET /api/v2/jobs answers.")
 @source_options
-def jobs(limit: int, database: str | None, url: str | None) -> None:
-    """List the jobs, newest first. One that was started again is its newest life."""
-    found = open_reader(database, url).jobs(limit=limit + 1)
-    print_table(COLUMNS, [_row(job) for job in found[:limit]])
-    if len(found) > limit:
-        # Not among the lines that a pipe reads.
-        click.echo(f"there are more than these {limit}; see --limit", err=True)
+def jobs(limit: int, is_json: bool, database: str | None, url: str | None) -> None:
+    """List the jobs, newest first. A training that was started again is listed once."""
+    try:
+        found = open_reader(database, url).jobs(limit=limit + 1)
+    except NoJobsYet:
+        found = []
+    has_more = len(found) > limit
+    found = found[:limit]
+    if is_json:
+        print_json(JobList(jobs=found, next=found[-1].id if has_more else None))
+    else:
+        print_table(COLUMNS, [_row(job) for job in found])
+    if not found:
+        say_beside(NO_JOBS)
+    elif has_more:
+        say_beside(f"there are more than these {limit}; see --limit")
 
 
 def _row(job: JobSummary) -> tuple[str, ...]:

@@ -1,18 +1,30 @@
-"""What the commands print. Tables are drawn on a terminal, and tab-separated lines in a pipe.
+"""What the commands print: tables on a terminal, tab-separated lines in a pipe, JSON where asked.
 
-Names and messages come from others: nothing of them reaches a terminal that it would obey.
+Names and messages come from others: no control character in them reaches the terminal.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import click
+from pydantic import BaseModel
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from bagua_autotune.model.text import clean, describe_speedup
+
+# What may be long, and which of it stands below the figures where there is little room.
+WORDS = ("job", "name", "configuration", "note", "began", "found")
+BELOW = ("name", "configuration", "note", "began", "found")
+NARROWEST_WORDS = 14
+INDENT = 6
+WIDEST = 10_000
+"""Columns that no terminal has."""
 
 
 def say(line: str) -> None:
@@ -20,25 +32,67 @@ def say(line: str) -> None:
     click.echo(clean(line))
 
 
+def say_beside(line: str) -> None:
+    """On standard error: not among the lines that a pipe reads."""
+    click.echo(clean(line), err=True)
+
+
+def print_json(message: BaseModel) -> None:
+    """As the API answers it, indented; what is not ASCII is escaped."""
+    click.echo(json.dumps(message.model_dump(mode="json"), indent=2))
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """One header and one line for each row."""
-    rows = [[clean(cell) for cell in row] for row in rows]
+    """A header and a line for each row; where the terminal is too narrow for that, two lines."""
+    lines = [[clean(cell) for cell in line] for line in (columns, *rows)]
     console = Console()
     if not console.is_terminal:
-        for line in (columns, *rows):
+        for line in lines:
             click.echo("\t".join(line))
         return
+    if not rows:
+        return
+    table = _table(lines)
+    needed = table.__rich_measure__(console, console.options.update(width=WIDEST)).minimum
+    if needed <= console.width or not set(BELOW) & set(columns):
+        console.print(table)
+    else:
+        _print_in_two_lines(console, lines)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> Table:
+    """Words may go on in the next line, figures may not."""
+    columns, *rows = lines
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        is_words = column in ("configuration", "name", "job", "summary", "note")
-        if is_words:  # on a narrow terminal these go on in the next line
-            table.add_column(column, overflow="fold", min_width=14 if rows else None)
+        if column in WORDS:
+            table.add_column(column, overflow="fold", min_width=NARROWEST_WORDS)
         else:
             table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         # Text: names may hold what rich would take for markup.
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    return table
+
+
+def _print_in_two_lines(console: Console, lines: Sequence[Sequence[str]]) -> None:
+    """The figures of a row in columns, and its words below them."""
+    columns = lines[0]
+    widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
+    figures = [place for place, column in enumerate(columns) if column not in BELOW]
+    words = [place for place, column in enumerate(columns) if column in BELOW]
+    is_tight = sum(widths[place] + 2 for place in figures) - 2 > console.width
+    for line in lines:
+        style = "bold" if line is columns else ""
+        cells = []
+        for place in figures:
+            padding = " " * (widths[place] - cell_len(line[place]))
+            is_left = columns[place] in WORDS
+            cells.append(line[place] + padding if is_left else padding + line[place])
+        console.print(Text((" " if is_tight else "  ").join(cells).rstrip()), style=style)
+        below = "; ".join(line[place] for place in words if line[place])
+        if below:
+            console.print(Padding(Text(below), (0, 0, 0, INDENT), expand=False), style=style)
 
 
 def times(speedup: float | None, low: float | None = None, high: float | None = None) -> str:

@@ -1,4 +1,4 @@
-"""A job on a terminal, while it is tuned: what ``watch`` draws of its overview."""
+"""A job on a terminal while it is being tuned: what ``watch`` draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from rich.text import Text
 from bagua_autotune.cli.output import times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import clean, describe, describe_left, describe_seconds
+from bagua_autotune.model.text import (
+    clean,
+    describe,
+    describe_count,
+    describe_left,
+    describe_seconds,
+)
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
 LABEL_WIDTH = 9
@@ -21,7 +27,7 @@ WIDEST_GRAPH = 80
 WIDEST_BAR = 24
 NARROWEST_BAR = 8
 SILENT_STEPS = 20
-"""A job that is being tuned says something every few steps."""
+"""A job that is being tuned reports every few steps."""
 SHORTEST_SILENCE_SECONDS = 5.0
 UNKNOWN_STEP_SECONDS = 3.0
 
@@ -29,11 +35,11 @@ Row = tuple[str, RenderableType]
 
 
 class OverviewPanel:
-    """Drawn anew for each width.
+    """A job's overview, drawn to the width of the terminal.
 
     Args:
         overview: of the job.
-        trouble: why there is no newer one; empty: there is none.
+        trouble: why there is no newer overview; empty: there is no trouble.
     """
 
     def __init__(self, overview: JobOverview, trouble: str = "") -> None:
@@ -84,14 +90,14 @@ def _progress(job: JobSummary, width: int) -> RenderableType:
     progress = job.progress
     if job.state not in BEING_TUNED:
         return str(progress.trials_measured)
-    text = f"{progress.trials_measured} of at most {progress.max_trials}"
+    begun, most = job.phase_trials
+    text = f"{begun} of at most {most}"
     if progress.seconds_left is not None:
         text += f", {describe_left(progress.seconds_left)}"
     bar_width = min(width - len(text) - 2, WIDEST_BAR)
     if bar_width < NARROWEST_BAR:
         return text
-    done = min(progress.trials_measured, progress.max_trials)
-    bar = ProgressBar(progress.max_trials, done, bar_width, complete_style="cyan")
+    bar = ProgressBar(most, min(begun, most), bar_width, complete_style="cyan")
     line = Table.grid(padding=(0, 2, 0, 0))
     line.add_row(bar, Text(text))
     return line
@@ -101,7 +107,7 @@ def _now(overview: JobOverview) -> str:
     job = overview.job
     if job.trial is not None:
         words = f"trial {job.trial.index}: {describe(job.trial.configuration)}"
-        # The latest steps may be those of the trial before.
+        # The latest steps may still be those of the previous trial.
         is_known = any(p.trial == job.trial.index for p in overview.steps.points[-1:])
         return words + _pace(job.figures.current_seconds if is_known else None)
     if job.state in BEING_TUNED:
@@ -141,7 +147,7 @@ def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
     cost = f"{figures.cost_steps:.3g} steps of the default"
     cost += f" ({describe_seconds(figures.cost_seconds)})"
     if figures.payback_steps is not None:
-        cost += f", paid back after {figures.payback_steps} steps"
+        cost += f", paid back after {describe_count(figures.payback_steps, 'step')}"
         cost += ", if it ended now" if is_unfinished else ""
     yield "cost", cost
 
@@ -149,7 +155,7 @@ def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
 def _losses(figures: Figures) -> Iterator[Row]:
     if figures.exposed_seconds is not None:
         exposed = describe_seconds(figures.exposed_seconds)
-        yield "exposed", f"{exposed} of communication in a step, which computing does not hide"
+        yield "exposed", f"{exposed} of communication in a step that computing does not hide"
     share, spread = figures.slowest_share, figures.rank_spread_ratio
     if figures.slow_rank is not None and share is not None and spread is not None:
         often = f"rank {figures.slow_rank} in {share:.0%} of the latest steps"
@@ -157,10 +163,10 @@ def _losses(figures: Figures) -> Iterator[Row]:
 
 
 def silence(job: JobSummary) -> str:
-    """That the job says nothing in the middle of its tuning; empty: all is well."""
+    """Says that the job has stopped reporting in the middle of its tuning; empty: it has not."""
     silent = time.time() - job.last_contact_at
     step_seconds = job.figures.current_seconds or UNKNOWN_STEP_SECONDS
     patience = max(SHORTEST_SILENCE_SECONDS, SILENT_STEPS * step_seconds)
     if job.state not in BEING_TUNED or job.deciding or silent < patience:
         return ""
-    return f"the job was last heard of {describe_seconds(round(silent))} ago"
+    return f"the job last reported {describe_seconds(round(silent))} ago"

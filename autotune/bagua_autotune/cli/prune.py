@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 import click
 
-from bagua_autotune.cli.output import print_table
-from bagua_autotune.cli.reader import open_store, store_errors_told
-from bagua_autotune.store import retention
+from bagua_autotune.cli.output import print_table, say_beside
+from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
 
 COLUMNS = ("job", "name", "state", "last contact")
-DAY_SECONDS = 86_400
 
 
 @click.command()
 @click.option(
     "--older-than",
     "days",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 36_500),
     required=True,
     metavar="DAYS",
-    help="Delete jobs not heard of for so many days.",
+    help="Delete the jobs that have not reported for so many days.",
 )
-@click.option("--database", metavar="URL", help="Delete from this one.  [default: serve's]")
-def prune(days: int, database: str | None) -> None:
-    """Delete jobs with all that is stored of them, and say which.
+@click.option("--dry-run", is_flag=True, help="List the jobs and delete none.")
+@source_options
+def prune(days: int, dry_run: bool, database: str | None, url: str | None) -> None:
+    """Delete old jobs with all that is stored of them, and list them.
 
-    A job that is tuned is heard of every few seconds, so none of these is. The service does so by
-    itself, see --keep-days of serve.
+    A training that runs keeps reporting, so its job is never old. The service deletes old jobs by
+    itself, too: see --keep-days of serve.
     """
-    store = open_store(database)
-    with store_errors_told():
-        pruned = retention.prune(store, time.time() - days * DAY_SECONDS)
-        retention.shrink(store)
+    try:
+        pruned = open_reader(database, url).prune(days, dry_run)
+    except NoJobsYet:
+        say_beside(NO_JOBS)
+        return
     rows = [
-        (job.id, job.name, job.phase, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")
-        for job in pruned
+        (job.id, job.name, job.state, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")
+        for job in pruned.jobs
     ]
     print_table(COLUMNS, rows)
+    if dry_run:
+        jobs = f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}"
+        say_beside(f"nothing is deleted: without --dry-run {jobs} would be")

@@ -1,4 +1,4 @@
-"""Where the commands read jobs from: a running service, or its database."""
+"""Where the commands find jobs: in a running service, or in its database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
 from bagua_autotune.settings import ENVIRONMENT
-from bagua_autotune.store import Store, StoreError, UnknownJob
+from bagua_autotune.store import NoDatabase, Store, StoreError, UnknownJob, retention
 from bagua_autotune.store.location import default_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+NO_JOBS = "No jobs yet: start a training or `bagua-autotune serve`"
+
+
+class NoJobsYet(click.ClickException):
+    """The service has never run here: its own database is not there."""
 
 
 class Reader(Protocol):
-    """Reads jobs; raises UnknownJob, or ClickException where nothing can be read."""
+    """Raises UnknownJob, or ClickException where nothing can be read."""
 
     def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]: ...
 
@@ -38,10 +43,12 @@ class Reader(Protocol):
 
     def events(self, job_id: str) -> list[views.Event]: ...
 
+    def prune(self, days: int, dry_run: bool) -> retention.Pruned: ...
+
 
 @contextmanager
 def store_errors_told() -> Iterator[None]:
-    """A database that fails is a ClickException; it may be there again later."""
+    """Turn a database's failure into a ClickException; it may work again later."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -50,7 +57,7 @@ def store_errors_told() -> Iterator[None]:
 
 
 class DatabaseReader:
-    """Reads the database itself; no service need run."""
+    """Reads the database itself; no service has to run."""
 
     def __init__(self, url: str | None) -> None:
         self._store = open_store(url)
@@ -84,32 +91,51 @@ class DatabaseReader:
     def events(self, job_id: str) -> list[views.Event]:
         return views.every_event(self._store, job_id)
 
+    @store_errors_told()
+    def prune(self, days: int, dry_run: bool) -> retention.Pruned:
+        return retention.prune_now(self._store, days, dry_run)
+
 
 def source_options(command: Command) -> Command:
-    """The options that say where to read; see open_reader."""
-    command = click.option("--url", envvar="BAGUA_AUTOTUNE_URL", help="Ask this service.")(command)
+    """The options that say where the jobs are; see open_reader."""
+    command = click.option(
+        "--url",
+        envvar="BAGUA_AUTOTUNE_URL",
+        help="Ask the service at this address.  [default: BAGUA_AUTOTUNE_URL]",
+    )(command)
     return click.option(
-        "--database", metavar="URL", help="Read this database, no service.  [default: serve's]"
+        "--database",
+        metavar="URL",
+        help="Use this database and no service.  [default: the one that serve uses]",
     )(command)
 
 
 def database_url(url: str | None) -> str:
-    """This one, or else that of serve."""
+    """This one, or else the one that serve uses."""
     return url or os.environ.get(ENVIRONMENT["database"]) or default_url()
 
 
 def open_store(url: str | None) -> Store:
-    """An existing database, by default that of serve; ClickException if it cannot be used."""
-    # It would print how it could not close a connection that was lost.
+    """An existing database, by default that of serve.
+
+    Raises:
+        NoJobsYet: none is named, and serve's is not there.
+        click.ClickException: it cannot be used.
+    """
+    # It would print that it could not close a lost connection.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     try:
         return Store(database_url(url), as_found=True)
+    except NoDatabase as error:
+        if url is None:
+            raise NoJobsYet(f"{NO_JOBS} ({error})") from error
+        raise click.ClickException(str(error)) from error
     except StoreError as error:
         raise click.ClickException(str(error)) from error
 
 
 def open_reader(database: str | None, url: str | None) -> Reader:
-    """A service if one is named, unless a database is."""
+    """A service if one is named and no database is, else a database."""
     if url and not database:
         return ServiceReader(url, os.environ.get("BAGUA_AUTOTUNE_TOKEN"))
     return DatabaseReader(database)
@@ -126,6 +152,4 @@ def find_job(reader: Reader, job: str) -> views.JobOverview:
 
 
 def no_such_job(job: str) -> click.ClickException:
-    return click.ClickException(
-        f"there is no job {job!r}; 'bagua-autotune jobs' lists those there are"
-    )
+    return click.ClickException(f"there is no job {job!r}; 'bagua-autotune jobs' lists all")

@@ -27,45 +27,55 @@ class _Misused(click.ClickException):
 )
 @click.option("--searcher", type=click.Choice(names()), help="Search method.  [default: bayesian]")
 @click.option(
-    "--world-size", type=int, metavar="N", help="Ranks of a Bagua job, whose protocol has no word."
+    "--world-size",
+    type=int,
+    metavar="N",
+    help="Rank count of a Bagua 0.9 job; its protocol does not send it.",
 )
 @click.option(
     "--thin-days",
     type=float,
     metavar="DAYS",
-    help="Keep most steps of a job not heard of only so long; 0: for ever.  [default: 7]",
+    help="Days after a job's last report until most of its steps are deleted; 0: never.  "
+    "[default: 7]",
 )
 @click.option(
     "--keep-days",
     type=float,
     metavar="DAYS",
-    help="Delete a job not heard of for so long; 0: never.  [default: 90]",
+    help="Days after a job's last report until the job is deleted; 0: never.  [default: 90]",
 )
 @click.option(
     "--upkeep-minutes",
     type=float,
     metavar="MINUTES",
-    help="How long from one look for what to delete to the next.  [default: 60]",
+    help="Minutes between two deletions of old steps and jobs.  [default: 60]",
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="A name of this service, as behind a reverse proxy; may be given again.",
+    help="A host name of this service, such as that of a reverse proxy; may be repeated.",
 )
-@click.option("--trust-network", is_flag=True, help="Serve a network without a token.")
+@click.option(
+    "--trust-network",
+    is_flag=True,
+    help="Serve a network without a token: everyone who reaches the port may use the service.",
+)
 @click.option(
     "--log-level", type=click.Choice(("info", "warning", "error")), default="info",
-    show_default=True, help="What to say on standard error.",
+    show_default=True, help="Lowest level of the log lines on standard error.",
 )  # fmt: skip
-@click.option("--parent-pid", type=int, metavar="PID", help="End when this parent process is gone.")
+@click.option(
+    "--parent-pid", type=int, metavar="PID", help="End when this parent process has ended."
+)
 def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
-    The environment sets what the options do not: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
-    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_ALLOWED_HOSTS (with commas between them), WORLD_SIZE,
-    and Bagua's limits for its own protocol.
+    Environment variables set what no option sets: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
+    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_ALLOWED_HOSTS (separated by commas), WORLD_SIZE, and
+    Bagua's limits for jobs of its own protocol.
     """
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -74,9 +84,9 @@ def serve(log_level: str, **options: Any) -> None:
         settings = Settings.load(os.environ, **options)
     except ValidationError as error:
         raise click.ClickException(_explain(error)) from error
-    # It would warn whenever a request waits for a thread.
+    # It would log a warning whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    # Here: it imports the whole service.
+    # Imported here: it imports the whole service.
     from bagua_autotune.server import ServeError, Unguarded, serve
 
     try:
@@ -86,9 +96,9 @@ def serve(log_level: str, **options: Any) -> None:
     except (ServeError, StoreError) as error:
         raise click.ClickException(str(error)) from error
     except SystemExit:
-        pass  # of a signal, before it served or after
-    # A decision may be under way in a thread, deep in C++ or Rust, which would abort the process
-    # when Python takes itself apart. All that is worth keeping is in the store.
+        pass  # a signal ended it
+    # A thread may still be deciding, in C++ or Rust code that would abort the process while Python
+    # shuts down. Everything worth keeping is in the store.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Jobs of a running service, asked through ``/api/v2``."""
+"""Jobs of a running service, read through ``/api/v2``."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ from pydantic import BaseModel, ValidationError
 from bagua_autotune import __version__, views
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.retention import Pruned
 
 Message = TypeVar("Message", bound=BaseModel)
+JSON = {"Content-Type": "application/json"}
 AnyPage = TypeVar("AnyPage", bound=views.Page)
 TIMEOUT_SECONDS = 30.0
+PRUNE_TIMEOUT_SECONDS = 600.0
+"""Thousands of jobs are deleted piece by piece."""
 
 
 class OtherRelease(click.ClickException):
-    """The service's answers are not those of this command's release."""
+    """The service is of another release than this command."""
 
 
 class ServiceReader:
     """A Reader.
 
     Args:
-        url: of the service.
-        token: that it wants, if any.
+        url: of the service; one without ``http://`` or ``https://`` is taken as http.
+        token: the service's, if it has one.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
-        self._url = url.rstrip("/")
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def jobs(self, name: str | None = None, limit: int = 1) -> list[views.JobSummary]:
@@ -55,7 +59,7 @@ class ServiceReader:
             return self._get(views.JobOverview, path + "/overview")
         self._ask(path)
         try:
-            # Known: since a moment ago, or to a service that has no overviews.
+            # The job is known: it is a moment old, or the service has no overviews.
             return self._get(views.JobOverview, path + "/overview")
         except UnknownJob as error:
             raise self._other_release() from error
@@ -75,11 +79,18 @@ class ServiceReader:
         pages = self._pages(views.EventList, self._path(job_id) + "/events")
         return [event for page in pages for event in page.events]
 
+    def prune(self, days: int, dry_run: bool) -> Pruned:
+        asked = json.dumps({"older_than_days": days, "dry_run": dry_run}).encode()
+        try:
+            return self._get(Pruned, "/prune", asked, PRUNE_TIMEOUT_SECONDS)
+        except UnknownJob as error:
+            raise self._other_release() from error
+
     def _path(self, job_id: str) -> str:
         return "/jobs/" + urllib.parse.quote(job_id, safe="")
 
     def _pages(self, message: type[AnyPage], path: str) -> Iterator[AnyPage]:
-        """All of a list; of a service that knows no pages it is one."""
+        """All pages of a list; an older service sends it as one."""
 
         def read(after: str | None) -> AnyPage:
             query = "" if after is None else "?" + urllib.parse.urlencode({"after": after})
@@ -87,8 +98,14 @@ class ServiceReader:
 
         return views.all_pages(read)
 
-    def _get(self, message: type[Message], path: str) -> Message:
-        answer = self._ask(path)
+    def _get(
+        self,
+        message: type[Message],
+        path: str,
+        body: bytes | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> Message:
+        answer = self._ask(path, body, timeout_seconds)
         try:
             return message.model_validate_json(answer)
         except ValidationError as error:
@@ -97,10 +114,14 @@ class ServiceReader:
                 raise click.ClickException(text) from error
             raise self._other_release() from error
 
-    def _ask(self, path: str) -> bytes:
+    def _ask(
+        self, path: str, body: bytes | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> bytes:
+        """GET, or POST of a JSON body."""
+        headers = self._headers if body is None else {**self._headers, **JSON}
         try:
-            request = urllib.request.Request(self._url + "/api/v2" + path, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            request = urllib.request.Request(self._url + "/api/v2" + path, body, headers)
+            with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             if error.code == 404:
@@ -108,7 +129,7 @@ class ServiceReader:
             detail = _detail(error)
             raise click.ClickException(f"{self._url} answered {error.code}: {detail}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # Some have no words.
+            # Some errors have no message.
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{self._url} cannot be read: {reason}") from error
 
@@ -117,13 +138,13 @@ class ServiceReader:
             version = clean(str(json.loads(self._ask("/openapi.json"))["info"]["version"]))
         except (click.ClickException, UnknownJob, ValueError, KeyError, TypeError):
             ours = f"this command's release, {__version__}"
-            return OtherRelease(f"what answers at {self._url} is no service of {ours}")
+            return OtherRelease(f"what answers at {self._url} is not a service of {ours}")
         versions = f"its version is {version}, this one's {__version__}"
         if version == __version__:
             versions = f"both say that they are {version}"
         return OtherRelease(
             f"the service at {self._url} is of another release than this command ({versions}); "
-            "use both of one release"
+            "use the same release of both"
         )
 
 

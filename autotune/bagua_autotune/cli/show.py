@@ -1,4 +1,4 @@
-"""``bagua-autotune show``: one job's trials and what came of them."""
+"""``bagua-autotune show``: one job's trials and its result."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from datetime import datetime
 
 import click
 
-from bagua_autotune.cli.output import print_table, say, times
+from bagua_autotune.cli.facts import fact_lines
+from bagua_autotune.cli.output import print_json, print_table, say, times
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
-from bagua_autotune.model.text import describe
-from bagua_autotune.views import JobSummary, Life, ShownTrial, name_life
-from bagua_autotune.views.words import stock_ddp_line
+from bagua_autotune.model.text import describe, describe_count
+from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
+from bagua_autotune.views.stock import stock_ddp_line
 
 COLUMNS = (
     "trial", "purpose", "state", "ms per step", "95 %", "steps", "outliers", "speed-up",
@@ -22,10 +23,23 @@ LIFE_COLUMNS = ("life", "job", "ranks", "began", "end", "trials", "found")
 
 @click.command()
 @click.argument("job")
+@click.option(
+    "--json", "is_json", is_flag=True, help="Write what GET /api/v2/jobs/ID/overview answers."
+)
 @source_options
-def show(job: str, database: str | None, url: str | None) -> None:
-    """Show JOB (an id, or a name: its newest): trials, incumbent, speed-up, line for DDP."""
+def show(job: str, is_json: bool, database: str | None, url: str | None) -> None:
+    """Show JOB: its trials, the best one, its speed-up, and a line for stock DDP.
+
+    JOB is a job's id, or a name: then the newest job of that name.
+    """
     overview = find_job(open_reader(database, url), job)
+    if is_json:
+        print_json(overview)
+    else:
+        _show(overview)
+
+
+def _show(overview: JobOverview) -> None:
     found = overview.job
     best = next((trial for trial in overview.trials if trial.is_best), None)
     say(f"job {found.name} ({found.id}): {found.state}{_name_round(found)}")
@@ -33,6 +47,8 @@ def show(job: str, database: str | None, url: str | None) -> None:
         say(f"{name_life(overview.lives, found.id)}:")
         print_table(LIFE_COLUMNS, [_life_row(life) for life in overview.lives])
     _print_trials(overview.trials)
+    for line in fact_lines(found):
+        say(line)
     if found.result:
         _say_result(found.result)
     chosen = found.configuration
@@ -41,7 +57,9 @@ def show(job: str, database: str | None, url: str | None) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    say(f"stock DDP: {stock_ddp_line(chosen)}")
+    if overview.machine_change:
+        say(f"note: {overview.machine_change}")
+    say(f"stock DDP: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")
@@ -62,11 +80,11 @@ def _print_trials(trials: list[ShownTrial]) -> None:
 
 def _say_result(result: Result) -> None:
     say(f"result: {result.summary}")
-    if result.cost_seconds:  # what an older release tuned does not say
-        cost = f"{result.cost_steps:.3g} steps at the default ({result.cost_seconds:.3g} s)"
-        say(f"cost: the search took the time of {cost}")
+    if result.cost_seconds:  # jobs tuned by an older release have none
+        cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
+        say(f"cost: the search took as long as {cost}")
     if result.payback_steps is not None:
-        say(f"payback: after {result.payback_steps} steps")
+        say(f"paid back: after {describe_count(result.payback_steps, 'step')} of the result")
 
 
 def _row(trial: ShownTrial) -> tuple[str, ...]:
@@ -90,7 +108,7 @@ def _life_row(life: Life) -> tuple[str, ...]:
     return (
         str(life.number),
         life.job,
-        f"{life.world_size} on {nodes} node" + ("" if nodes == 1 else "s"),
+        f"{life.world_size} on {describe_count(nodes, 'node')}",
         datetime.fromtimestamp(life.created_at).strftime("%Y-%m-%d %H:%M:%S"),
         life.end,
         str(life.trials_measured),

@@ -43,20 +43,21 @@ def _read_by(parse: Callable[[str], float]) -> Callback:
 @click.command()
 @click.option(
     "--model", required=True, metavar="NAME|FILE",
-    help=f"{', '.join(CATALOG)}, or what 'export JOB --profile' wrote.",
+    help=f"{', '.join(CATALOG)}, or a file that 'export JOB --profile' wrote.",
 )  # fmt: skip
-@click.option("--nodes", type=click.IntRange(1, 100_000), help="Machines.")
-@click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), help="Number of machines.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each machine.")
 @click.option(
     "--bandwidth", metavar="25Gbit", callback=_read_by(parse_bandwidth),
-    help="Of a node's link, each way.",
+    help="Of each machine's link, in each direction.",
 )  # fmt: skip
 @click.option(
     "--latency", metavar="100us", callback=_read_by(parse_duration),
-    help="Of one message between two nodes.",
+    help="Of one message between two machines.",
 )  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg")
-@click.option("--json", "as_json", is_flag=True, help="Everything, for a program.")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg",
+              help="Draw the step times over the bucket size.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Write everything as JSON.")
 def simulate(
     model: str,
     nodes: int | None,
@@ -66,10 +67,10 @@ def simulate(
     plot_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate steps on a cluster: which bucket size, which way of reducing, how much faster.
+    """Simulate steps on a cluster: step time by bucket size and way of reducing.
 
-    With a FILE the job's own number of nodes and ranks is taken, and its network as it was
-    measured, unless options say otherwise.
+    With a FILE the numbers of machines and ranks and the measured network are those of the job,
+    unless options say otherwise.
     """
     try:
         if model in CATALOG:
@@ -116,12 +117,12 @@ def _cluster(
 
 
 def _measured(record: Record, bandwidth: float | None, latency: float | None) -> Cluster:
-    """The cluster that the job ran on; as usual with this network if nothing was measured."""
+    """The cluster that the job ran on; if nothing was measured, a usual one with this network."""
     try:
         return fit_record(record).cluster
     except ValueError as error:
         if bandwidth is None or latency is None:
-            raise click.UsageError(f"{error}; say --bandwidth and --latency") from error
+            raise click.UsageError(f"{error}; give --bandwidth and --latency") from error
         return Cluster(*record.shape, bandwidth, latency)
 
 
@@ -132,9 +133,9 @@ def _changed(
     bandwidth: float | None,
     latency: float | None,
 ) -> Cluster:
-    """What the options leave out is the job's own."""
+    """The job's cluster with what the options change."""
     if measured.nodes == 1 and (nodes or 1) > 1 and (bandwidth is None or latency is None):
-        raise click.UsageError("the job ran on one node; say --bandwidth and --latency for more")
+        raise click.UsageError("the job ran on one node; more need --bandwidth and --latency")
     return replace(
         measured,
         nodes=nodes or measured.nodes,
@@ -161,7 +162,7 @@ def _print(found: Sweep) -> None:
 
 
 def _assumed(simulator: Simulator) -> list[str]:
-    """What the steps were simulated with, beside the network between the nodes."""
+    """What was assumed beside the network between the machines."""
     cluster = simulator.cluster
     inside = describe_bandwidth(cluster.inside_bandwidth_bytes_per_second)
     start, launch = map(describe_duration, (cluster.start_seconds, simulator.launch_seconds))

@@ -10,7 +10,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most ``width`` characters, the lowest value lowest; each is the median of its share."""
+    """At most ``width`` characters; each shows the median of its share of the values."""
     shares = condense(values, width)
     low, high = min(shares, default=0.0), max(shares, default=0.0)
     if high <= low:
@@ -20,7 +20,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def condense(values: Sequence[float], width: int) -> list[float]:
-    """The values, or the medians of ``width`` shares of them that are as equal as can be."""
+    """The values, or the medians of ``width`` shares of nearly equal length."""
     count = min(len(values), width)
     ends = [place * len(values) // count for place in range(count + 1)] if count > 0 else []
     return [median(values[begin:end]) for begin, end in pairwise(ends)]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
+from bagua_autotune.cli.output import say_beside
 from bagua_autotune.model.text import clean
-from bagua_autotune.system.job import Interrupted, Job
+from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.report import (
     best_so_far,
@@ -37,32 +35,43 @@ INTERRUPTED = 130
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--metric", metavar="REGEX",
-    help="Finds the speed in the output, by one group; else optimizer steps are timed.",
+    help="Expression whose one group finds the speed in the output.  [default: optimizer steps "
+    "are timed]",
 )  # fmt: skip
 @click.option(
     "--higher-is-better/--lower-is-better", default=True, show_default=True,
-    help="What --metric finds is a speed, or a time.",
+    help="Whether --metric finds a speed or a time.",
 )  # fmt: skip
-@click.option("--last", is_flag=True, help="Of --metric the last number; else their median.")
+@click.option(
+    "--last",
+    is_flag=True,
+    help="Take the last number that --metric finds.  [default: the median of all]",
+)
 @click.option(
     "--steps", type=click.IntRange(3),
-    help="Steps measured in each run, which ends then. With --metric numbers found; else it runs "
-    "to its end.  [default: 30 steps]",
+    help="Steps to time in each run before it is ended. With --metric: numbers to find.  "
+    "[default: 30 steps; with --metric each run goes to its end]",
 )  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0,
-              show_default=True, metavar="SECONDS", help="A longer run has failed.")  # fmt: skip
+              show_default=True, metavar="SECONDS",
+              help="A run that takes longer counts as failed.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(FEWEST_RUNS), default=25, show_default=True,
-              help="At most so many in all.")  # fmt: skip
+              help="Most runs in all.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["auto", *BACKENDS]), default="auto",
-              show_default=True, help="Whose variables are searched.")  # fmt: skip
+              show_default=True, help="The backend whose variables are searched.")  # fmt: skip
 @click.option("--set", "chosen", multiple=True, metavar="NAME=V1,V2,...",
-              help="Search this variable, too; may be repeated.")  # fmt: skip
+              help="Search these values of this variable, too; may be repeated.")  # fmt: skip
 @click.option("--interface", "interfaces", multiple=True, metavar="NAME",
-              help="A network interface; of several, each and all are tried.")  # fmt: skip
-@click.option("--only", multiple=True, metavar="NAME", help="Search no other variable.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the search.")
+              help="Try this network interface, alone and with others; may be repeated."
+              )  # fmt: skip
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Search only this variable; may be repeated."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the search's random choices."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False),
-              metavar="FILE", help="Write all runs there.")  # fmt: skip
+              metavar="FILE", help="Write all runs to this file.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def system(
     metric: str | None,
@@ -81,19 +90,19 @@ def system(
 ) -> None:
     """Find environment variables with which COMMAND trains faster.
 
-    Short runs of it, with NCCL's or gloo's settings changed, are measured and ended. Prints lines
-    for a shell, so that eval "$(bagua-autotune system -- torchrun ... train.py)" sets the fastest;
-    what happens is said on standard error.
+    It runs COMMAND several times for a few steps, each time with other settings of NCCL or gloo,
+    and measures the step time. The result is printed as lines for a shell: eval "$(bagua-autotune
+    system -- torchrun ... train.py)" sets the fastest settings. Progress goes to standard error.
     """
     given = dict(map(_assignment, chosen))
     measure = _measure(metric, higher_is_better, last, steps)
     search: SystemSearch | None = None
     verdict: Verdict | None = None
-    with _stopping() as signals:
+    with stopping() as signals:
         job = Job(command, measure, lambda: bool(signals))
         try:
             first = job({}, timeout)
-            _tell(describe_run(1, runs, {}, first, [], measure))
+            say_beside(describe_run(1, runs, {}, first, [], measure))
             if first.cost is None:
                 raise BaselineFailure(first)
             variables = _variables(measure.facts, backend, given, interfaces, only)
@@ -104,10 +113,12 @@ def system(
                 assert search is not None
                 own_costs = costs_of(search.runs, space.own)
                 environment = space.environment(run.configuration)
-                _tell(describe_run(run.number, runs, environment, run.outcome, own_costs, measure))
+                say_beside(
+                    describe_run(run.number, runs, environment, run.outcome, own_costs, measure)
+                )
 
             search = SystemSearch(space, job, runs, timeout, seed, on_run, (own,))
-            _tell("searched: " + ", ".join(variable.name for variable in space.variables))
+            say_beside("searched: " + ", ".join(variable.name for variable in space.variables))
             verdict = search.find()
         except BaselineFailure as failure:
             raise click.ClickException(_explain(failure.outcome)) from failure
@@ -121,7 +132,7 @@ def system(
                 json_path.write_text(text + "\n")
     if search is None or verdict is None:
         sys.exit(INTERRUPTED)
-    _tell(summary(search, verdict))
+    say_beside(summary(search, verdict))
     for line in export_lines(search.space.environment(verdict.configuration)):
         click.echo(line)
 
@@ -133,14 +144,14 @@ def _variables(
     interfaces: Sequence[str],
     only: Sequence[str],
 ) -> list[Variable]:
-    """What is to be searched. Raises ValueError where there is nothing."""
+    """The variables to search. Raises ValueError if there are none."""
     backend = _backend(asked, str(facts.get("backend", "")))
     has_client = bool(facts.get("has_client"))
     found = find_variables(backend, has_client, os.environ, given, interfaces, only)
     if not found:
         raise ValueError(
-            f"nothing to search: {backend} reads no such variable, and bagua_client, whose "
-            "channels could be searched, is not in the job; name variables with --set"
+            f"nothing to search: {backend} has no variable to tune, and the job does not use "
+            "bagua_client, whose channels could be searched; name variables with --set"
         )
     return found
 
@@ -163,7 +174,7 @@ def _assignment(text: str) -> tuple[str, list[str]]:
 
 
 def _backend(asked: str, found: str) -> str:
-    """The one that was asked for; the job's own; else that of the machine's devices."""
+    """The one asked for, or else the job's own, or else the usual one of this machine."""
     if asked != "auto":
         return asked
     for backend in BACKENDS:
@@ -174,38 +185,17 @@ def _backend(asked: str, found: str) -> str:
 
 def _explain(outcome: Outcome) -> str:
     lines = "".join(f"\n    {clean(line)}" for line in outcome.last_lines)
-    said = f"; the last it printed:{lines}" if lines else ""
+    said = f"; its last lines:{lines}" if lines else ""
     return f"the job fails with your own settings: {outcome.failure}{said}"
 
 
-def _tell(line: str) -> None:
-    click.echo(clean(line), err=True)
-
-
 def _tell_best(search: SystemSearch | None) -> None:
-    """An interrupted search sets nothing: what was not compared in turns may have been luck."""
+    """An interrupted search sets nothing: without a comparison in turns it may have been luck."""
     best = best_so_far(search) if search else None
     if search is None or best is None:
-        _tell("interrupted; nothing faster than your settings was seen")
+        say_beside("interrupted; no run was faster than your settings")
         return
     configuration, speedup = best
-    _tell(f"interrupted; the best so far, {speedup:.2f}x, not yet compared in turns:")
+    say_beside(f"interrupted; the best so far, {speedup:.2f}x, not yet compared in turns:")
     for line in export_lines(search.space.environment(configuration)):
-        _tell(line)
-
-
-@contextmanager
-def _stopping() -> Iterator[list[int]]:
-    """The signals that asked us to stop: noted, so that what is under way can be ended whole."""
-    seen: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        say_beside(line)

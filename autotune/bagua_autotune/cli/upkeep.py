@@ -1,4 +1,4 @@
-"""``bagua-autotune backup`` and ``doctor``: a copy of the database, and whether it is well."""
+"""``bagua-autotune backup`` and ``doctor``: copy and check the database."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import click
 
 from bagua_autotune.cli.output import say
 from bagua_autotune.cli.reader import database_url, open_store
+from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import StoreError, checkup
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--database", metavar="URL", help="Copy this one.  [default: serve's]")
+@click.option(
+    "--database", metavar="URL", help="Copy this database.  [default: the one that serve uses]"
+)
 def backup(file: Path, database: str | None) -> None:
     """Copy the SQLite database to FILE, also while a service uses it."""
     try:
         checkup.backup(database_url(database), file)
     except StoreError as error:
         raise click.ClickException(str(error)) from error
-    say(f"copied to {file}; --database sqlite:///{file.absolute()} uses it")
+    say(f"copied to {file}; use it with --database sqlite:///{file.absolute()}")
 
 
 @click.command()
-@click.option("--database", metavar="URL", help="Look at this one.  [default: serve's]")
+@click.option(
+    "--database", metavar="URL", help="Check this database.  [default: the one that serve uses]"
+)
 def doctor(database: str | None) -> None:
-    """Look whether the database is well: one line for each thing; status 1 after a fault."""
+    """Check the database: one line for each check; exit status 1 if one finds a fault."""
     faults = 0
     for finding in checkup.examine(open_store(database)):
         faults += finding.is_fault
         say(f"{'FAULT' if finding.is_fault else 'ok'}: {finding.words}")
     if faults:
-        raise click.ClickException(f"{faults} {'fault' if faults == 1 else 'faults'} found")
+        raise click.ClickException(f"{describe_count(faults, 'fault')} found")

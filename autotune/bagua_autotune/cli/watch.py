@@ -23,17 +23,18 @@ from bagua_autotune.views import JobOverview, JobSummary
 
 POLL_SECONDS = 1.0
 INTERRUPTED = 130
-"""What a shell makes of a command that Ctrl-C ended."""
+"""The exit status of a command that Ctrl-C ended."""
 
 
 @click.command()
 @click.argument("job")
-@click.option("--wait", is_flag=True, help="Wait for a job that has not begun.")
+@click.option("--wait", is_flag=True, help="Wait for JOB to begin.")
 @source_options
 def watch(job: str, wait: bool, database: str | None, url: str | None) -> None:
-    """Watch JOB (an id, or a name: its newest) until it is tuned or its training has ended.
+    """Watch JOB until it is tuned or its training has ended.
 
-    On a terminal a few lines are kept up to date; in a pipe each change is a line.
+    JOB is a job's id, or a name: then the newest job of that name. On a terminal a few lines are
+    kept up to date; in a pipe each change is a line.
     """
     console = Console(highlight=False)
     try:
@@ -46,16 +47,16 @@ def watch(job: str, wait: bool, database: str | None, url: str | None) -> None:
 
 
 class View(Protocol):
-    """Where it is shown; a context manager."""
+    """Where a job is shown; a context manager."""
 
     def show(self, overview: JobOverview) -> None: ...
 
     def trouble(self, text: str) -> None:
-        """There is nothing to show, or nothing new."""
+        """Say why there is nothing new to show."""
 
 
 class LiveView:
-    """A terminal's last lines."""
+    """The last lines of a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
@@ -104,7 +105,7 @@ class LineView:
             self._say(f"{job.name}: {job.headline}; {now}", (job.state, job.round, now, best))
         silent = silence(job)
         if silent and not self._is_silent:
-            say(f"{job.name}: {silent}; watching on")
+            say(f"{job.name}: {silent}; still watching")
         self._is_silent = bool(silent)
 
     def trouble(self, text: str) -> None:
@@ -119,7 +120,8 @@ class LineView:
 def _find(
     job: str, wait: bool, database: str | None, url: str | None, view: View
 ) -> tuple[Reader, str]:
-    """The job's id. One of its name whose training has ended is not waited for: another is."""
+    """The reader and the job's id. With ``wait`` a job of this name whose training has ended does
+    not count: the next one is waited for."""
     reader: Reader | None = None
     while True:
         try:
@@ -135,15 +137,15 @@ def _find(
 
 
 def _is_refusal(error: click.ClickException) -> bool:
-    """Whether waiting is in vain: another token, perhaps, or another release."""
+    """Whether waiting is useless: the token is wrong, perhaps, or the release."""
     cause = error.__cause__
     is_refused = isinstance(cause, HTTPError) and cause.code < 500
     return is_refused or isinstance(cause, OtherSchema) or isinstance(error, OtherRelease)
 
 
 def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
-    """Show the job until its tuning is over; if its training is started again meanwhile, the job of
-    its next life."""
+    """Show the job until its tuning is over. If its training is started again meanwhile, go on with
+    the job of that life."""
     is_followed = False
     while True:
         try:
@@ -157,7 +159,7 @@ def _follow(reader: Reader, job_id: str, view: View) -> JobSummary:
             if overview.job.state not in BEING_TUNED:
                 return overview.job
         except UnknownJob:
-            view.trouble("the job is not known any more; trying again")
+            view.trouble("the service no longer knows the job; trying again")
         except OtherRelease:
             raise
         except click.ClickException as error:
@@ -169,5 +171,5 @@ def _outcome(job: JobSummary) -> str:
     if job.result is not None:
         return f"result: {job.result.summary}"
     if job.state == "lost":
-        return f"job {job.name} is lost: nothing is heard of its training any more"
+        return f"job {job.name} is lost: its training has stopped reporting"
     return f"job {job.name} ended before its tuning did"

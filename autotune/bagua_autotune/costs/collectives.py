@@ -1,4 +1,4 @@
-"""What one bucket's way over the network costs, by the kind of its collective.
+"""The cost of sending one bucket, by the kind of its collective.
 
 The alpha-beta model (Hockney, "The communication challenge for MPP", Parallel Computing 20,
 1994): seconds = latency + bytes x seconds per byte.
@@ -23,7 +23,7 @@ from bagua_autotune.model.knobs import (
 
 
 class Kind(NamedTuple):
-    """The settings that decide what a collective costs; those a job has no knob for are usual."""
+    """The settings that decide the cost of a collective; defaults where a job has no such knob."""
 
     hierarchical: Value = "off"
     channels: Value = 1
@@ -36,12 +36,12 @@ class Kind(NamedTuple):
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is of several operations, of which those of two buckets overlap."""
+        """Whether it takes several operations, of which those of two buckets overlap."""
         return self.operations > 1
 
     @property
     def operations(self) -> int:
-        """Of which one bucket's way is made."""
+        """The operations that send one bucket."""
         return (3 if self.hierarchical != "off" else 1) + self.sends.compresses
 
     @property
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As text, for the store."""
+        """The kind as text, for the store."""
         return json.dumps(self)
 
     @classmethod
@@ -66,12 +66,13 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective; bytes are the gradients' own.
+    """The cost of one collective; bytes are those of the gradients.
 
     Attributes:
-        latency_seconds: of an empty one.
-        seconds_per_byte: for which the network is taken, before the next one may have it.
-        chain_seconds_per_byte: for which the rest of a hierarchical chain takes beside the next.
+        latency_seconds: of an empty collective.
+        seconds_per_byte: the time for which it occupies the network.
+        chain_seconds_per_byte: the time that the rest of a hierarchical chain takes, while the
+            next collective uses the network.
     """
 
     latency_seconds: float
@@ -83,7 +84,7 @@ Costs = Mapping[Kind, Cost]
 
 
 def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:
-    """Every kind that the knobs of a space can make, and those of some configurations."""
+    """Every kind that the knobs of a space allow, and those of some configurations."""
     usual = Kind.of(others[0]) if others else Kind()
     baseline = others[0] if others else Configuration(usual._asdict())
     found: list[Kind] = []

@@ -1,7 +1,7 @@
-"""When gradients are ready, with what launching buckets adds taken out.
+"""When gradients are ready, without the time for launching buckets.
 
-Launching a bucket takes the thread that computes, so that everything behind it is later: with
-many small buckets that is what they cost most.
+The computing thread launches the buckets, which delays everything behind: with many small buckets
+this is most of their cost.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.profile import Profile
 
-# What launching one operation takes, before anything is measured of it; about as uncertain.
+# Prior of the time to launch one operation, and about its uncertainty.
 USUAL_LAUNCH_SECONDS = 20e-6
-# By what the length of one step's computing differs from the next one's.
+# How much the computing time differs from step to step.
 COMPUTING_SPREAD = 0.03
 
 
@@ -30,7 +30,7 @@ class Computing(NamedTuple):
 
 
 def fit_computing(profiled: Sequence[tuple[Kind, Profile]]) -> Computing | None:
-    """From some steps; None if there are none.
+    """Estimate it from some steps; None if there are none.
 
     The launch cost is the slope of the last ready time over the number of operations, by least
     squares with a normal prior.
@@ -60,7 +60,7 @@ def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Fl
 
 
 def _launches(kind: Kind, profile: Profile) -> Floats:
-    """Operations of each bucket; where weights travel, buckets launch none."""
+    """Operations of each bucket; buckets launch none if weights travel instead."""
     if kind.sends.when != "ready":
         return np.zeros(len(profile.buckets))
     sizes_bytes = np.array([bucket.bytes for bucket in profile.buckets], float)

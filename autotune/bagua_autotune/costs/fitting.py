@@ -1,11 +1,11 @@
 """Fits the costs of all kinds of collectives to profiled steps, robustly.
 
-Kinds differ by factors: each value of a knob changes latency and time per byte by a factor of
-its own, whatever the other knobs say.  So a kind that was never tried is predicted from those
-that were, and a factor that nothing was measured of stays at what is usual.  What channels do to
-the time per byte follows one curve besides: one of them has a rate, the link has a rate, and k of
-them run at k times the one or at the other, whichever is less.  So what four of them show tells of
-eight; but each way to reduce has a rate of its own.  How sure all this is, the fit says too.
+Kinds differ by factors: each value of a knob changes latency and time per byte by its own factor,
+independently of the other knobs.  So an untried kind is predicted from those that were tried, and a
+factor without measurements keeps its usual value.  The effect of channels on the time per byte
+follows a curve: one channel has a rate, the link has a rate, and k channels run at k times the
+first rate, but no faster than the link.  So measurements of four channels also predict eight, but
+each way to reduce has its own rate.  The fit also gives the uncertainty of the costs.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from bagua_autotune.model.algorithms import KNOWN
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Value
 from bagua_autotune.model.profile import BucketTiming, Profile
 
-# A message of so many bytes takes twice its latency; between 64 KiB and 16 MiB is usual.
+# A message of so many bytes takes twice its latency; 64 KiB to 16 MiB are usual.
 USUAL_HALF_BYTES = 2.0**20
 HALF_BYTES_SPREAD = 1.5
-# How exactly one measured duration follows the straight line, and one inherited cost this network.
+# How closely a measured duration follows the straight line, and an inherited cost this network.
 DURATION_SPREAD = 0.1
 INHERITED_SPREAD = 0.15
 # An inherited network may have become faster or slower as a whole.
 SHIFT_SPREAD = 1.0
 UNKNOWN_SPREAD = 0.4
 SMALLEST_SECONDS = 1e-7
-# The rest of a hierarchical chain, as a share of the time for which it takes the network.
+# The rest of a hierarchical chain, as a share of the time for which it occupies the network.
 USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
-# By how much the link is faster than one channel, as a logarithm: usually it is not, and may be
-# several times. How sharply the rate of many channels bends into the link's.
+# How much faster the link is than one channel, as a logarithm: usually it is not, but it may be
+# several times as fast. How sharply the rate of many channels bends into the link's.
 USUAL_WIDTH, WIDTH_SPREAD = -0.4, 0.8
 BEND = 4.0
-# Costs that differ by less, as logarithms, are no alternative.
+# Costs whose logarithms differ by less count as equal.
 SAME_COST = 0.01
-# More channels than needed take something from each other, and from the computing.
+# More channels than needed slow each other and the computing down a little.
 CHANNEL_LOSS = 0.02
-# Where these parameters stand in the vector.
+# The positions of these parameters in the vector.
 CHAIN, WIDTH, EFFECTS = 4, 5, 6
 
 
 class Effect(NamedTuple):
-    """What a knob's value does to log(seconds per byte), and to log(half bytes)."""
+    """The effect of a knob's value on log(seconds per byte) and on log(half bytes)."""
 
     rate: float
     half: float
@@ -58,7 +58,7 @@ class Effect(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Buckets that travelled without a pause; ``tail_bytes`` are those of the last chain's end."""
+    """Buckets sent without a pause; ``tail_bytes`` are those of the end of the last chain."""
 
     latencies: float
     bytes: float
@@ -67,11 +67,11 @@ class Queue(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What was found.
+    """The fitted costs.
 
-    ``alternatives`` are as likely to be true within one standard deviation, each in a direction of
-    its own: together they say how sure the costs are, and which of them are wrong together.
-    ``misfit`` is by what the costs miss what was measured: a root mean square of logarithms.
+    ``alternatives`` are other likely costs, each one standard deviation away in its own direction:
+    together they show how sure the costs are, and which of them are wrong together. ``misfit`` is
+    the error of the costs for what was measured: a root mean square of logarithms.
     """
 
     costs: Costs
@@ -80,7 +80,7 @@ class Fit(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A typical queue under one kind, the median of ``weight`` ones."""
+    """A typical queue under one kind, the median of ``weight`` queues."""
 
     kind: Kind
     queue: Queue
@@ -88,10 +88,10 @@ class Point(NamedTuple):
 
 
 def usual_effect(knob: str, value: Value) -> Effect:
-    """What is expected of a value before anything is measured of it.
+    """The effect expected of a value before it is measured.
 
-    Half the bytes take half the time. Latencies stay what they are. What channels do besides
-    filling the link, see widening, is little.
+    Half the bytes take half the time. Latencies do not change. Channels have little effect beside
+    filling the link (see widening).
     """
     if knob == "channels" and isinstance(value, int):
         loss = CHANNEL_LOSS * math.log2(value)
@@ -104,15 +104,15 @@ def usual_effect(knob: str, value: Value) -> Effect:
 
 
 COMPRESSED = Effect(math.log(0.35), math.log(2 / 0.35), 0.3, 0.5)
-"""A quarter of the bytes, and the processor's share in them; two latencies."""
+"""A quarter of the bytes, the processor's work on them, and two latencies."""
 
 
 def widening(width: Floats, channels: Floats) -> Floats:
-    """What channels do to log(seconds per byte), beside one.
+    """The change of log(seconds per byte) with so many channels instead of one.
 
     Args:
         width: log of the link's rate over one channel's.
-        channels: so many of them.
+        channels: their number.
     """
     link = np.exp(-BEND * width)
     found: Floats = (np.log(channels**-BEND + link) - np.log(1.0 + link)) / BEND
@@ -126,7 +126,7 @@ def _widening_slope(width: Floats, channels: Floats) -> Floats:
 
 
 def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
-    """What one trial's buckets took, thinned out to a few sizes."""
+    """The durations of one trial's buckets, reduced to a few sizes."""
     alike: dict[tuple[int, bool], list[Queue]] = {}
     for profile in profiles:
         for queue in _queues(profile, kind):
@@ -139,11 +139,11 @@ def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
 
 
 def _queues(profile: Profile, kind: Kind) -> list[Queue]:
-    """What one profiled step shows.
+    """The queues of one profiled step.
 
-    On one channel each bucket is a queue of its own, which starts when the one before it has
-    ended.  Where they overlap, on several channels or in a chain, only the whole queue shows what
-    the network carries.
+    On one channel each bucket is a queue by itself, which starts when the previous one has ended.
+    Where buckets overlap, on several channels or in a chain, only a whole queue shows the rate of
+    the network.
     """
     queues: list[Queue] = []
     waiting: list[BucketTiming] = []
@@ -179,8 +179,8 @@ def _queue(count: float, held: float, tail: float, seconds: float) -> Queue:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Where each parameter stands in the vector: base, shift, chain, width, then two for each
-    effect, then what each way to reduce but the flat one adds to the width."""
+    """The position of each parameter in the vector: base, shift, chain, width, then two for each
+    effect, then what each way to reduce other than flat adds to the width."""
 
     levels: tuple[tuple[int, Value], ...]
     ways: tuple[Value, ...]
@@ -221,7 +221,7 @@ class _Parameters:
         return rate, half
 
     def prior(self, rate: float) -> tuple[Floats, Floats]:
-        """Means and spreads; the base's rate is as good as unknown."""
+        """Means and spreads; almost nothing is assumed of the base's rate."""
         base = [rate, math.log(USUAL_HALF_BYTES), 0.0, 0.0]
         means = [*base, math.log(USUAL_CHAIN_SHARE), USUAL_WIDTH]
         spreads = [10.0, HALF_BYTES_SPREAD, SHIFT_SPREAD, SHIFT_SPREAD, CHAIN_SPREAD, WIDTH_SPREAD]
@@ -243,10 +243,10 @@ def fit_costs(
 
     Args:
         points: measured in this round.
-        inherited: of this network, measured earlier; it may have changed as a whole since.
+        inherited: costs measured on this network earlier; all may have changed by one factor.
 
     Returns:
-        None if nothing at all is known.
+        None if nothing is known.
     """
     from scipy.optimize import least_squares  # here: takes long to import
 
@@ -279,7 +279,7 @@ def _distance(costs: Costs, other: Costs) -> float:
 
 
 class _Data:
-    """The residuals of a fit: points, then inherited costs, then priors; each in its spreads."""
+    """The residuals of a fit: points, inherited costs, priors; each divided by its spread."""
 
     def __init__(
         self, parameters: _Parameters, points: Sequence[Point], inherited: Mapping[Kind, Cost]
@@ -312,7 +312,7 @@ class _Data:
         self._channels = np.array([point.kind.channel_count for point in points], float)
         widths = [parameters.width_row(point.kind) for point in points]
         self._widths = np.array(widths).reshape(-1, parameters.count)
-        # What widens the rate leaves latencies as they are; priors do not know of it.
+        # More channels raise the rate, not the latencies; the priors do not contain it.
         signs = [sign / INHERITED_SPREAD for _ in known for sign in (1.0, -1.0)]
         self._signs = np.array(signs + [0.0] * parameters.count)
         channels = [kind.channel_count for kind, _ in known for _ in range(2)]
@@ -347,10 +347,10 @@ class _Data:
         return float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0
 
     def spreads(self, jacobian: Floats, misfit: float) -> Floats:
-        """Steps of one standard deviation from a solution, one in each row: their products add up
-        to the covariance of the parameters (Gauss-Newton), each points to where all is faster.
+        """Steps of one standard deviation from a solution, one in each row. The sum of their outer
+        products is the covariance of the parameters (Gauss-Newton); each points to lower costs.
 
-        Points that the model explains badly count for less: it is as wrong elsewhere.
+        If the model explains the points badly they count for less: it is as wrong elsewhere.
         """
         jacobian = jacobian.copy()
         jacobian[: len(self._weights)] /= max(1.0, misfit / DURATION_SPREAD)
@@ -359,7 +359,7 @@ class _Data:
         return steps * np.where(steps[:, :1] > 0, -1.0, 1.0)
 
     def _terms(self, x: Floats, wide: Floats) -> tuple[Floats, Floats, Floats]:
-        """What each queue took, in bytes: its latencies, the end of its last chain, its own."""
+        """The time of each queue, in bytes: of its latencies, of its last chain's end, its own."""
         latencies_ = np.exp(np.clip(self._half @ x - wide + self._latencies, -60.0, 60.0))
         return latencies_, self._tail_bytes * np.exp(np.clip(x[CHAIN], -60.0, 60.0)), self._bytes
 

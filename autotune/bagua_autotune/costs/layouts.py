@@ -1,4 +1,4 @@
-"""The buckets of many configurations at once, as arrays: what the predictions are made from."""
+"""The buckets of many configurations at once, as arrays, from which costs are predicted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Layout(NamedTuple):
     """One way of cutting the tensors.
 
     Attributes:
-        sizes_bytes: of the buckets, in the order in which they can start; as floats, which have
-            room for any.
-        last: of each bucket the position of its last tensor in gradient-ready order.
+        sizes_bytes: of the buckets, in the order in which they can start; floats, which hold any
+            size.
+        last: for each bucket the position of its last tensor in gradient-ready order.
     """
 
     sizes_bytes: Floats
@@ -49,7 +49,7 @@ class LayoutTable:
 
 
 class Layouts:
-    """Cuts one model's tensors; remembers what it cut, as candidates hardly change."""
+    """Cuts one model's tensors into buckets; keeps the layouts, as candidates hardly change."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
@@ -72,15 +72,15 @@ class Layouts:
         return self._cut(Cutting.of(configuration))
 
     def buckets(self, configuration: Configuration) -> list[Bucket]:
-        """Those of one configuration, with all that they hold."""
+        """The buckets of one configuration, with their tensors."""
         return self._cutter.cut(Cutting.of(configuration))
 
     def digest(self, configuration: Configuration) -> bytes:
-        """Equal for configurations with the same buckets; short, however many these are."""
+        """A short key, equal for configurations with the same buckets."""
         return self._digest(Cutting.of(configuration))
 
     def average_bytes(self, configurations: Sequence[Configuration]) -> Floats:
-        """Of one bucket, for each configuration: how finely its layout is cut."""
+        """The average bytes of a bucket, for each configuration."""
         total_bytes = max(sum(tensor.bytes for tensor in self.tensors), 1)
         counts = [len(self.cut(configuration).last) for configuration in configurations]
         return total_bytes / np.array(counts, float)

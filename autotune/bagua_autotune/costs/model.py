@@ -21,10 +21,10 @@ SHORTEST_STEP_SECONDS = 1e-9
 
 
 class Predictor(Protocol):
-    """Says what configurations would cost before they are tried; only differences count.
+    """Predicts the cost of untried configurations; only differences count.
 
     Attributes:
-        misfit: by what it misses what was profiled, as a logarithm: as wrong it is elsewhere.
+        misfit: its error for the profiled steps, as a logarithm; other errors are taken to be like.
     """
 
     misfit: float
@@ -33,8 +33,8 @@ class Predictor(Protocol):
         """Log seconds of a step, one per configuration."""
 
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
-        """How wrong that may be: differences within one standard deviation, each row by something
-        of its own; shape (any number, configurations)."""
+        """The errors of these: differences of one standard deviation, each row of another cause;
+        shape (any number, configurations)."""
 
 
 class _Queues(NamedTuple):
@@ -52,11 +52,11 @@ class CostModel:
     """When a model's gradients are ready, and what a network's collectives cost.
 
     Attributes:
-        ready_seconds: per tensor in gradient-ready order, since the step began, if no bucket
-            were launched.
+        ready_seconds: per tensor in gradient-ready order, since the beginning of the step, if no
+            bucket were launched.
         costs: by kind.
-        launch_seconds: of one operation, by which all that follows is later.
-        alternatives: other costs, which may be the true ones; see Fit.
+        launch_seconds: of one operation; it delays all that follows.
+        alternatives: other likely costs; see Fit.
         misfit: see Predictor.
     """
 
@@ -88,7 +88,7 @@ class CostModel:
         return np.array(found).reshape(-1, len(configurations))
 
     def _queues(self, configurations: Sequence[Configuration]) -> list[_Queues]:
-        """What each kind's buckets are, whatever they cost."""
+        """The buckets of each kind, which do not depend on the costs."""
         table = self._layouts.table(configurations)
         ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
         places: dict[Kind, list[int]] = {}
@@ -118,7 +118,7 @@ class CostModel:
         return np.log(np.maximum(seconds, SHORTEST_STEP_SECONDS))
 
     def _departures(self, kind: Kind, ready_seconds: Floats) -> Floats:
-        """When each bucket may leave, of those whose gradients are ready then."""
+        """When each bucket can start, given when its gradients are ready."""
         if kind.sends.when == "ready":
             return ready_seconds
         is_begin = kind.sends.when == "begin"
@@ -144,7 +144,7 @@ def fit_model(
     Args:
         layouts: of the job's tensors.
         kinds: to be predicted.
-        profiled: steps of this round, each with what was run in it.
+        profiled: steps of this round, each with its configuration.
         known_ready_seconds: of the same model, from an earlier job or round.
         known_costs: of the same network, from an earlier job or round.
 
@@ -157,7 +157,7 @@ def fit_model(
     points = [
         point
         for configuration, profiles in by_configuration.items()
-        # Of weights that travel buckets tell nothing.
+        # Buckets show nothing of weights that travel.
         if Kind.of(configuration).sends.when == "ready"
         for point in points_of(Kind.of(configuration), profiles)
     ]

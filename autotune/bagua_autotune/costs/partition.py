@@ -1,11 +1,11 @@
 """The best explicit list of buckets under a cost model, by dynamic programming.
 
-With one channel, and as long as launching takes no time, a list is best if every beginning of it
-is: the time at which tensors 0..j have arrived depends on what came before only through when that
-had arrived.  So
+With one channel, and if launching takes no time, a list is best if each of its beginnings is: the
+time at which tensors 0..j have arrived depends on earlier buckets only through the time at which
+those have arrived.  So
 end(j) = min over i < j of max(ready(j), end(i)) + latency + bytes(i..j) x seconds per byte,
-the optimal merging that MG-WFBP (Shi, Chu and Li, INFOCOM 2019) finds greedily.  Launches make
-what follows later; they are counted along the best beginnings, which is nearly as good.
+the optimal merging that MG-WFBP (Shi, Chu and Li, INFOCOM 2019) finds greedily.  Launches delay
+what follows; they are added along the best beginnings, which is nearly optimal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bagua_autotune.costs.collectives import Cost
 from bagua_autotune.costs.layouts import Floats
 from bagua_autotune.model.layout import Tensor
 
-# Longer lists are cut only every few tensors, which loses next to nothing.
+# Longer lists are cut only at every few tensors, which loses almost nothing.
 MOST_PLACES = 600
 
 
@@ -31,7 +31,7 @@ def best_partition(
         tensors: in gradient-ready order.
         ready_seconds: per tensor, not decreasing.
         cost: of the collectives, one after the other.
-        launch_seconds: by which all tensors behind a bucket are ready later.
+        launch_seconds: the delay of all tensors behind a bucket.
     """
     if len({tensor.group for tensor in tensors}) > 1:
         return None
@@ -49,7 +49,7 @@ def best_partition(
         total = started + cost.latency_seconds + cost.seconds_per_byte * carried
         if place == len(places) - 1:
             total += cost.chain_seconds_per_byte * carried
-        # Of equally good ones the latest start: fewer bytes wait for the last tensor.
+        # Of equally good starts the latest: fewer bytes wait for the last tensor.
         best_start[place] = place - 1 - int(np.argmin(total[::-1]))
         arrived[place] = total[best_start[place]]
         launches[place] = launches[best_start[place]] + 1

@@ -2,11 +2,10 @@
 
 Buckets travel in order, each when it is full and the network is free: eq. 7 of Shi, Chu and Li,
 "MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms" (INFOCOM
-2019).  A large bucket travels in parts, one on each of the channels, which a small one takes in
-turn: with k of them a queue moves on by a k-th of a latency for each part, and the last bucket
-waits for the rest of its own.  What the channels carry together is the kind's rate, of all its
-bytes.  A hierarchical chain leaves the slow network before it has ended;
-the next bucket takes that meanwhile.
+2019).  A large bucket is sent in parts, one on each channel; small buckets use the channels in
+turn.  So with k channels a queue takes a k-th of a latency for each part, and at its end the rest
+of the last bucket's latency.  All channels together carry the kind's rate.  A hierarchical chain
+leaves the slow network before it ends, and the next bucket uses that meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from bagua_autotune.costs.collectives import Cost
 from bagua_autotune.costs.layouts import Floats
 
-# The client divides a bucket into no smaller parts (its reducer/comm_hook.py).
+# The client sends no smaller parts (its reducer/comm_hook.py).
 SMALLEST_PART_BYTES = 512 * 1024
 
 
 def parts(bytes_: Floats, channels: int) -> Floats:
-    """In how many each of some buckets travels."""
+    """The number of parts of each bucket."""
     return np.clip(bytes_ // SMALLEST_PART_BYTES, 1.0, float(channels))
 
 
 def latencies(bytes_: Floats, channels: int) -> float:
-    """How many latencies a queue of buckets of these sizes takes."""
+    """The number of latencies in a queue of buckets of these sizes."""
     shares = parts(bytes_, channels) / channels
     return float(shares.sum() + 1 - shares[-1])
 
@@ -37,9 +36,9 @@ def ends(
     """When the last bucket of each layout has arrived.
 
     Args:
-        ready_seconds: shape (layouts, buckets): when each bucket is full; 0 behind the last.
-        bytes_: same shape; 0 behind the last.
-        is_bucket: same shape; 1, and 0 behind the last.
+        ready_seconds: shape (layouts, buckets): when each bucket is full; 0 after the last.
+        bytes_: same shape; 0 after the last.
+        is_bucket: same shape; 1 for a bucket, 0 after the last.
         cost: of one collective.
         channels: process groups that the parts of the buckets use in turn.
 

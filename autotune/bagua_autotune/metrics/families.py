@@ -1,4 +1,4 @@
-"""What the metrics tell of one job. A value that is not known has no sample."""
+"""The metrics of one job. A value that is not known has no sample."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics.reasons import FAILURES, of_result
-from bagua_autotune.model.job import BEING_TUNED, JobPhase, TrialState
+from bagua_autotune.metrics.reasons import FAILURES
+from bagua_autotune.model.job import JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Contact
@@ -26,7 +26,7 @@ def state_families(name: str | None) -> list[Metric]:
     )
     last = GaugeMetricFamily(
         "bagua_autotune_job_last_contact_timestamp_seconds",
-        "When the job was last heard of, in seconds since the epoch.",
+        "When the job last reported, in seconds since the epoch.",
         labels=[JOB],
     )
     started = GaugeMetricFamily(
@@ -113,12 +113,15 @@ def _configuration(job: JobSum) -> Samples:
 
 
 def _result(job: JobSum) -> Samples:
-    result = job.summary.result if job.summary.state not in BEING_TUNED else None
-    return {(of_result(result),): 1} if result else {}
+    return {(job.summary.reason,): 1} if job.summary.reason else {}
 
 
 FAMILIES = (
-    _value("bagua_autotune_job_ranks", "Ranks of the job.", lambda job: job.summary.world_size),
+    _value(
+        "bagua_autotune_job_ranks",
+        "Number of ranks of the job.",
+        lambda job: job.summary.world_size,
+    ),
     _value(
         "bagua_autotune_baseline_step_seconds",
         "Step time under the job's own default configuration.",
@@ -131,75 +134,90 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_current_step_seconds",
-        "Median of the latest steps reported, at most 20: of the trial that runs, which is told "
-        "from its first steps on; once tuned, of what was kept.",
+        "Median step time of the latest reported steps, at most 20: of the running trial, from its "
+        "first steps on; once the job is tuned, of the configuration that was kept.",
         # Who reads metrics pairs them with the number of the trial that runs.
         lambda job: job.summary.figures.current_seconds if job.totals.is_current else None,
     ),
     _value(
         "bagua_autotune_speedup_ratio",
-        "Step time of the baseline over that of the final choice, or else the best so far.",
+        "Step time of the baseline divided by that of the final choice, or of the best so far.",
         lambda job: job.summary.figures.speedup,
     ),
     _value(
         "bagua_autotune_speedup_lower_ratio",
-        "Lower end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
+        "Lower end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_low,
     ),
     _value(
         "bagua_autotune_speedup_upper_ratio",
-        "Upper end of the speed-up's 95 % interval; not confirmed while the job is tuned.",
+        "Upper end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_high,
     ),
-    Family("bagua_autotune_trials", "Trials by state, of all rounds.", ("state",), _trials),
+    Family("bagua_autotune_trials", "Trials by state, in all rounds.", ("state",), _trials),
+    _value(
+        "bagua_autotune_trials_limit",
+        "Most trials of a search, as it was set (BAGUA_AUTOTUNE_MAX_SAMPLES).",
+        lambda job: job.summary.progress.max_trials,
+    ),
     Family(
         "bagua_autotune_trial_failures_total",
-        "Trials that failed: the ranks disagreed, or the training suffered (diverged).",
+        "Failed trials, by reason: the ranks disagreed, or the loss rose (diverged).",
         ("reason",),
         _failures,
     ),
     _value(
         "bagua_autotune_current_trial",
-        "Number of the trial that runs; absent when none does.",
+        "Index of the running trial; no sample if none runs.",
         _current_trial,
     ),
     Family(
         "bagua_autotune_configuration_info",
-        "What the job runs now: 1 for each knob and its value in words.",
+        "The running configuration: 1 for each knob and its value in words.",
         ("knob", "state"),
         _configuration,
     ),
     Family(
         "bagua_autotune_knob_value",
-        "What the job runs now, of the knobs that are numbers.",
+        "The running configuration: the value of each knob that is a number.",
         ("knob",),
         lambda job: _numbers(job.summary.configuration),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",
-        "What the best trial of the latest round ran, of the knobs that are numbers.",
+        "The latest round's best trial: the value of each knob that is a number.",
         ("knob",),
         lambda job: _numbers(job.summary.progress.incumbent),
     ),
     _value(
         "bagua_autotune_search_steps_total",
-        "Steps from the first trial of a round to the end of its last, of all rounds.",
+        "Steps from the first to the end of the last trial of a round, summed over all rounds.",
         lambda job: job.totals.search_steps,
     ),
     _value(
         "bagua_autotune_search_seconds_total",
-        "Wall time from the first trial of a round to the end of its last, of all rounds.",
+        "Wall time from the first to the end of the last trial of a round, summed over all rounds.",
         lambda job: job.totals.search_seconds,
     ),
     _value(
         "bagua_autotune_search_cost_seconds",
-        "Time that the latest round has lost against the baseline.",
+        "Time that the latest round has lost compared with the default.",
         lambda job: job.summary.figures.cost_seconds,
     ),
     _value(
+        "bagua_autotune_search_cost_steps",
+        "Time that the latest round has lost compared with the default, in the default's steps.",
+        lambda job: job.summary.figures.cost_steps,
+    ),
+    _value(
         "bagua_autotune_payback_steps",
-        "After how many steps at the final choice the latest round's cost is earned.",
+        "Steps with the final choice after which the latest round's cost is paid back.",
         lambda job: job.summary.figures.payback_steps,
+    ),
+    _value(
+        "bagua_autotune_job_saved_rank_seconds",
+        "Time of the job's ranks that tuning has saved, less what the searches cost.",
+        lambda job: job.summary.saved_rank_seconds,
     ),
     _value(
         "bagua_autotune_exposed_communication_seconds",
@@ -208,8 +226,14 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_rank_spread_ratio",
-        "By what part of a step the slowest rank computes longer than the middle one.",
+        "How much longer the slowest rank computes than the median rank, as a part of a step.",
         lambda job: job.summary.figures.rank_spread_ratio,
+    ),
+    _value(
+        "bagua_autotune_slow_rank",
+        "The rank that computes so much longer than the others, and so often, that this is not "
+        "chance; absent without one.",
+        lambda job: job.summary.figures.slow_rank,
     ),
     _value(
         "bagua_autotune_slowest_rank",
@@ -218,22 +242,22 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_slowest_rank_share_ratio",
-        "In which part of the latest steps that rank was the slowest.",
+        "Share of the latest steps in which that rank was the slowest.",
         lambda job: job.summary.figures.slowest_share,
     ),
     _value(
         "bagua_autotune_drifts_total",
-        "Lasting changes of the step times that the ranks told of.",
+        "Lasting changes of the step time that the ranks reported.",
         lambda job: job.totals.drifts,
     ),
     _value(
         "bagua_autotune_rounds_total",
-        "Tunings that were begun, the first one included.",
+        "Rounds of tuning begun, including the first.",
         lambda job: job.summary.round + 1,
     ),
     Family(
         "bagua_autotune_job_result",
-        "1 for why a tuned job was left with what it has, until it is tuned again.",
+        "1 for the reason of the tuned job's final choice; no sample while it is being tuned.",
         ("reason",),
         _result,
     ),

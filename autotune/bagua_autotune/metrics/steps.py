@@ -17,7 +17,7 @@ from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.tuning.objective import OBJECTIVES
 
 NAME = "bagua_autotune_step_seconds"
-HELP = "Steps reported to this process; of each the slowest rank's time."
+HELP = "Step time of the slowest rank, of the steps reported to this process."
 # Few: a job's share of the exposition is mostly these.
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # A service that nobody scrapes forgets the jobs it heard of longest ago.

@@ -72,7 +72,8 @@ class Limits(BaseModel):
     """Bounds on the cost of tuning.
 
     ``remaining_steps`` are those that the training is expected to run on: what a faster step is
-    worth. ``max_rounds`` counts the first tuning and those after lasting changes.
+    worth. ``max_rounds`` counts the first tuning and those after lasting changes. After
+    ``max_seconds`` of a round nothing more is searched; what was found is still confirmed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -82,13 +83,15 @@ class Limits(BaseModel):
     warmup_seconds: float = Field(default=30.0, ge=0, le=86_400)
     remaining_steps: int = Field(default=10_000, ge=1, le=10**9)
     max_rounds: int = Field(default=10, ge=1, le=1000)
+    max_seconds: float | None = Field(default=None, gt=0, le=10**9)
 
 
 class JobSpec(BaseModel):
     """What a job is registered with; it never changes afterwards.
 
     ``begin_with``: what is tried first, after the default. ``run``: what its launcher calls the
-    run, the same in all of its lives; None: it has no name.
+    run, the same in all of its lives; None: it has no name. ``fresh``: it takes over nothing from
+    earlier jobs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -106,6 +109,7 @@ class JobSpec(BaseModel):
     software: dict[ShortText, ShortText] = Field(default={}, max_length=MOST_SOFTWARE)
     begin_with: dict[KnobName, Given] | None = Field(default=None, max_length=MOST_KNOBS)
     run: ShortText | None = None
+    fresh: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -250,6 +254,19 @@ class Inherited(BaseModel):
 
 
 @dataclass(frozen=True)
+class Saved:
+    """What a job's confirmed speed-ups have saved so far, over all rounds.
+
+    Attributes:
+        step: the last step that is counted.
+        seconds: by which the default would have taken longer for the counted steps.
+    """
+
+    step: int = -1
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Job:
     """A registered job without its tensors, which are many and rarely needed.
 
@@ -281,6 +298,8 @@ class Job:
     revision: int = 0
     absences: tuple[tuple[float, float], ...] = ()
     run: str | None = None
+    saved: Saved = Saved()
+    fresh: bool = False
 
     @property
     def is_over(self) -> bool:

@@ -69,6 +69,11 @@ def describe_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def describe_count(number: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def describe_left(seconds: float) -> str:
     """``at most 80 s left``, ``under 1 s left``."""
     whole = round(seconds)
@@ -92,7 +97,7 @@ def describe_knob(knob: str, value: Value) -> str:
     if knob == "hierarchical" and value in HIERARCHICAL_WORDS:
         return HIERARCHICAL_WORDS[str(value)]
     if knob == "buckets" and isinstance(value, tuple):
-        return f"{len(value)} buckets of its own"
+        return f"custom split, {len(value)} buckets"
     if knob in ("first_bucket_bytes", "last_bucket_bytes") and isinstance(value, int):
         return f"{knob.split('_')[0]} bucket {describe_bytes(value)}"
     if knob == "channels":

@@ -1,13 +1,13 @@
 """Bayesian optimisation: a Gaussian process that starts from the cost model's predictions.
 
-scikit-optimize is the process, its kernels and the expected improvement; that is evaluated on every
-candidate, against the lowest posterior mean instead of the luckiest measurement, and weighed with
-what trying the candidate would cost.
+scikit-optimize provides the process, its kernels and the expected improvement. The improvement is
+computed for every candidate, relative to the lowest posterior mean instead of the luckiest
+measurement, and weighed against the cost of trying the candidate.
 
 Its ``Optimizer`` (ask and tell) and its ``Space`` are not used. They draw points from a box of
-independent dimensions, while here a finite list of candidates is all that may be tried; they
-compare with the lowest cost that was told, and know neither an error for each cost, nor a prior
-mean, nor what a trial costs. And an optimizer lives for a search, a searcher for one decision.
+independent dimensions, while only a finite list of candidates may be tried here; they compare with
+the lowest cost told, and know no error of each cost, no prior mean and no cost of a trial. And an
+optimizer lives for a whole search, a searcher for one decision.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
 
-# A size is at most four times one that was measured: a wrong cost model costs a few per cent
-# of a trial then, not several times its length.
+# A size is tried only up to four times a measured one: then a wrong cost model costs a few per
+# cent of a trial, not several times its length.
 LARGEST_JUMP = math.log2(4)
 OTHER_SIZE = math.log2(3)
-# So many standard deviations on both sides hold 95 % of a normal.
+# So many standard deviations on both sides hold 95 % of a normal distribution.
 NORMAL_QUANTILE = 1.96
 
 
 @register("bayesian")
 class BayesianSearcher:
-    """See Searcher. Without a cost model it begins with a spread design and a flat prior mean."""
+    """See Searcher. Without a cost model it begins with spread trials and a flat prior mean."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -129,7 +129,7 @@ class BayesianSearcher:
         return self._candidates[int(np.argmax(scores))]
 
     def _to_be_covered(self) -> NDArray[np.bool_] | None:
-        """Candidates of which one must be tried before what was measured says enough."""
+        """Candidates of which one must be tried before the measurements suffice."""
         allowed = self._within_reach()
         told = [t.configuration for t in self._told]
         missing = design.missing_levels(self._candidates, self._knobs, told)
@@ -148,7 +148,7 @@ class BayesianSearcher:
         own, known = self._exponents()
         finer: NDArray[np.bool_] = allowed & (own <= known.min() - OTHER_SIZE)
         if np.ptp(known) < OTHER_SIZE and finer.any():
-            # From buckets of one size latency and bandwidth cannot be told apart.
+            # From buckets of one size alone, latency and bandwidth cannot be told apart.
             return finer
         return None
 
@@ -158,7 +158,7 @@ class BayesianSearcher:
         return found
 
     def _exponents(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Log2 of the average bucket, of the candidates and of what was measured."""
+        """Log2 of the average bucket size, of the candidates and of the measured configurations."""
         points = self._posterior().points
         known = points.exponents[points.rows([t.configuration for t in self._told])]
         return points.exponents[: len(self._candidates)], known
@@ -170,7 +170,7 @@ class BayesianSearcher:
         return found
 
     def _worth(self) -> NDArray[np.float64]:
-        """What trying each candidate is expected to gain over the horizon, less what it costs."""
+        """The gain expected from trying each candidate over the horizon, less its cost."""
         posterior = self._posterior()
         extra = np.maximum(posterior.means - posterior.lowest, 0.0)
         worth = posterior.improvements * self._problem.horizon_trials - extra

@@ -1,7 +1,7 @@
 """The configurations worth trying: a finite list, so that a search never leaves it.
 
-Sizes between two half-powers of two differ too little to be told apart on a live job, and
-sizes that cut the tensors into the same buckets do not differ at all.
+Sizes closer than half-powers of two cannot be told apart on a live job, and sizes that cut the
+tensors into the same buckets do not differ at all.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def enumerate_candidates(
 ) -> tuple[Configuration, ...]:
     """All candidates that are cut by size, the baseline first.
 
-    Of those that do the same (the same buckets, on no more channels than they have parts) one
-    stands for all: the baseline, or the one with the smallest values.
+    Of candidates with the same effect (the same buckets, no more channels than parts) only one is
+    listed: the baseline, or the one with the smallest values.
     """
     values_of = {
         knob: [baseline[knob]]
@@ -58,7 +58,7 @@ def enumerate_candidates(
 
 
 def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...]:
-    """What decides the step time; equal for configurations that do the same."""
+    """What decides the step time; equal for configurations with the same effect."""
     cut = layouts.cut(configuration)
     channels = configuration.get("channels", 1)
     if isinstance(channels, int):
@@ -80,8 +80,8 @@ def explicit_candidates(
 ) -> list[Configuration]:
     """The best explicit list of buckets for each way to reduce, by the cost model.
 
-    On one channel and with the gradients as they are, for which it is best.  Its bucket size is
-    that of its average bucket.  A list that a candidate is cut into anyway is left out.
+    With one channel and unchanged gradients, as the cost model assumes.  Its bucket size is that of
+    its average bucket.  A list that equals a candidate's buckets is left out.
     """
     domain = space[BUCKET_KNOB]
     if not isinstance(domain, LogInteger):
@@ -119,5 +119,5 @@ def _half_powers(domain: LogInteger, baseline: int) -> list[int]:
 
 
 def _round(size: float) -> int:
-    """To whole KiB where that changes little: such sizes read better."""
+    """Round to whole KiB where that changes little: such sizes are easier to read."""
     return round(size / 1024) * 1024 if size >= 64 * 1024 else round(size)

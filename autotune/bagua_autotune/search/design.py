@@ -17,21 +17,21 @@ from bagua_autotune.model.knobs import (
 )
 
 SPREAD_TRIALS = 4
-# Of values with an order so many tell of the others. But of channels, where there is only one way
-# to reduce, every other number is tried: four may be slower than two, and eight faster than both
-# (seen on GPUs). Several ways need the trials themselves.
+# Of ordered values so many show the effect of the others. But of channels every other number is
+# tried if there is only one way to reduce: four may be slower than two, and eight faster than both
+# (seen on GPUs). With several ways to reduce, these need the trials.
 ORDERED_LEVELS = 2
 
 
 def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configuration]:
     """The baseline, then candidates spread over the sizes with each categorical value in turn.
 
-    The spread starts in the middle of its quantiles: the ends are rarely good and can be slow.
+    The spread begins with the middle quantiles: the ends are rarely good and can be slow.
     """
     baseline = candidates[0]
     sizes = [knob for knob, domain in knobs.items() if isinstance(domain, LogInteger)]
     choices = {
-        # The value of the baseline last: it has one trial already.
+        # The baseline's value last: it has a trial already.
         knob: [*(v for v in domain.values if v != baseline[knob]), baseline[knob]]
         for knob, domain in knobs.items()
         if isinstance(domain, Categorical)
@@ -43,7 +43,7 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
     while (len(design) <= count or missing) and len(design) < len(candidates):
         turn = len(design) - 1
         level = {(knob, values[turn % len(values)]) for knob, values in choices.items()}
-        # Not every combination is a candidate; every value is.
+        # Not every combination is a candidate, but every value occurs in one.
         fit = {c: (len(missing & c.items()), len(level & c.items())) for c in candidates}
         best = max(found for c, found in fit.items() if c not in design)
         members = [c for c, found in fit.items() if c not in design and found == best]
@@ -56,8 +56,8 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
 def missing_levels(
     candidates: Sequence[Configuration], knobs: Space, told: Sequence[Configuration]
 ) -> set[tuple[str, Value]]:
-    """The values of categorical knobs that candidates have and nothing measured has; of a knob
-    whose values have an order some of them, see ``ORDERED_LEVELS``."""
+    """The values of categorical knobs that are not measured yet; of a knob with ordered values
+    only some, see ``ORDERED_LEVELS``."""
     missing: set[tuple[str, Value]] = set()
     for knob, domain in knobs.items():
         if isinstance(domain, Categorical):
@@ -72,8 +72,8 @@ def missing_levels(
 
 
 def shared_links(candidates: Sequence[Configuration], knobs: Space) -> set[Configuration]:
-    """Those with other channels than the baseline, and its way to reduce; none if it has the only
-    one. How much of a link one connection leaves free differs from way to way."""
+    """Candidates with other channels than the baseline and its way to reduce; none if that is the
+    only way. How much of a link one connection leaves free depends on the way to reduce."""
     if not {CHANNELS_KNOB, WAYS_KNOB} <= knobs.keys():
         return set()
     baseline = candidates[0]
@@ -82,7 +82,7 @@ def shared_links(candidates: Sequence[Configuration], knobs: Space) -> set[Confi
 
 
 def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
-    """So many trials measure all missing values, each trial one of every knob."""
+    """The number of trials that measure all missing values, each trial one of every knob."""
     count = Counter(knob for knob, _ in missing)
     for knob, levels in count.items():
         if _is_ordered(knobs[knob]) and not _is_tried_throughout(knob, knobs):

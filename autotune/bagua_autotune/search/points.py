@@ -34,13 +34,13 @@ class Points:
     """The points of some configurations.
 
     Attributes:
-        inputs: what a process sees: shape (configurations, inputs), within 0..1.
+        inputs: of the process, shape (configurations, inputs), within 0..1.
         exponents: log2 of the average bucket's size, shape (configurations,).
-        is_size: for each input whether it is a size; the others are 0 or 1.
+        is_size: whether each input is a size; the others are 0 or 1.
 
     Args:
         knobs: in which the configurations differ.
-        configurations: all that will be asked for: the sizes span the range of theirs.
+        configurations: all that will be asked for; the range of sizes is theirs.
         layouts: see Problem.
     """
 
@@ -65,7 +65,7 @@ class Points:
         self.is_size = np.repeat([isinstance(d, LogInteger) for d in knobs.values()], widths)
 
     def rows(self, configurations: Sequence[Configuration]) -> list[int]:
-        """Where they stand in ``inputs``. Raises KeyError for one that is not there."""
+        """Their rows in ``inputs``. Raises KeyError for an unknown configuration."""
         return [self._row_of[configuration] for configuration in configurations]
 
 
@@ -75,7 +75,7 @@ def _scaled(exponents: Floats) -> Floats:
 
 
 def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
-    """One knob's inputs. Two values need one input, and those with an order; more have one each."""
+    """One knob's inputs: one for two values or ordered ones, else one for each value."""
     if isinstance(domain, LogInteger):
         return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     if isinstance(domain, Partition):

@@ -1,4 +1,4 @@
-"""What is known of the candidates' costs: a fitted process, and which prior mean it deserves."""
+"""The posterior of the candidates' costs: a fitted process, with the better of two prior means."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
 from bagua_autotune.search.points import Floats, Points, Rows
 from bagua_autotune.search.problem import Problem
 
-# The cost model is believed unless the plain process says better, of each measurement that is
-# left out, what it was; at first clearly better. In units of log likelihood.
+# The cost model is used unless the plain process predicts each left-out measurement better; with
+# few measurements clearly better. In units of log likelihood.
 BENEFIT_OF_DOUBT = 0.5
-# So many standard deviations above what the cost model says is an outlier; not among fewer trials,
-# nor where the others follow it by chance.
+# A cost so many standard deviations above the cost model's is an outlier; not with fewer trials,
+# nor where the others may agree with the model by chance.
 OUTLIER_DEVIATIONS = 6.0
 SMALLEST_SPREAD = 0.03
 FEWEST_FOR_OUTLIERS = 5
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """What the cost model says of the points: means, and how wrong they may be; see Predictor."""
+    """The cost model's predictions for the points: means and their errors; see Predictor."""
 
     means: Floats
     deviations: Floats
@@ -45,10 +45,10 @@ class Prior(NamedTuple):
 
 
 class Posterior:
-    """A process fitted to what was told.
+    """A process fitted to the measured costs.
 
     Attributes:
-        doubted: what cannot be the best before it was measured again.
+        doubted: points that must be measured again before they can be the best.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
     """
@@ -93,7 +93,7 @@ class Posterior:
 
     @cached_property
     def incumbent(self) -> int:
-        """The measured point of the lowest posterior mean; none that is doubted."""
+        """The measured point of the lowest posterior mean, except doubted ones."""
         believed = [t.configuration for t in self._told if t.configuration not in self.doubted]
         rows = self.points.rows(believed)
         return min(rows, key=lambda row: float(self.means[row]))
@@ -108,8 +108,8 @@ class Posterior:
         """How far below the incumbent each point is expected to be (Jones, Schonlau and Welch,
         "Efficient global optimization", 1998, eq. 15).
 
-        It is the difference from the incumbent that is uncertain, and not each cost by itself:
-        measuring the incumbent once more improves nothing.
+        The difference from the incumbent counts, not each cost by itself: measuring the incumbent
+        once more improves nothing.
         """
         from skopt.acquisition import gaussian_ei
 
@@ -119,7 +119,7 @@ class Posterior:
 
 
 class _Difference:
-    """What points cost more than the incumbent; in the form in which skopt asks a process."""
+    """The points' extra cost over the incumbent, in the form that skopt expects of a process."""
 
     def __init__(self, process: Any, incumbent: int) -> None:
         self._process = process
@@ -136,7 +136,7 @@ class _Difference:
 def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
     """The posterior from the cost model, or the plain one if that explains the costs better.
 
-    Its points are the candidates, then what was told besides them.
+    Its points are the candidates, then other measured configurations.
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
@@ -161,13 +161,13 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
 
 
 class _Outliers:
-    """Costs that something else may have caused, such as a file system that hung; none is far below
-    what was expected, as nothing makes a step faster.
+    """Costs that something else may have caused, such as a hanging file system; only high ones, as
+    nothing makes a step faster by accident.
 
     Attributes:
-        contradicted: those far above another of the same configuration.
-        doubtful: those far above what the cost model says, though it is right about the others,
-            measured once, and of what would be about the best so far.
+        contradicted: far above another cost of the same configuration.
+        doubtful: measured once and far above the cost model, which is right about the others and
+            expects about the best cost so far.
     """
 
     def __init__(self, points: Points, told: Sequence[Told], prior: Prior) -> None:
@@ -189,7 +189,7 @@ class _Outliers:
 
 
 def _errors(told: Sequence[Told]) -> Floats:
-    """Standard errors; the largest known one where one is not known."""
+    """Standard errors, with the largest known one in place of unknown ones."""
     known = [t.standard_error for t in told if math.isfinite(t.standard_error)]
     typical = max(known, default=0.0)
     return np.array(

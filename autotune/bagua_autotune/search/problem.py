@@ -1,4 +1,4 @@
-"""What a search method is given."""
+"""The problem that a search method solves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Problem:
 
     Attributes:
         space: the knobs of every candidate.
-        candidates: what may be tried, the baseline first.
-        seed: equal seeds and tells give equal answers.
+        candidates: configurations that may be tried, the baseline first.
+        seed: equal seeds and equal measurements give equal answers.
         predictor: the cost model; None if too little is known to have one.
-        horizon_trials: as many steps as so many trials are expected to follow: what a better
-            configuration is worth, compared with what trying one costs.
-        layouts: of the tensors: says how finely a candidate really cuts them. None: its bucket
-            size is taken at its word.
+        horizon_trials: how many trials' worth of steps the training is expected to go on. It says
+            what a better configuration is worth, compared with the cost of a trial.
+        layouts: of the tensors: gives the real average bucket of a candidate. None: its bucket
+            size is used.
     """
 
     space: Space

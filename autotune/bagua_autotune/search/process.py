@@ -1,8 +1,8 @@
 """The Gaussian process: skopt's, with a prior mean and with its settings chosen from a grid.
 
-Costs are logarithms of times (or parts of the baseline), so amplitudes and noise have a known
-size, and a few steps of a grid find as good settings as a climb along the likelihood does, in a
-tenth of the time and without its extremes.
+Costs are logarithms of times (or parts of the baseline), so the size of amplitudes and noise is
+roughly known. A coarse grid finds settings as good as those of a gradient ascent on the likelihood,
+in a tenth of the time and without its extremes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from skopt.learning.gaussian_process.kernels import (
 from bagua_autotune.search.points import Floats, Points, Rows
 from bagua_autotune.search.posterior import Prior
 
-# Nobody knows the level beforehand: 1 is a factor of e.
+# The level is not known beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0
-# The length scale of an input that a kernel is not to see.
+# The length scale of an input that a kernel must ignore.
 NEVER = 1e6
 # How far two values of a categorical knob are apart, in length scales.
 CATEGORICAL_LENGTH_SCALE = 0.5
 AMPLITUDES = (0.04, 0.1, 0.3)
-# The least amplitude in parts of the cost model's misfit.
+# The least amplitude, as a part of the cost model's misfit.
 MISFIT_SHARE = 1.2
 SIZE_LENGTH_SCALES = (0.07, 0.2, 0.5)
-# What repeated trials of one configuration differ by, beyond their own errors.
+# How much repeated trials of one configuration differ beyond their own errors.
 REPEAT_ERRORS = (0.003, 0.03)
 
 
 class Shared(Kernel):  # type: ignore[misc]
-    """Covariances that are known: products of the inputs from ``first`` on.
+    """Known covariances: products of the inputs from ``first`` on.
 
-    Those before are of the other kernels.
+    The inputs before belong to the other kernels.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -61,16 +61,16 @@ class Shared(Kernel):  # type: ignore[misc]
 
 
 class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
-    """A process of what the costs of candidates differ from a prior mean.
+    """A process of the difference between the candidates' costs and a prior mean.
 
-    It is shown candidates by their number, so that a prior mean may be anything.  After a fit,
-    ``loo_residuals`` and ``loo_variances`` say how each cost compares with what all others predict
-    for it (Rasmussen and Williams, "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
+    Candidates are given by their number, so the prior mean may be any function.  After a fit,
+    ``loo_residuals`` and ``loo_variances`` compare each cost with what all others predict for it
+    (Rasmussen and Williams, "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
 
     Args:
         kernel: over ``inputs``.
-        alpha: variance of each cost that it is fitted to.
-        inputs: shape (candidates, inputs): where the candidates lie.
+        alpha: variance of each cost of the fit.
+        inputs: of the candidates, shape (candidates, inputs).
         prior_mean: shape (candidates,): their expected costs, up to a common level.
         optimizer: chooses the kernel's settings, see scikit-learn.
         random_state: of what is random in skopt.
@@ -90,7 +90,7 @@ class CandidateProcess(GaussianProcessRegressor):  # type: ignore[misc]
             alpha=alpha,
             optimizer=optimizer,
             random_state=random_state,
-            # Predictions are of the cost itself, without the error of measuring it once more.
+            # Predictions are of the cost itself, without the error of another measurement.
             noise="gaussian",
         )
         self.inputs = inputs
@@ -158,17 +158,17 @@ class _Grid:
     """Chooses the kernel's settings; scikit-learn calls it in place of its own optimizer.
 
     Args:
-        is_size: of the inputs that the kernel sees.
-        others: how many it does not see.
-        misfit: the least amplitude, of which the costs measured so far need not know: the cost
-            model was fitted to them.
+        is_size: whether each input that the kernel uses is a size.
+        others: how many inputs it ignores.
+        misfit: the least amplitude. The measured costs cannot show it, as the cost model was
+            fitted to them.
     """
 
     def __init__(self, is_size: NDArray[np.bool_], others: int, misfit: float) -> None:
         self._is_size = is_size
         self._others = np.full(others, NEVER)
         self._factor = max(1.0, MISFIT_SHARE * misfit / AMPLITUDES[0])
-        # What a wrong model misses changes fast with the size.
+        # The error of a wrong model changes fast with the size.
         is_wrong = MISFIT_SHARE * misfit > AMPLITUDES[1]
         self._size_scales = SIZE_LENGTH_SCALES[: 1 if is_wrong else None]
 
@@ -181,7 +181,7 @@ class _Grid:
             amplitude = min(usual * self._factor, AMPLITUDES[-1])
             scales = np.where(self._is_size, scale, CATEGORICAL_LENGTH_SCALE)
             theta = np.log(np.concatenate([[amplitude**2], scales, self._others, [error**2]]))
-            # A preference of half a unit of log likelihood for the middle of the amplitudes.
+            # Middle amplitudes are preferred by half a unit of log likelihood.
             value = objective(theta, eval_gradient=False) + 0.5 * np.log(usual / 0.05) ** 2 / 2
             if value < lowest:
                 best, lowest = theta, value

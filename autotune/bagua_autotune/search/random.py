@@ -1,4 +1,4 @@
-"""Random search: every candidate once, in a seeded order; the yardstick for the others."""
+"""Random search: every candidate once, in a seeded order; a yardstick for other methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RandomSearcher:
         self._costs.setdefault(configuration, []).append(cost)
 
     def ask(self) -> Configuration:
-        """The next of the order that is not measured; from the start once all are."""
+        """The next candidate that is not measured; from the first on once all are."""
         return min(self._order, key=lambda candidate: len(self._costs.get(candidate, ())))
 
     def best(self) -> Configuration:
@@ -38,12 +38,12 @@ class RandomSearcher:
         return min(measured, key=self.expected_cost)
 
     def expected_cost(self, configuration: Configuration) -> float:
-        """The mean of its own costs; of one that was not measured, that of all."""
+        """The mean of its own costs; if it was not measured, that of all."""
         repeats = self._costs.get(configuration)
         return fmean(repeats or [cost for costs in self._costs.values() for cost in costs])
 
     def expected_gain(self) -> float:
-        """As for draws from a uniform distribution.
+        """Expected as if costs were drawn from a uniform distribution.
 
         The lowest of n draws lies range / (n + 1) above the bound on average, and n draws
         span (n - 1) / (n + 1) of the range; the difference of two successive n follows.

@@ -11,12 +11,12 @@ from bagua_autotune.search.problem import Problem
 
 
 class Searcher(Protocol):
-    """Chooses what to try next from what was measured.
+    """Chooses what to try next, from the measurements.
 
     A searcher lives for one decision: it is built, told every search trial in order, and
-    asked, so nothing of it needs storing.  Equal seeds and tells give equal answers.
+    asked. So it needs no storage.  Equal seeds and measurements give equal answers.
 
-    The smallest example tries the candidates in their order::
+    The smallest example tries the candidates in order::
 
         class InOrder:
             def __init__(self, problem):
@@ -36,7 +36,7 @@ class Searcher(Protocol):
 
     @property
     def initial_trials(self) -> int:
-        """So many trials are chosen before the search learns from any of them."""
+        """The number of trials that are chosen before the search learns from any of them."""
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
         """Learn a measured cost. ``standard_error`` is infinite where it is not known.
@@ -49,14 +49,14 @@ class Searcher(Protocol):
         """The candidate to try next; the baseline first. Repeats are allowed."""
 
     def best(self) -> Configuration:
-        """The measured candidate of the lowest expected cost, the noise allowed for.
+        """The measured candidate with the lowest expected cost, with the noise accounted for.
 
         Raises:
             LookupError: no candidate was measured.
         """
 
     def expected_cost(self, configuration: Configuration) -> float:
-        """What a candidate, or a configuration that was told, costs; once anything was told."""
+        """The expected cost of a candidate or measured configuration; needs one measurement."""
 
     def expected_gain(self) -> float:
         """By how much the next trial is expected to lower the best cost; in units of cost."""
@@ -64,16 +64,15 @@ class Searcher(Protocol):
 
 @runtime_checkable
 class Predicts(Protocol):
-    """What a searcher has besides if it believes something of every candidate's cost.
+    """A searcher that predicts every candidate's cost.
 
-    People are shown it as a curve; the search itself needs it not.
+    The predictions are drawn as a curve; the search itself does not need them.
     """
 
     def predict(self, configurations: Sequence[Configuration]) -> list[Interval]:
-        """What candidates, or configurations that were told, cost, with the 95 % band.
+        """The expected costs of candidates or measured configurations, with their 95 % band.
 
-        Once two costs were told; before that, and of a single candidate, there is nothing: an
-        empty list.
+        An empty list if fewer than two costs were told, or there is a single candidate.
         """
 
 
@@ -83,7 +82,7 @@ _factories: dict[str, Factory] = {}
 
 
 def register(name: str) -> Callable[[Factory], Factory]:
-    """Class decorator: makes a search method known by ``name``."""
+    """Class decorator: registers a search method as ``name``."""
 
     def add(factory: Factory) -> Factory:
         _factories[name] = factory

@@ -8,6 +8,7 @@ from bagua_autotune.store.copies import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
+    NoDatabase,
     OtherSchema,
     StoreError,
     UnknownJob,
@@ -24,6 +25,7 @@ from bagua_autotune.store.trials import Step, Trials
 __all__ = [
     "Contact",
     "JobConflict",
+    "NoDatabase",
     "OtherSchema",
     "Place",
     "Step",
@@ -38,9 +40,9 @@ __all__ = [
 
 
 class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events):
-    """Jobs, their trials, and what the ranks told of them, in one database.
+    """Jobs, their trials, and what the ranks reported of them, in one database.
 
-    Each operation is one transaction, and stands in the module of what it is about.
+    Each operation is one transaction.
     """
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:

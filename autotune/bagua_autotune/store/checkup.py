@@ -1,4 +1,4 @@
-"""Whether a database is well, and a copy of it while it is used."""
+"""Checks a database, and copies it while it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bagua_autotune.store.location import parse, shown
 from bagua_autotune.store.tables import SCHEMA_VERSION, JobRow
 
 MOST_ERRORS_TOLD = 10
-# Below this a large report or a migration may find no room.
+# With less, a large report or a migration may not fit.
 LEAST_FREE_BYTES = 100 * 1024**2
 
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 def examine(store: Store) -> Iterator[Finding]:
-    """All that can be told of an open database; takes as long as reading all of it."""
+    """Every check of an open database; takes as long as reading all of it."""
     yield Finding(f"{store.database} has schema version {SCHEMA_VERSION}, this release's")
     try:
         yield from _sqlite(store) if store.database.is_sqlite else _postgresql(store)
@@ -51,11 +51,11 @@ def _sqlite(store: Store) -> Iterator[Finding]:
         orphans = len(run("PRAGMA foreign_key_check").all())
         mode = run("PRAGMA journal_mode").scalar()
     if errors == ["ok"]:
-        yield Finding("SQLite's integrity check finds nothing")
+        yield Finding("SQLite's integrity check finds no fault")
     else:
         yield from (Finding(f"SQLite's integrity check: {error}", True) for error in errors)
     if orphans:
-        yield Finding(f"{orphans} rows belong to jobs or trials that are not there", True)
+        yield Finding(f"{orphans} rows belong to jobs or trials that do not exist", True)
     kind = remote_kind(store.database.url)
     if kind is None:
         yield Finding(f"its file is on this machine (journal mode {mode})")
@@ -68,7 +68,7 @@ def _sqlite(store: Store) -> Iterator[Finding]:
 def _space(file: Path) -> Iterator[Finding]:
     if file.exists():
         used, free = file.stat().st_size, shutil.disk_usage(file.parent).free
-        words = f"it has {describe_bytes(used)}, and {describe_bytes(free)} are free beside it"
+        words = f"it takes {describe_bytes(used)}; {describe_bytes(free)} are free on its disk"
         yield Finding(words, is_fault=free < LEAST_FREE_BYTES)
 
 
@@ -76,7 +76,7 @@ def _postgresql(store: Store) -> Iterator[Finding]:
     with store.database.reading() as session:
         size = "SELECT pg_database_size(current_database())"
         used = session.connection().exec_driver_sql(size).scalar()
-    yield Finding(f"it has {describe_bytes(int(used or 0))}; PostgreSQL's pg_amcheck looks deeper")
+    yield Finding(f"it takes {describe_bytes(int(used or 0))}; PostgreSQL's pg_amcheck checks more")
 
 
 def _jobs(store: Store) -> Iterator[Finding]:
@@ -108,7 +108,8 @@ def backup(url: str, file: Path) -> None:
     """Copy a SQLite database as it is at this moment, also while a service writes to it.
 
     Raises:
-        StoreError: it is none, or cannot be read, or the file is there or cannot be written.
+        StoreError: it is no SQLite database or cannot be read; the file exists or cannot be
+            written.
     """
     source = parse(url)
     if source.get_backend_name() != "sqlite":
@@ -117,7 +118,7 @@ def backup(url: str, file: Path) -> None:
     if not origin.is_file():
         raise StoreError(f"there is no database {shown(source)}; --database names another")
     if file.exists():
-        raise StoreError(f"{file} is there already; name another file")
+        raise StoreError(f"{file} exists already; name another file")
     part = file.with_name(file.name + ".part")
     try:
         _copy(origin, part)
@@ -135,7 +136,7 @@ def _copy(origin: Path, part: Path) -> None:
         closing(sqlite3.connect(part)) as copy,
     ):
         source.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # all of it in the one file
+        copy.execute("PRAGMA journal_mode = DELETE")  # so that the one file holds everything
         (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(f"it is damaged ({found})")

@@ -1,8 +1,8 @@
-"""Which replica decides what follows in a job: none does what another does at this moment.
+"""Which replica decides what follows in a job, so that no two do the same work.
 
-A claim is a row that ends by itself, on any database: one whose process was killed holds a job up
-for a while, and none keeps a connection or a transaction open. Nothing rests on it but work that is
-spared: of two that decide all the same ``Store.advance`` takes one.
+A claim is a row with an end time, on any database. It keeps no connection or transaction open, and
+that of a killed process delays the job only until it ends. Claims only save work: should two
+replicas decide all the same, ``Store.advance`` takes one of the decisions.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sqlalchemy.exc import IntegrityError
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import ClaimRow, JobRow
 
-# Longer than a decision takes on a busy machine; so long a job may wait for one that was killed.
+# Longer than a decision takes on a busy machine. A job may wait so long for a killed replica.
 CLAIM_SECONDS = 30.0
 
 
 @contextmanager
 def claimed(store: Store, job_id: str, clock: Callable[[], float]) -> Iterator[bool]:
-    """Claim the job for the block; False if another has it, or there is no such job.
+    """Claim the job for the block; False if another replica has it, or there is no such job.
 
     Args:
-        clock: seconds since the epoch, much the same in all replicas.
+        clock: seconds since the epoch; the replicas' clocks should nearly agree.
     """
     owner = uuid4().hex
     if not take(store, job_id, owner, clock()):
@@ -41,7 +41,7 @@ def claimed(store: Store, job_id: str, clock: Callable[[], float]) -> Iterator[b
 
 
 def take(store: Store, job_id: str, owner: str, now: float) -> bool:
-    """Claim the job from now on; False if another has it, or there is no such job."""
+    """Claim the job now; False if another replica has it, or there is no such job."""
     until = now + CLAIM_SECONDS
     over = update(ClaimRow).where(ClaimRow.job_id == job_id, ClaimRow.until <= now)
     try:

@@ -1,4 +1,4 @@
-"""Jobs that were copied from another store, whose host may be gone."""
+"""Jobs copied from another store, whose host may be gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bagua_autotune.store.tables import EventRow, JobRow
 
 
 class Copies:
-    """The part of the store that takes them in."""
+    """The part of the store that takes copies in."""
 
     database: Database
 
@@ -51,7 +51,7 @@ class Copies:
                 if session.get(JobRow, job.id) is not None:
                     return False
                 session.add(row)
-                session.flush()  # what refers to it comes after it
+                session.flush()  # before the rows that refer to it
                 for trial in trials:
                     made = rows.new_trial_row(job.id, trial)
                     made.state, made.failure = trial.state, trial.failure
@@ -59,6 +59,6 @@ class Copies:
                         rows.write_estimate(made, trial.estimate)
                     session.add(made)
                 session.add(EventRow(job_id=job.id, **vars(event)))
-        except IntegrityError:  # another replica did at the same moment
+        except IntegrityError:  # another replica stored it at the same moment
             return False
         return True

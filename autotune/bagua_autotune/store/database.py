@@ -24,56 +24,57 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.store import migrations
-from bagua_autotune.store.errors import NoAnswer, StoreError
-from bagua_autotune.store.location import parse, remote_file_system, shown
+from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
+from bagua_autotune.store.location import parse, remote_file_system, shown, with_driver
 
 logger = logging.getLogger(__name__)
 
 SQLITE_BUSY_SECONDS = 30.0
-# Fewer than the threads that answer requests, so that some are left while all of these wait.
+# Fewer than the threads that answer requests: some stay free while all of these wait.
 CONNECTIONS = 12
 CONNECTION_WAIT_SECONDS = 2.0
-# Longer than a statement may take, which the server then refuses in its own words.
+# Longer than the server lets a statement take, so that its own error message comes first.
 ANSWER_SECONDS = 10.0
 SERVER_LIMITS_SECONDS = {
     "statement_timeout": 8.0,
     "lock_timeout": 5.0,
-    # What a replica locked that stands still.
+    # Frees what a hanging replica has locked.
     "idle_in_transaction_session_timeout": 30.0,
 }
 WRITE_AHEAD_LOG = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",
-    # In bytes; the log is cut to it after much was written at once.
+    # In bytes; the log shrinks to this after a large write.
     "PRAGMA journal_size_limit = 67108864",
 )
 ROLLBACK_JOURNAL = ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = FULL")
-# Of a server that gave no answer.
+# After a server gave no answer.
 RETRY_SECONDS = 2.0
 
 
 class Database:
-    """Transactions on one database, whose schema is created or brought up as it is opened.
+    """Transactions on one database, whose schema is created or upgraded when it is opened.
 
-    Whoever opens it as found changes nothing, as a service of an older release may be using it.
+    Opened "as found" it is not changed: a service of an older release may be using it.
 
     Args:
         url: of SQLAlchemy.
-        as_found: whether to refuse a database that is not there or has not the schema of this
-            release, not make or change it.
+        as_found: whether to refuse a database that does not exist or has another schema, instead
+            of creating or upgrading it.
 
     Raises:
-        OtherSchema: newer schema, or an older one that cannot be brought up or must not.
-        StoreError: bad URL, missing driver, unreachable or unwritable.
+        NoDatabase: it is to be used as found, and its file does not exist.
+        OtherSchema: the schema is newer, or older and cannot or must not be upgraded.
+        StoreError: the URL is wrong, or the database cannot be reached or written.
     """
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:
-        self.url = parse(url)
+        self.url = with_driver(parse(url))
         self._views = threading.local()
         self._circuit = Circuit()
         self._writers = threading.Lock()
         if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
-            raise StoreError(f"there is no database {self}; --database names another")
+            raise NoDatabase(f"there is no database {self}; --database names another")
         try:
             if self.is_sqlite:
                 self._engine = _sqlite(self.url)
@@ -96,7 +97,7 @@ class Database:
             self._warn_if_remote()
 
     def _migrate(self) -> None:
-        """On a server without limits, as that may take minutes."""
+        """Without a server's time limits, as it may take minutes."""
         engine = self._engine if self.is_sqlite else create_engine(self.url, poolclass=NullPool)
         try:
             migrations.prepare(engine)
@@ -108,8 +109,8 @@ class Database:
         kind = remote_kind(self.url) if self.is_sqlite else None
         if kind is not None:
             logger.warning(
-                "the database %s is on a network file system (%s): it is used without SQLite's "
-                "write-ahead log, which is slower, and safe only where that system's locks are; "
+                "the database %s is on a network file system (%s), so it is used without SQLite's "
+                "write-ahead log; that is slower, and safe only if the file system's locks work; "
                 "a folder of this machine, or PostgreSQL, is better",
                 *(self, kind),
             )
@@ -124,7 +125,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent view; nothing is written. A thread's inner one is the outer one's."""
+        """One consistent view; nothing is written. Within one of the same thread it is that one."""
         outer = getattr(self._views, "session", None)
         if outer is not None:
             yield outer
@@ -146,12 +147,12 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """This process's writers one after the other on SQLite, where those that wait for a lock
-        would sleep and try again, and so leave the file idle between two of them."""
+        """On SQLite, let the writers of this process take turns: waiting for SQLite's own lock they
+        would sleep and retry, and leave the file idle meanwhile."""
         if not self.is_sqlite:
             yield
         elif not self._writers.acquire(timeout=SQLITE_BUSY_SECONDS):
-            raise NoAnswer(f"the database was written to for {SQLITE_BUSY_SECONDS:g} s on end")
+            raise NoAnswer(f"other writers kept the database busy for {SQLITE_BUSY_SECONDS:g} s")
         else:
             try:
                 yield
@@ -163,11 +164,11 @@ class Database:
 
 
 class Circuit:
-    """After a failure lets nobody ask, but for one every RETRY_SECONDS, until one is answered: a
-    server that gives no answer must not hold up all who ask, one after the other.
+    """After a failure lets one request in RETRY_SECONDS through until one is answered, and refuses
+    the others at once: they must not all wait for a server that does not answer.
 
     Args:
-        clock: seconds that only go on.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -176,7 +177,7 @@ class Circuit:
         self._next_try: float | None = None
 
     def enter(self) -> None:
-        """Raises NoAnswer unless the server may be asked now."""
+        """Raise NoAnswer unless the server may be asked now."""
         with self._lock:
             if self._next_try is None:
                 return
@@ -186,20 +187,20 @@ class Circuit:
             self._next_try = now + RETRY_SECONDS
 
     def answered(self) -> None:
-        """The server lives."""
+        """The server answered."""
         with self._lock:
             self._next_try = None
 
     def failed(self) -> None:
-        """It could not be reached, or said nothing in time."""
+        """The server could not be reached, or did not answer in time."""
         with self._lock:
             self._next_try = self._clock() + RETRY_SECONDS
 
 
 def _server(url: URL, circuit: Circuit) -> Engine:
-    """On a server, for which nobody waits longer than the limits above; the circuit is told.
+    """The engine of a server, with the time limits above; tells the circuit of failures.
 
-    Raises ImportError without the URL's driver, ArgumentError if SQLAlchemy knows none.
+    Raises ImportError if the URL's driver is missing, ArgumentError if SQLAlchemy knows none.
     """
     engine = create_engine(
         url,
@@ -207,7 +208,7 @@ def _server(url: URL, circuit: Circuit) -> Engine:
         max_overflow=0,
         pool_timeout=CONNECTION_WAIT_SECONDS,
         pool_pre_ping=True,
-        # A server that is stopped closes no connection: only the socket's own limit ends the wait.
+        # A hanging server closes no connection: only the socket's time limit ends the wait.
         connect_args={"timeout": ANSWER_SECONDS} if url.get_driver_name() == "pg8000" else {},
     )
     if url.get_driver_name() == "pg8000":
@@ -220,9 +221,9 @@ def _server(url: URL, circuit: Circuit) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        # SQLite's transactions have one view from their first statement on; PostgreSQL's have if
-        # asked. Not asked by execution options: SQLAlchemy would not see there that a connection
-        # was lost, and use it again.
+        # SQLite's transactions have one view from their first statement on; PostgreSQL's have it
+        # only if asked for. Asked for by an execution option, SQLAlchemy would not notice a lost
+        # connection, and would use it again.
         if (
             connection.get_execution_options().get("read_only")
             and connection.dialect.name == "postgresql"
@@ -240,27 +241,27 @@ def _set_limits(connection: Any, _record: Any) -> None:
 
 
 def _tell(circuit: Circuit, engine: Engine) -> None:
-    """Whether the engine's server answers."""
+    """Tell the circuit whether the engine's server answers."""
 
     @event.listens_for(engine, "checkout")
     def _checkout(_connection: Any, _record: Any, _proxy: Any) -> None:
-        circuit.answered()  # it is a new connection, or was pinged
+        circuit.answered()  # a new connection, or one that answered a ping
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: ExceptionContext) -> None:
-        # After a ping without an answer a new connection is tried.
+        # A ping without an answer is no failure yet: a new connection is tried.
         could_not_connect = context.connection is None
         if not context.is_pre_ping and (could_not_connect or context.is_disconnect):
             circuit.failed()
 
 
 def _sqlite(url: URL) -> Engine:
-    """On a file, whose folder is made, or in memory. Raises OSError if the folder cannot be."""
+    """The engine of a file, whose folder is made, or in memory. Raises OSError if it cannot be."""
     options: dict[str, Any] = {}
     journal: tuple[str, ...] = ()
     is_remote = False
     if _is_in_memory(url):
-        # A memory database lives in its connection: one for all threads, which take turns.
+        # A memory database lives in its connection, which all threads share in turn.
         options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
     else:
         _folder(url).mkdir(parents=True, exist_ok=True)
@@ -271,26 +272,26 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
-        # The driver would begin transactions by itself, and too late: see _begin.
+        # The driver would begin transactions by itself, but too late: see _begin.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
-            # Only a file that begins so can give back what it does not need any more.
+            # Only a file that is created so can give unused space back.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in journal:
-            # The file keeps its mode. SQLite does not wait here for another process that sets it
-            # too, or uses the file in its older mode, which serves as well.
+            # It fails where another process sets the mode now, or uses the file in its older mode.
+            # Either is fine: the file keeps its mode.
             with suppress(sqlite3.OperationalError):
                 connection.execute(pragma)
         if is_remote and connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
             raise sqlite3.OperationalError(
                 "it is on a network file system, and another process uses it with a write-ahead "
-                "log, which may corrupt it there: end that first"
+                "log, which may corrupt it there; end that process first"
             )
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        # IMMEDIATE: a writer that first reads must not find its view stale when it writes.
+        # IMMEDIATE: what a writer reads first must still be true when it writes.
         read_only = connection.get_execution_options().get("read_only")
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
@@ -298,7 +299,7 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _pg8000_connect() -> Callable[..., Any]:
-    """pg8000's own, which raises its own error also where a read takes too long."""
+    """pg8000's connect, which here raises pg8000's error also when a read takes too long."""
     import pg8000.legacy as pg8000
 
     class Connection(pg8000.Connection):  # type: ignore[misc]  # it has no types
@@ -307,7 +308,7 @@ def _pg8000_connect() -> Callable[..., Any]:
                 super().handle_messages(context)
 
         def close(self) -> None:
-            with suppress(pg8000.InterfaceError):  # to a server that is gone, nothing can be said
+            with suppress(pg8000.InterfaceError):  # the server is gone
                 super().close()
 
     @contextmanager

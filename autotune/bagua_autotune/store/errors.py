@@ -1,4 +1,4 @@
-"""What the store raises beside SQLAlchemy's own errors."""
+"""The store's errors beside SQLAlchemy's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ class StoreError(Exception):
     """The database cannot be used; the message says why and what to do."""
 
 
+class NoDatabase(StoreError):
+    """There is no database yet, and none is to be created."""
+
+
 class OtherSchema(StoreError):
-    """It has the schema of another release."""
+    """The database has the schema of another release."""
 
 
 class NoAnswer(SQLAlchemyError):
-    """The database server is not asked at present, as it gave no answer."""
+    """The database server gave no answer a moment ago, so it is not asked now."""
 
 
 class UnknownJob(Exception):
@@ -26,4 +30,4 @@ class UnknownTrial(Exception):
 
 
 class JobConflict(Exception):
-    """The job's id is taken by a job of other content."""
+    """Another job has this id."""

@@ -1,4 +1,4 @@
-"""Events: what the ranks tell of a job besides its steps."""
+"""Events: what the ranks report of a job besides its steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bagua_autotune.store.database import Database
 from bagua_autotune.store.rows import check_job, locked_row
 from bagua_autotune.store.tables import EventRow
 
-# Of one kind, and of one trial where it is of one.
+# Of one kind and one trial.
 MOST_EVENTS = 100
-# What is read of every job that changed is put together once.
+# A statement that is used often is built once.
 SWITCH_SECONDS = (
     select(EventRow.trial, func.sum(EventRow.seconds))
     .where(
@@ -34,18 +34,18 @@ COUNT_EVENTS = select(func.count()).where(
 
 
 class Events:
-    """The part of the store that keeps them."""
+    """The part of the store that keeps events."""
 
     database: Database
 
     def add_event(self, job_id: str, event: Event) -> float | None:
-        """Store it, unless it was told before, or too often.
+        """Store the event, unless it was reported before.
 
-        Of the same kind and trial the newest MOST_EVENTS are kept; of switches, which are billed,
-        the first ones.
+        Of one kind and trial the newest MOST_EVENTS are kept; of switches, whose time counts as
+        cost, the first ones.
 
         Returns:
-            When it was told before, in seconds since the epoch; None if it is new.
+            When it was reported before, in seconds since the epoch; None if it is new.
         """
         key = _key(event)
         with self.database.writing() as session:
@@ -60,7 +60,7 @@ class Events:
             return None
 
     def events(self, job_id: str, newest: int | None = None) -> list[Event]:
-        """All, or so many of the newest; oldest first."""
+        """All events, or so many of the newest; oldest first."""
         with self.database.reading() as session:
             check_job(session, job_id)
             query = select(EventRow).where(EventRow.job_id == job_id)
@@ -68,7 +68,7 @@ class Events:
             return [_event(row) for row in reversed(found)]
 
     def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
-        """With their keys, oldest first: so many of those behind ``key``, which is 0 at first."""
+        """So many events after ``key`` (0: from the first on), oldest first, with their keys."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > key)
         with self.database.reading() as session:
             check_job(session, job_id)
@@ -76,20 +76,20 @@ class Events:
             return [(row.id, _event(row)) for row in found]
 
     def switch_seconds(self, job_id: str) -> dict[int, float]:
-        """By trial index how long the ranks took to cut their buckets for it, all in all."""
+        """By trial index: the seconds that the ranks took to switch to it, in all."""
         with self.database.reading() as session:
             given = {"job_id": job_id}
             found: Sequence[Any] = session.connection().execute(SWITCH_SECONDS, given).all()
             return dict(map(tuple, found))
 
     def count_events(self, job_id: str, kind: EventKind) -> int:
-        """How many of this kind the ranks told of."""
+        """How many events of this kind the ranks reported."""
         with self.database.reading() as session:
             given = {"job_id": job_id, "kind": kind}
             return session.connection().scalar(COUNT_EVENTS, given) or 0
 
     def last_event(self, job_id: str, kind: EventKind) -> Event | None:
-        """The newest of this kind."""
+        """The newest event of this kind."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
         with self.database.reading() as session:
             row = session.scalar(query.order_by(EventRow.id.desc()).limit(1))
@@ -97,7 +97,7 @@ class Events:
 
 
 def _key(event: Event) -> str | None:
-    """Equal for what is told again of the same step; None where no step is told."""
+    """Equal for a report that is sent again; None if the event names no step."""
     if event.step is None:
         return None
     told = [event.kind, event.trial, event.step, event.message]
@@ -109,7 +109,7 @@ def _event(row: EventRow) -> Event:
 
 
 def _has_room(session: Session, job_id: str, event: Event) -> bool:
-    """Whether the event may be stored; makes room for it where its like may go."""
+    """Whether the event may be stored; deletes an older one of its kind if it must."""
     likes = select(EventRow.id).where(
         EventRow.job_id == job_id,
         EventRow.kind == event.kind,

@@ -1,4 +1,4 @@
-"""Jobs: which there are, whether they are as they were; registering, ending, resuming them."""
+"""Jobs: listing, registering, ending and resuming them, and whether they have changed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from bagua_autotune.model.job import (
     JobPhase,
     JobSpec,
     Result,
+    Saved,
     Trial,
 )
 from bagua_autotune.model.layout import Tensor
@@ -30,15 +31,15 @@ from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, Pro
 
 logger = logging.getLogger(__name__)
 
-# So many jobs in a row that cannot be read do not hide the one before.
+# So many unreadable jobs in a row do not hide an older one.
 MOST_UNREADABLE = 9
-# Put together once, for what is read again and again.
+# Statements that are used often are built once.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
 JOB = select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
 
 
 class Contact(NamedTuple):
-    """A job as whoever looks at many of them needs it; times are seconds since the epoch."""
+    """The little of a job that a list needs; times are seconds since the epoch."""
 
     id: str
     name: str
@@ -50,7 +51,7 @@ class Contact(NamedTuple):
 
     @property
     def version(self) -> tuple[float, int]:
-        """Equal for as long as nothing of the job is written; another job may get its id."""
+        """Changes whenever the job is written; a later job with the same id has another, too."""
         return self.created_at, self.revision
 
 
@@ -63,7 +64,7 @@ CONTACT_AND_CLAIM = (
 
 
 class Jobs:
-    """The part of the store that keeps them.
+    """The part of the store that keeps jobs.
 
     Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
     """
@@ -83,16 +84,16 @@ class Jobs:
         model_key: str = "",
         network_key: str = "",
     ) -> bool:
-        """Register a job. False, with nothing changed, if it exists already with this content.
+        """Register a job. False, with nothing changed, if the same job is registered already.
 
         Args:
-            first: the trial that it begins with.
-            inherited: what it knows from earlier jobs.
-            model_key: by which later jobs of the same model find it; empty: by none.
+            first: its first trial.
+            inherited: what it takes over from earlier jobs.
+            model_key: equal for jobs of the same model, which learn from it; empty: none do.
             network_key: the same for jobs on the same network.
 
         Raises:
-            JobConflict: it exists with other content.
+            JobConflict: another job is registered under this id.
         """
         content, tensors = rows.spec_columns(spec)
         row = JobRow(
@@ -122,7 +123,7 @@ class Jobs:
         with self.database.reading() as session:
             known = job_row(session, job_id)
             if (known.protocol, rows.job_spec(known)) != (protocol, spec):
-                raise JobConflict(f"job {job_id!r} is registered with other content")
+                raise JobConflict(f"job {job_id!r} is already registered with other content")
         return False
 
     def job(self, job_id: str) -> Job:
@@ -133,7 +134,7 @@ class Jobs:
             return rows.job_record(row)
 
     def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
-        """Newest first."""
+        """Jobs of this name, or all; newest first."""
         query = select(*rows.JOB_COLUMNS).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
             query = query.where(JobRow.name == name)
@@ -151,11 +152,11 @@ class Jobs:
         finished: bool = False,
         profiled: bool = False,
     ) -> Job | None:
-        """The newest job of /api/v2 that has all the keys given.
+        """The newest job of /api/v2 with all the given keys.
 
         Args:
-            finished: whether only a job with a result will do.
-            profiled: whether only a job with a profiled step will do.
+            finished: whether it must have a result.
+            profiled: whether it must have a profiled step.
         """
         keys = {
             JobRow.fingerprint: fingerprint,
@@ -182,12 +183,11 @@ class Jobs:
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
 
     def contact(self, job_id: str) -> Contact:
-        """Whether the job is as it was, without reading what it is."""
+        """Enough to see whether the job has changed, without reading all of it."""
         return self.contact_and_claim(job_id)[0]
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
-        """The job's contact, and until when a replica has the right to decide on it (see claims);
-        one row."""
+        """The job's contact, and until when a replica has claimed it (see claims), in one query."""
         with self.database.reading() as session:
             row = session.connection().execute(CONTACT_AND_CLAIM, {"job_id": job_id}).one_or_none()
         if row is None:
@@ -198,8 +198,12 @@ class Jobs:
     def contacts(
         self, name: str | None = None, limit: int = 100, after: str | None = None
     ) -> list[Contact]:
-        """Newest first; of all jobs, or those of a name; all, or those behind the job ``after``,
-        which raises UnknownJob if there is no such job. Of one with several lives the newest."""
+        """Jobs of this name, or all, newest first, from the one behind ``after`` on. Of a training
+        with several lives only the newest is listed.
+
+        Raises:
+            UnknownJob: there is no job ``after``.
+        """
         is_continued = select(LifeRow.job_id).where(LifeRow.previous == JobRow.id).exists()
         query = select(*CONTACT).where(~is_continued).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
@@ -212,20 +216,33 @@ class Jobs:
             return [Contact._make(row) for row in session.connection().execute(query)]
 
     def contacts_since(self, at: float) -> list[Contact]:
-        """Of the jobs heard of since then, newest first."""
+        """The jobs that have reported since then, newest first."""
         query = select(*CONTACT).where(JobRow.last_contact_at >= at).order_by(*NEWEST_FIRST)
         with self.database.reading() as session:
             return [Contact._make(row) for row in session.connection().execute(query)]
 
     def touch(self, job_id: str, at: float) -> None:
-        """Note that the job's ranks were heard of: nothing new of it, so its revision stays."""
+        """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
         with self.database.writing() as session:
             heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
             if session.scalar(heard.returning(JobRow.id)) is None:
                 raise UnknownJob(job_id)
 
+    def count_saved(self, job_id: str, saved: Saved, at: float) -> bool:
+        """Add to what the job's speed-up has saved, once: False, with nothing changed but the last
+        contact, if a step as late as this is counted already."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            row.last_contact_at = at
+            before = Saved(**row.data.get(rows.SAVED, {}))
+            if saved.step <= before.step:
+                return False
+            sum_seconds = before.seconds + saved.seconds
+            row.data = {**row.data, rows.SAVED: {"step": saved.step, "seconds": sum_seconds}}
+            return True
+
     def end_job(self, job_id: str, at: float) -> None:
-        """Training ended; a job that was still tuning stays without another result."""
+        """Note that the training ended; a job that was being tuned gets no further result."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             row.ended_at = at
@@ -235,27 +252,27 @@ class Jobs:
     def lose_silent(
         self, protocol: Api, before: float, event: Event, *, also_finished: bool = False
     ) -> list[str]:
-        """The jobs that are being tuned and were last heard of before then are lost; see end_gone.
+        """Mark as lost the jobs being tuned whose last report came before then; see end_gone.
 
         Args:
-            also_finished: those as well of which a result is known already.
+            also_finished: also the jobs that have a result already.
         """
         phases = (*BEING_TUNED, "finished") if also_finished else BEING_TUNED
         which = JobRow.protocol == protocol, JobRow.phase.in_(phases), JobRow.ended_at.is_(None)
         return self._end("lost", event, *which, JobRow.last_contact_at < before)
 
     def end_gone(self, job_ids: Collection[str], event: Event) -> list[str]:
-        """End those of the jobs that have not ended, by an event that is not their ranks' own.
+        """End those of the jobs that have not ended; the event does not come from their ranks.
 
-        It is no contact with them. Of several replicas one ends a job.
+        Their last contact stays. Of several replicas only one ends a job.
 
         Returns:
-            The ids of those that it ended.
+            The ids of the jobs that this call ended.
         """
         return self._end("ended", event, JobRow.id.in_(job_ids), JobRow.ended_at.is_(None))
 
     def _end(self, phase: JobPhase, event: Event, *which: ColumnElement[bool]) -> list[str]:
-        with self.database.reading() as session:  # mostly there is none, and writers take turns
+        with self.database.reading() as session:  # there is rarely one, and writers take turns
             if session.scalar(select(JobRow.id).where(*which).limit(1)) is None:
                 return []
         after = case((JobRow.phase == "finished", JobRow.phase), else_=phase)
@@ -267,7 +284,7 @@ class Jobs:
         return ended
 
     def resume_job(self, job_id: str, at: float) -> None:
-        """Training goes on after an end, from the trial at which it stood."""
+        """Note that the training goes on after an end, from the trial where it was."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             if row.ended_at is not None:
@@ -280,10 +297,10 @@ class Jobs:
                 row.phase = "confirming" if is_confirming else "tuning"
 
     def open_round(self, job_id: str, at: float) -> bool:
-        """Tune a finished job again; its last result stays until there is another.
+        """Begin another round of a finished job; its result stays until there is another.
 
         Returns:
-            False, with nothing changed, unless it is finished and its training goes on.
+            False, with nothing changed, unless the job is finished and its training runs.
         """
         with self.database.writing() as session:
             row = locked_row(session, job_id)
@@ -294,7 +311,7 @@ class Jobs:
             return True
 
     def replace_result(self, job_id: str, result: Result) -> None:
-        """Let a finished job have another result. Nothing happens unless it is finished."""
+        """Replace the result of a finished job; nothing happens to others."""
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             if row.phase == "finished":
@@ -313,11 +330,11 @@ Item = TypeVar("Item", bound=_Identified)
 
 
 def read_each(items: Iterable[Item], read: Callable[[Item], Answer]) -> Iterator[Answer]:
-    """What ``read`` makes of each job; those it fails on are logged and left out: one that cannot
-    be read must not hide the others.
+    """What ``read`` returns for each job. Jobs that cannot be read are logged and left out, so that
+    they do not hide the others.
 
     Raises:
-        SQLAlchemyError: the store failed, which is nothing of one job's.
+        SQLAlchemyError: the store failed, which no single job causes.
     """
     for item in items:
         try:

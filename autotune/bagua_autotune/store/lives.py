@@ -1,6 +1,6 @@
-"""Lives: jobs that are one training, which was started again.
+"""Lives: the jobs of one training that was started again.
 
-The job of each life stays as it is; a row beside it says which one it goes on with.
+The job of each life stays as it is; a row beside it names the job of the previous life.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bagua_autotune.store.tables import JobRow, LifeRow
 
 @dataclass(frozen=True)
 class Place:
-    """Of a job among the lives of its training.
+    """A job's place among the lives of its training.
 
     Attributes:
-        previous: the job that it goes on with; None: it is the first one.
-        first: the job of the first life, perhaps deleted.
+        previous: the job of the previous life; None: this is the first.
+        first: the job of the first life, which may be deleted.
         number: counted from 1.
     """
 
@@ -33,7 +33,7 @@ class Place:
 
 
 class Lives:
-    """The part of the store that keeps them.
+    """The part of the store that keeps lives.
 
     Every method that takes a ``job_id`` raises UnknownJob if there is no such job.
     """
@@ -41,7 +41,7 @@ class Lives:
     database: Database
 
     def place_of(self, job_id: str) -> Place:
-        """Which life of its training the job is."""
+        """The job's place among the lives of its training."""
         with self.database.reading() as session:
             row = session.get(LifeRow, job_id)
             if row is not None:
@@ -50,7 +50,7 @@ class Lives:
             return Place(None, job_id, 1)
 
     def lives(self, job_id: str) -> list[tuple[str, int]]:
-        """All lives of its training that are stored, in their order, each with its number."""
+        """All stored lives of its training in order, each with its number."""
         first = self.place_of(job_id).first
         is_one = or_(LifeRow.first == first, JobRow.id == first)
         number = func.coalesce(LifeRow.number, 1)
@@ -66,10 +66,10 @@ class Lives:
             return session.scalar(query)
 
     def continue_job(self, previous: str, job_id: str) -> bool:
-        """Let a job, with all its later lives, go on with an earlier one.
+        """Make a job, with all its later lives, the next life of an earlier one.
 
         Returns:
-            False, with nothing changed, if one of both goes on otherwise.
+            False, with nothing changed, if one of the two has another neighbour already.
         """
         before = self.place_of(previous)
         if before.first == job_id:
@@ -78,7 +78,7 @@ class Lives:
         return self._enter(job_id, place)
 
     def part(self, job_id: str) -> None:
-        """Undo that a later job goes on with this one; nothing happens if none does."""
+        """Undo that a later job is the next life of this one, if one is."""
         with self.database.writing() as session:
             locked_row(session, job_id)
             row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))
@@ -93,14 +93,14 @@ class Lives:
             locked_row(session, following)
 
     def copy_place(self, job_id: str, place: Place) -> None:
-        """Note what another store says of a job that was copied from there."""
+        """Note the place that a copied job had in the other store."""
         if place.previous is not None:
             self._enter(job_id, place)
 
     def _enter(self, job_id: str, place: Place) -> bool:
         try:
             with self.database.writing() as session:
-                # The later one first, as who registers it may hold it already.
+                # The later one first: whoever registers it may have locked it already.
                 locked_row(session, job_id)
                 row = LifeRow(job_id=job_id, **vars(place))
                 session.add(row)
@@ -111,7 +111,7 @@ class Lives:
                 before = select(JobRow.id).where(JobRow.id == place.previous)
                 if place.previous is not None and session.scalar(before) is not None:
                     locked_row(session, place.previous)
-        except IntegrityError:  # it has a place, or the earlier one goes on with another
+        except IntegrityError:  # one of the two has another neighbour already
             return False
         return True
 
@@ -124,8 +124,8 @@ class Lives:
             return list(session.scalars(query.order_by(*NEWEST_FIRST).limit(limit)))
 
     def begun_since_silence(self, job_id: str) -> str | None:
-        """The first job of the same name and model that was registered after the last word of this
-        one, unless it goes on with another."""
+        """The first job of the same name and model registered after this one's last report, unless
+        it is the next life of another."""
         with self.database.reading() as session:
             row = session.get(JobRow, job_id)
             if row is None:

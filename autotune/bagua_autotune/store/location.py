@@ -1,11 +1,12 @@
-"""Where a database is: its URL as the user gives it, and where a SQLite file may stand.
+"""Where a database is: the URL that the user gives, and where a SQLite file may be.
 
-SQLite's write-ahead log lives in memory that processes share, which no file system of the network
-carries from one machine to the other: there it is unsupported and may corrupt the file.
+SQLite's write-ahead log needs memory that all processes share. Network file systems do not share
+it between machines: there the log is unsupported and may corrupt the file.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -20,19 +21,21 @@ from bagua_autotune.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-# Lists what is mounted, on Linux alone.
+# Lists the mounts; on Linux only.
 MOUNTINFO = Path("/proc/self/mountinfo")
 REMOTE = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
     *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs"),
     *("virtiofs", "wekafs"),
 }
-# What programs serve may come from anywhere, but for these.
+# A file system that a program serves (FUSE) may be remote, except these.
 LOCAL_PROGRAMS = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ntfs-3g", "fuse.exfat"}
-# Not the runtime directory, which goes with the user's last session, nor /tmp, with a restart.
+# It survives the end of the session and a restart, unlike the runtime directory and /tmp.
 NODE_FOLDER = "/var/tmp/bagua-autotune-{user}"
 FILE_NAME = "autotune.db"
-EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql+pg8000://user:password@host/name"
+EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql://user:password@host/name"
+# pg8000 first: only with it does nobody wait without end for a server that hangs.
+POSTGRESQL_DRIVERS = ("pg8000", "psycopg", "psycopg2")
 SECRET = re.compile("pass|pwd|secret|token|key|credential|odbc_connect", re.IGNORECASE)
 
 
@@ -43,28 +46,46 @@ def parse(text: str) -> URL:
     except (ArgumentError, ValueError):
         # Not chained: the cause may name a port that is part of a password.
         raise StoreError(
-            f"what --database (or BAGUA_AUTOTUNE_DATABASE) names is no database URL; {EXAMPLES}"
+            f"--database (or BAGUA_AUTOTUNE_DATABASE) must be a database URL; {EXAMPLES}"
         ) from None
-    # Of a password with a bare @ or / the rest is taken for the host or the name, which are shown.
+    # Behind a bare @ or / in a password, its rest is read as host or name, which are shown.
     others = (url.host, None if url.get_backend_name() == "sqlite" else url.database)
     if any("@" in part for part in others if part):
         raise StoreError(
-            "the URL of --database (or BAGUA_AUTOTUNE_DATABASE) has an @ too many: percent-encode "
-            f"those of the user and the password (@ is %40, / is %2F, : is %3A); {EXAMPLES}"
+            "the URL of --database (or BAGUA_AUTOTUNE_DATABASE) has one @ too many: percent-encode "
+            f"those in the user and the password (@ is %40, / is %2F, : is %3A); {EXAMPLES}"
         )
     return url
 
 
+def with_driver(url: URL) -> URL:
+    """The URL with the first installed driver where it names none, as ``postgresql://`` (which may
+    also be spelt ``postgres://``).
+
+    Raises:
+        StoreError: no driver is installed.
+    """
+    if url.drivername not in ("postgresql", "postgres"):
+        return url
+    for driver in POSTGRESQL_DRIVERS:
+        if importlib.util.find_spec(driver) is not None:
+            return url.set(drivername=f"postgresql+{driver}")
+    raise StoreError(
+        f"the database {shown(url)} needs a driver, and none of {', '.join(POSTGRESQL_DRIVERS)} is "
+        "installed: pip install pg8000"
+    )
+
+
 def shown(url: URL) -> str:
-    """With the password hidden, also one that is given as an option."""
+    """The URL with its password hidden, also one given as an option."""
     options = {key: "hidden" if SECRET.search(key) else told for key, told in url.query.items()}
     return url.set(query=options).render_as_string(hide_password=True)
 
 
 def remote_file_system(folder: Path) -> str | None:
-    """The type of the file system that holds the folder, if it is one of other machines.
+    """The type of the file system that holds the folder, if it is a network file system.
 
-    None where that cannot be told: it is then taken for local.
+    None if it is local, or cannot be told.
     """
     try:
         mounts = MOUNTINFO.read_text(errors="surrogateescape")
@@ -80,36 +101,36 @@ def mounted_type(folder: Path, mountinfo: str) -> str:
 
     Args:
         folder: absolute, without links.
-        mountinfo: as proc_pid_mountinfo(5) says.
+        mountinfo: the text of /proc/self/mountinfo, see proc_pid_mountinfo(5).
     """
     found, deepest = "", -1
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         point = Path(_unescaped(before.split(" ")[4]))
-        # Of two on the same point the later one hides the other.
+        # Of two mounts on the same point the later one hides the other.
         if folder.is_relative_to(point) and len(point.parts) >= deepest:
             found, deepest = after.split(" ")[0], len(point.parts)
     return found
 
 
 def default_url() -> str:
-    """A SQLite file in the user's data directory, or, if the network holds that, on this node."""
+    """A SQLite file in the user's data directory, or on this node if that is on the network."""
     home = platformdirs.user_data_path("bagua-autotune", appauthor=False)
     kind = remote_file_system(home)
     node = Path(NODE_FOLDER.format(user=os.getuid()))
     if kind is None or remote_file_system(node) or not _is_private(node):
         return f"sqlite:///{home / FILE_NAME}"
-    rest = f"; what {home / FILE_NAME} holds stays there" if (home / FILE_NAME).exists() else ""
+    rest = f"; {home / FILE_NAME} is not used" if (home / FILE_NAME).exists() else ""
     logger.warning(
-        "the database is on this node alone, in %s, as %s is on a network file system (%s)%s; "
-        "--database names another",
+        "the database is in %s, on this node only, because %s is on a network file system (%s)%s; "
+        "choose another with --database",
         *(node, home, kind, rest),
     )
     return f"sqlite:///{node / FILE_NAME}"
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the folder, made if it is not there, is this user's alone; anybody may make it."""
+    """Whether the folder, made if missing, is this user's alone: others may have made it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -120,5 +141,5 @@ def _is_private(folder: Path) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    """Spaces and their like are octal there."""
+    """Decode the octal escapes of spaces and the like."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)

@@ -1,7 +1,7 @@
-"""The schema: made in an empty database, brought up where an older release made it.
+"""The schema: created in an empty database, upgraded in one of an older release.
 
-All of it is one transaction, which SQLite and PostgreSQL keep for changes of tables too, so that
-replicas that start at once take turns, and what fails leaves the database as it was.
+All of it is one transaction, on SQLite and PostgreSQL alike. So replicas that start together take
+turns, and a failure leaves the database as it was.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ POSTGRESQL_LOCK = 0x6261677561
 
 
 def prepare(engine: Engine) -> None:
-    """Leave the database with the schema of this release.
+    """Give the database the schema of this release.
 
     Raises:
-        OtherSchema: its schema is newer, or too old, or could not be brought up.
+        OtherSchema: its schema is newer, or too old, or could not be upgraded.
     """
     with engine.begin() as connection:
         _take_turns(connection)
@@ -64,17 +64,17 @@ def is_needed(engine: Engine) -> bool:
 
 
 def check(engine: Engine) -> None:
-    """Nothing, if the database has the schema of this release.
+    """Check that the database has the schema of this release.
 
     Raises:
-        OtherSchema: it has another one.
+        OtherSchema: it has another schema.
         StoreError: it has none.
     """
     with engine.connect() as connection:
         version = _version(connection)
     database = shown(engine.url)
     if version is None:
-        raise StoreError(f"the database {database} holds no jobs: no service has used it")
+        raise StoreError(f"the database {database} is empty: no service has used it yet")
     if version != SCHEMA_VERSION:
         _refuse_unknown(version, database)
         raise OtherSchema(
@@ -84,7 +84,7 @@ def check(engine: Engine) -> None:
 
 
 def _take_turns(connection: Connection) -> None:
-    # On SQLite the transaction itself has begun by taking the only right to write.
+    # On SQLite the transaction has taken the only lock for writing already.
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
 
@@ -98,7 +98,7 @@ def _version(connection: Connection) -> int | None:
 def _migrate(connection: Connection, version: int, database: str) -> None:
     _refuse_unknown(version, database)
     logger.info(
-        "the database %s is being brought from schema version %d to %d, which may take a while",
+        "the database %s is being upgraded from schema version %d to %d; it may take a while",
         *(database, version, SCHEMA_VERSION),
     )
     try:
@@ -108,8 +108,8 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
     except SQLAlchemyError as error:
         reason = error.args[0] if error.args else error
         raise OtherSchema(
-            f"the database {database} stays at schema version {version}; it could "
-            f"not be brought to {SCHEMA_VERSION}: {reason}"
+            f"the database {database} stays at schema version {version}: it could "
+            f"not be upgraded to {SCHEMA_VERSION}: {reason}"
         ) from error
 
 
@@ -124,7 +124,7 @@ def _refuse_unknown(version: int, database: str) -> None:
 
 
 def _from_2(connection: Connection) -> None:
-    """Profiles, rounds, and what jobs are alike by."""
+    """Profiles, rounds, and the keys of similar jobs."""
     for statement in (
         "ALTER TABLE jobs ADD COLUMN round BIGINT DEFAULT '0' NOT NULL",
         "ALTER TABLE jobs ADD COLUMN fingerprint TEXT DEFAULT '' NOT NULL",
@@ -139,12 +139,12 @@ def _from_2(connection: Connection) -> None:
         connection.execute(text(statement))
     jobs = table("jobs", column("spec", JSON), column("fingerprint", Text))
     connection.execute(update(jobs).values(fingerprint=jobs.c.spec["fingerprint"].as_string()))
-    # As it is today: whoever changes this table writes out its older form here.
+    # In today's form: whoever changes this table must write its older form here.
     Base.metadata.tables[ProfileRow.__tablename__].create(connection)
 
 
 def _from_3(connection: Connection) -> None:
-    """Revisions, and what the ranks compute."""
+    """Revisions, and computing times."""
     for statement in (
         "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
         *TENSORS_LAST[connection.dialect.name],
@@ -160,8 +160,7 @@ def _from_3(connection: Connection) -> None:
 
 
 def _from_4(connection: Connection) -> None:
-    """Events that are sent again; steps that come late or are thinned out, and what each cost;
-    upkeep; who decides."""
+    """Keys of events; late and deleted steps, and the cost of each step; upkeep; claims."""
     for statement in (
         "ALTER TABLE events ADD COLUMN key VARCHAR(64)",
         "CREATE UNIQUE INDEX events_by_key ON events (job_id, key)",
@@ -180,8 +179,8 @@ def _from_5(connection: Connection) -> None:
     Base.metadata.tables[LifeRow.__tablename__].create(connection)
 
 
-# SQLite reads a row up to the last column that it needs, and new columns come last: behind the
-# megabytes of tensors, unless those are moved. It adds no column without a default.
+# SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
+# which take megabytes, are moved behind them. SQLite adds no column without a default.
 TENSORS_LAST = {
     "sqlite": (
         "ALTER TABLE jobs ADD COLUMN moved JSON DEFAULT '[]' NOT NULL",
@@ -201,7 +200,7 @@ SLOWEST_VALUES = {
     "postgresql": "SELECT max(CAST(value AS FLOAT)) "
     'FROM json_array_elements_text("values") AS value',
 }
-# From a version to the next.
+# From each version to the next.
 MIGRATIONS: dict[int, Callable[[Connection], None]] = {
     2: _from_2,
     3: _from_3,

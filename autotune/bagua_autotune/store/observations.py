@@ -1,4 +1,4 @@
-"""Observations: the step times that the ranks report of a trial."""
+"""Observations: the step times that the ranks report for a trial."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.rows import TRIALS, check_job, trial_row
 from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
-# Ranks go on under a trial that was closed until the next is chosen, which nothing is learnt from.
+# The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.
 MOST_LATE_STEPS = 100
 OBSERVED = (ObservationRow.values, ObservationRow.compute)
-# What every report runs is put together once. The job's row is locked by being written. A lost job
-# is known by its last contact, which stays until it is resumed.
+# Statements of every report, built once. Writing the job's row locks it. A lost job keeps its last
+# contact until it is resumed.
 HEAR = (
     update(JobRow)
     .where(JobRow.id == bindparam("of_job"))
@@ -77,7 +77,7 @@ COSTS = (
 
 
 class ObservationKey(NamedTuple):
-    """In this order observations are listed."""
+    """Observations are listed in this order."""
 
     trial: int
     step: int
@@ -85,7 +85,7 @@ class ObservationKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Of those that were observed under a trial, the first, the last, and how many."""
+    """The first and the last step observed under a trial, and how many there are."""
 
     first: int
     last: int
@@ -93,7 +93,7 @@ class Steps:
 
 
 class StepTime(NamedTuple):
-    """A step of a trial, with the slowest rank's value."""
+    """A step of a trial with the slowest rank's value."""
 
     trial: int
     step: int
@@ -105,8 +105,8 @@ class Reported:
     """A job after a report.
 
     Attributes:
-        trials: all of the job's.
-        new: the steps that were not known.
+        trials: all of the job.
+        new: the steps that were not stored before.
         costs: of every step of the trial, in step order; None where it is not stored.
     """
 
@@ -117,10 +117,10 @@ class Reported:
 
 
 class Observations:
-    """The part of the store that keeps them.
+    """The part of the store that keeps observations.
 
-    Those that take an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
-    no such trial; in the others what is not there has nothing.
+    Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has no
+    such trial; the others then return nothing.
     """
 
     database: Database
@@ -135,14 +135,13 @@ class Observations:
     ) -> Reported:
         """Store the steps that are new to the trial.
 
-        Of steps that come when it is closed already, MOST_LATE_STEPS are; the step in which a lost
-        job stood still is not.
-
-        The trial is running from now on, unless the ranks told of their switch to it before.
+        Of steps that come after it was closed at most MOST_LATE_STEPS are stored, and never the
+        step in which a lost job stood still. The trial counts as running from now on, unless the
+        ranks have reported their switch to it before.
 
         Args:
-            weigh: the cost of each of the observations, stored with it; what it raises leaves all
-                as it was.
+            weigh: gives the cost of each observation, which is stored with it; if it raises,
+                nothing is stored.
         """
         with self.database.writing() as session:
             connection = session.connection()
@@ -183,8 +182,8 @@ class Observations:
         after: ObservationKey | None = None,
         limit: int | None = None,
     ) -> list[tuple[int, Observation]]:
-        """Pairs of trial index and observation, of one trial or of all, in step order; all, or so
-        many of those behind ``after``."""
+        """Pairs of trial index and observation, of one trial or all, in step order: all, or so many
+        after ``after``."""
         query = (
             select(TrialRow.index, ObservationRow.step, *OBSERVED)
             .join(ObservationRow, ObservationRow.trial_id == TrialRow.id)
@@ -204,19 +203,19 @@ class Observations:
             ]
 
     def count_observations(self, job_id: str) -> int:
-        """Of all its trials; 0 if there is no such job."""
+        """The number of observations of all trials; 0 if there is no such job."""
         query = select(func.count()).select_from(ObservationRow).join(TrialRow)
         with self.database.reading() as session:
             return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
 
     def observed_steps(self, job_id: str) -> dict[int, Steps]:
-        """By trial index; without the trials of which no step was observed."""
+        """By trial index the observed steps; trials without any are left out."""
         with self.database.reading() as session:
             found = session.connection().execute(STEPS, {"job_id": job_id}).all()
             return {index: Steps(first, last, count) for index, first, last, count in found}
 
     def step_times(self, job_id: str) -> list[StepTime]:
-        """In step order. Of a v1 job nothing: what its ranks report are no times."""
+        """All steps in step order; none of a v1 job, whose ranks report speeds."""
         columns = (TrialRow.index, ObservationRow.step, ObservationRow.slowest)
         query = select(*columns).join(ObservationRow).where(TrialRow.job_id == job_id)
         with self.database.reading() as session:
@@ -224,7 +223,7 @@ class Observations:
             return [StepTime(trial, step, slow) for trial, step, slow in found if slow is not None]
 
     def step_costs(self, job_id: str, trial: int) -> list[float | None]:
-        """Of all steps of a trial, in step order; None where it is not stored."""
+        """The cost of each step of a trial, in step order; None where it is not stored."""
         with self.database.reading() as session:
             given = {"job_id": job_id, "trial": trial}
             return list(session.connection().scalars(COSTS, given))
@@ -244,11 +243,11 @@ def _observation(
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:
-    """Whether it is the step in which a job that was lost stood still: it measures nothing."""
+    """Whether this is the step in which a lost job stood still: it measures nothing."""
     silent_seconds = at - job.last_contact_at
     return (
         job.is_lost
-        and job.protocol == "v2"  # others tell speeds
+        and job.protocol == "v2"  # others report speeds
         and max(value or 0.0 for value in told.values) > silent_seconds / 2
     )
 

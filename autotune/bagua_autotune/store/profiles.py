@@ -15,9 +15,9 @@ MOST_PROFILES = 5
 
 
 class Profiles:
-    """The part of the store that keeps them.
+    """The part of the store that keeps profiles.
 
-    Those that take an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
+    Methods with an ``index`` raise UnknownJob if there is no such job and UnknownTrial if it has
     no such trial.
     """
 
@@ -27,7 +27,7 @@ class Profiles:
         """Store a profiled step of a trial.
 
         Returns:
-            False if that step is there already, or enough of the trial's (``MOST_PROFILES``).
+            False if the step is stored already, or MOST_PROFILES of the trial are.
         """
         with self.database.writing() as session:
             locked_row(session, job_id).last_contact_at = at
@@ -41,7 +41,7 @@ class Profiles:
             return True
 
     def profiles(self, job_id: str, index: int | None = None) -> list[tuple[int, Profile]]:
-        """Pairs of trial index and profile, of one trial or of all, in step order."""
+        """Pairs of trial index and profile, of one trial or all, in step order."""
         query = (
             select(TrialRow.index, ProfileRow.content)
             .join(ProfileRow, ProfileRow.trial_id == TrialRow.id)

@@ -1,46 +1,58 @@
-"""Keeps the database small: old steps are thinned out, old jobs deleted.
+"""Keeps the database small: thins out old steps and deletes old jobs.
 
-Each transaction is small, so that no report waits long for its turn.
+Each transaction is small, so that no report waits long for the database.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import OVER
+from bagua_autotune.model.job import OVER, JobPhase
+from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
 from bagua_autotune.store.tables import ChoreRow, FamilyRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
+DAY_SECONDS = 86_400
 ROWS_AT_ONCE = 1000
 PAGES_AT_ONCE = 1000
-# Of the trials that figures and explanations look into, the last steps, as they do; of the others
-# enough for a picture. The first one stays too: it says when the ranks switched.
+# How many of its last steps a trial keeps: those that figures and explanations use; else enough to
+# draw it. The first step stays, too: it says when the ranks switched.
 KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
 
 
-class PrunedJob(NamedTuple):
-    """What is told of a job that was deleted."""
+class PrunedJob(View):
+    """A job that was deleted, or would be."""
 
     id: str
     name: str
-    phase: str
-    last_contact_at: float
+    state: JobPhase
+    last_contact_at: Moment
+
+
+class Pruned(View):
+    """The jobs that were deleted, oldest first; with ``dry_run`` those that would be."""
+
+    dry_run: bool
+    jobs: list[PrunedJob]
+
+
+PRUNED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.last_contact_at
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
-    """Of several replicas one gets the turn, and the next one only after a pause.
+    """Take the turn, which one of the replicas gets once in each pause.
 
     Returns:
-        Up to which last contact jobs have been thinned; None if it is not our turn.
+        Jobs whose last report came before this time are thinned already; None: not our turn.
     """
     with store.database.reading() as session:
         due_at = session.scalar(select(ChoreRow.due_at).where(ChoreRow.name == CHORE))
@@ -60,31 +72,54 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
 
 
 def note_thinned(store: Store, until: float) -> None:
-    """The jobs last heard of before then are thinned."""
+    """Note that the jobs whose last report came before then are thinned."""
     with store.database.writing() as session:
         session.execute(update(ChoreRow).where(ChoreRow.name == CHORE).values(done_until=until))
 
 
-def prune(store: Store, before: float) -> list[PrunedJob]:
-    """Delete the jobs last heard of before then, with all that belongs to them."""
-    old = select(JobRow.id).where(JobRow.last_contact_at < before).order_by(JobRow.created_at)
+def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
+    """Delete the jobs that have not reported for so many days, and give their space back.
+
+    Args:
+        dry_run: delete nothing, only list them.
+    """
+    before = time.time() - days * DAY_SECONDS
+    if dry_run:
+        return Pruned(dry_run=True, jobs=old_jobs(store, before))
+    jobs = prune(store, before)
+    shrink(store)
+    return Pruned(dry_run=False, jobs=jobs)
+
+
+def old_jobs(store: Store, before: float) -> list[PrunedJob]:
+    """The jobs whose last report came before then, oldest first."""
+    old = select(*PRUNED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
     with store.database.reading() as session:
-        found = list(session.scalars(old))
-    deleted = [job for job in (_delete(store, job_id, before) for job_id in found) if job]
+        return [PrunedJob.model_validate(row) for row in session.execute(old).mappings()]
+
+
+def prune(store: Store, before: float) -> list[PrunedJob]:
+    """Delete the jobs whose last report came before then, with all that belongs to them."""
+    found = old_jobs(store, before)
+    deleted = [job for job in (_delete(store, old.id, before) for old in found) if job]
     if deleted:
         _forget_families(store)
     return deleted
 
 
+def _is_old(before: float) -> ColumnElement[bool]:
+    return JobRow.last_contact_at < before
+
+
 def _forget_families(store: Store) -> None:
-    """Those of Bagua's protocol of which no job is left, with their names."""
+    """Delete the families (see bagua.family) of which no job is left, with their names."""
     left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
     with store.database.writing() as session:
         session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
 
 
 def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
-    is_old = (JobRow.id == job_id) & (JobRow.last_contact_at < before)
+    is_old = (JobRow.id == job_id) & _is_old(before)
     steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(is_old).limit(ROWS_AT_ONCE)
     while True:
         with store.database.writing() as session:
@@ -92,16 +127,16 @@ def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
             session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
         if len(ids) < ROWS_AT_ONCE:
             break
-    columns = (JobRow.id, JobRow.name, JobRow.phase, JobRow.last_contact_at)
+    deletion = delete(JobRow).where(is_old).returning(*PRUNED_COLUMNS)
     with store.database.writing() as session:
-        row = session.execute(delete(JobRow).where(is_old).returning(*columns)).one_or_none()
-        return None if row is None else PrunedJob(*row)
+        row = session.execute(deletion).mappings().one_or_none()
+        return None if row is None else PrunedJob.model_validate(row)
 
 
 def thin(store: Store, since: float, before: float) -> int:
-    """Delete most steps of the jobs that are over and were last heard of in that time.
+    """Delete most steps of the jobs that are over and whose last report came between both times.
 
-    Their figures, results and profiles stay as they are. Jobs of ``/api/v1`` have few steps.
+    Their figures, results and profiles stay. Jobs of ``/api/v1`` have few steps and keep all.
 
     Returns:
         How many steps were deleted.
@@ -135,7 +170,7 @@ def _thin_job(store: Store, job_id: str) -> int:
 
 
 def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
-    """The default's, those of the result, or else the best so far, and the newest."""
+    """The ids of the trials of the default, of the result (or the best so far), and the newest."""
     wanted = [row.spec["default_configuration"], row.result and row.result["configuration"]]
     found = {trial.id for trial in trials if trial.configuration in wanted}
     found |= {trial.id for trial in trials[-2:]}  # the last may not have been observed
@@ -144,7 +179,7 @@ def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
 
 
 def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
-    """Delete some of its steps between the first and the last ones; how many."""
+    """Delete some of its steps, but not the first and the last ones; returns how many."""
     rows = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
     with store.database.writing() as session:
         try:
@@ -165,7 +200,7 @@ def _drop(session: Session, trial_id: int, ids: Sequence[int]) -> None:
 
 
 def shrink(store: Store) -> None:
-    """Give what a SQLite file does not need any more back to the file system, piece by piece."""
+    """Give the unused space of a SQLite file back to the file system, piece by piece."""
     if not store.database.is_sqlite:
         return
     while True:
@@ -174,5 +209,5 @@ def shrink(store: Store) -> None:
             (unused,) = driver.execute("PRAGMA freelist_count").fetchone()
             driver.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
             (left,) = driver.execute("PRAGMA freelist_count").fetchone()
-        if left == 0 or left == unused:  # a file of an older release keeps them for later
+        if left == 0 or left == unused:  # a file of an older release cannot shrink
             return

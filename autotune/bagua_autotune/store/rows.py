@@ -1,11 +1,11 @@
-"""The rows of jobs and trials: finding and locking them, and what they say, as records.
+"""The rows of jobs and trials: finding and locking them, and turning them into records.
 
 Every writer of a job locks the job's row first (SELECT ... FOR UPDATE; on SQLite writers
-take turns anyway), so that threads and replicas may write to the same job.  That raises the
-job's revision: what was computed from a job is right for as long as its revision is the same.
+take turns anyway), so that threads and replicas may write to the same job.  Locking raises the
+job's revision: what was computed from a job holds as long as its revision is the same.
 
-What never changes is parsed once: configurations and specs are read as text, by which they are
-kept.  (Parsing was most of what it cost to look at a job.)
+Configurations and specs never change, so each is parsed once: they are read as text, which is the
+key of a cache.  (Parsing was most of the cost of reading a job.)
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bagua_autotune.model.job import (
     JobSpec,
     Limits,
     Result,
+    Saved,
     Trial,
 )
 from bagua_autotune.model.knobs import SPACE, Configuration, Space
@@ -36,16 +37,17 @@ from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
 CONFIGURATIONS_KEPT = 16_384
-# In a job's data; the newest of them.
+# The newest absences, in a job's data.
 ABSENCES = "absences"
 MOST_ABSENCES = 100
+SAVED = "saved"
 
 
 def _as_text(column: Any) -> ColumnElement[str]:
     return sql_cast(column, Text).label(column.key)
 
 
-# Of a job all but its tensors; as columns, since objects that are mapped cost several times more.
+# All of a job but its tensors; columns, since mapped objects cost several times more.
 JOB_COLUMNS = (
     JobRow.id,
     JobRow.name,
@@ -76,7 +78,7 @@ TRIAL_COLUMNS = (
     TrialRow.ended_at,
     TrialRow.round,
 )
-# What a report needs of a trial and, after it, what its record is made of.
+# The columns of a trial that a report needs, and then those of its record.
 TRIALS = (
     select(TrialRow.id, TrialRow.late_steps, *TRIAL_COLUMNS)
     .where(TrialRow.job_id == bindparam("job_id"))
@@ -119,7 +121,7 @@ def last_trial_row(session: Session, job_id: str) -> TrialRow | None:
 
 
 def start(trial: TrialRow, at: float) -> None:
-    """The ranks run this trial now. Nothing happens unless it is proposed."""
+    """Note that the ranks run this trial now, if it is still proposed."""
     if trial.state == "proposed":
         trial.state, trial.started_at = "running", at
 
@@ -132,13 +134,13 @@ def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
 
 
 def job_spec(row: JobRow) -> JobSpec:
-    """The registration; what it left open, or could not know yet, has today's defaults."""
+    """The registration; fields that it lacks have today's defaults."""
     return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
 
 @dataclass(frozen=True)
 class _Spec:
-    """What a job is registered with, without its tensors; shared by all that read it."""
+    """A job's registration without its tensors; all readers share one object."""
 
     world_size: int
     ranks_per_node: tuple[int, ...]
@@ -148,6 +150,7 @@ class _Spec:
     limits: Limits
     software: dict[str, str]
     run: str | None
+    fresh: bool
 
 
 @lru_cache(maxsize=SPECS_KEPT)
@@ -162,6 +165,7 @@ def _spec(text: str) -> _Spec:
         limits=Limits.model_validate(spec["limits"]),
         software=spec["software"],
         run=spec.get("run"),
+        fresh=spec.get("fresh", False),
     )
 
 
@@ -171,7 +175,7 @@ def _configuration(text: str) -> Configuration:
 
 
 def job_record(row: Row[Any]) -> Job:
-    """Of JOB_COLUMNS."""
+    """A record of JOB_COLUMNS."""
     return Job(
         **vars(_spec(row.spec)),
         id=row.id,
@@ -185,6 +189,7 @@ def job_record(row: Row[Any]) -> Job:
         result=result_record(row.result) if row.result else None,
         data=row.data,
         absences=tuple(map(tuple, row.data.get(ABSENCES, ()))),
+        saved=Saved(**row.data.get(SAVED, {})),
         round=row.round,
         inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
         revision=row.revision,
@@ -200,7 +205,7 @@ def result_column(result: Result) -> dict[str, Any]:
 
 
 def trial_record(row: Sequence[Any]) -> Trial:
-    """Of TRIAL_COLUMNS."""
+    """A record of TRIAL_COLUMNS."""
     index, purpose, state, configuration, cost, error, steps, outliers, *rest = row
     found = None
     if cost is not None:

@@ -1,7 +1,7 @@
 """The tables, as SQLAlchemy maps them.
 
-Times are seconds since the epoch.  A change of a table raises ``SCHEMA_VERSION`` and brings a
-function in ``migrations``, which is why columns that came later have a default on the server.
+Times are seconds since the epoch.  Whoever changes a table raises ``SCHEMA_VERSION`` and adds a
+function to ``migrations``; that is why later columns have a default on the server.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("jobs_by_name", "name", "created_at"),
-        # All that contacts need, newest first: they look at every job, and in SQLite's rows the
-        # tensors stand among the rest.
+        # All columns of a contact, newest first: a list reads every job, and SQLite's rows hold the
+        # tensors, too.
         Index(
             "jobs_by_creation",
             *("created_at", "id", "name", "phase", "revision", "last_contact_at", "ended_at"),
         ).ddl_if(dialect="sqlite"),
-        # PostgreSQL keeps tensors beside the rows, and writes a changed row into all indices unless
-        # none holds what changed, as every report does.
+        # PostgreSQL keeps tensors outside the rows. A change of an indexed column makes it write to
+        # all indices, so columns that every report changes stay out.
         Index("jobs_by_creation", "created_at", "id").ddl_if(dialect="postgresql"),
     )
 
@@ -52,14 +52,14 @@ class JobRow(Base):
     name: Mapped[str]
     protocol: Mapped[str] = mapped_column(String(8))
     phase: Mapped[str] = mapped_column(String(16))
-    # How often anything of the job was written (see rows.locked_row).
+    # How often the job was written (see rows.locked_row).
     revision: Mapped[int] = mapped_column(default=0, server_default="0")
     created_at: Mapped[float]
     last_contact_at: Mapped[float]
     ended_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     round: Mapped[int] = mapped_column(default=0, server_default="0")
-    # What jobs are alike by; the empty text is like nothing.
+    # Equal keys mark similar jobs; an empty key equals none.
     fingerprint: Mapped[str] = mapped_column(default="", server_default="", index=True)
     model_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
     network_key: Mapped[str] = mapped_column(default="", server_default="", index=True)
@@ -74,7 +74,7 @@ class JobRow(Base):
 
 class TrialRow(Base):
     __tablename__ = "trials"
-    # Unique: of two replicas that propose the next trial one loses and reads again.
+    # Unique: of two replicas that propose the next trial one fails and reads again.
     __table_args__ = (Unique("job_id", "index"),)
 
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -92,7 +92,7 @@ class TrialRow(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     round: Mapped[int] = mapped_column(default=0, server_default="0")
-    # Of its observations: those that came when it was closed already, and those deleted since.
+    # Numbers of its observations that came after it was closed, and that were deleted since.
     late_steps: Mapped[int] = mapped_column(default=0, server_default="0")
     thinned_steps: Mapped[int] = mapped_column(default=0, server_default="0")
 
@@ -109,7 +109,7 @@ class ObservationRow(Base):
     # As the job's objective has it, for what decides; NULL where a release before told none.
     cost: Mapped[float | None]
     values: Mapped[list[float | None]] = mapped_column(JSON)
-    # The ranks' computing seconds, where they told them.
+    # The ranks' computing seconds, where they reported them.
     compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))
 
 
@@ -141,7 +141,7 @@ class EventRow(Base):
 
 
 class ClaimRow(Base):
-    """Who decides what follows in a job at this moment, and until when (see claims)."""
+    """Which replica decides what follows in a job, and until when (see claims)."""
 
     __tablename__ = "claims"
 
@@ -151,20 +151,20 @@ class ClaimRow(Base):
 
 
 class LifeRow(Base):
-    """A job that goes on with an earlier one, whose training was started again (see lives)."""
+    """The job of a later life of a training that was started again (see lives)."""
 
     __tablename__ = "lives"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    # Both may be deleted by now, being older.
+    # Both are older, so they may be deleted already.
     previous: Mapped[str] = mapped_column(String(64), unique=True)
     first: Mapped[str] = mapped_column(String(64), index=True)
-    # The first life's is 1, and it has no row.
+    # The first life is number 1 and has no row.
     number: Mapped[int]
 
 
 class FamilyRow(Base):
-    """What Bagua's protocol keeps of the models that look alike (see bagua.family)."""
+    """What is kept of the models of Bagua's protocol that look alike (see bagua.family)."""
 
     __tablename__ = "families"
 
@@ -175,7 +175,7 @@ class FamilyRow(Base):
 
 
 class ChoreRow(Base):
-    """What the service does by itself from time to time: when next, and how far it has come."""
+    """What the service does from time to time: when next, and how far it has got."""
 
     __tablename__ = "chores"
 
@@ -185,7 +185,7 @@ class ChoreRow(Base):
 
 
 class AliasRow(Base):
-    """A name by which ranks call a family's models (Bagua's names differ by process)."""
+    """A name that ranks use for a family's models (Bagua's names differ by process)."""
 
     __tablename__ = "aliases"
 

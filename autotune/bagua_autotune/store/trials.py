@@ -1,4 +1,4 @@
-"""Trials: starting and closing them, and what follows, each one transaction."""
+"""Trials: starting and closing them, and what follows, each in one transaction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bagua_autotune.store.tables import TrialRow
 
 @dataclass(frozen=True)
 class Step:
-    """One move of a job: its open trial closes (or there is none), something follows.
+    """One move of a job: its open trial, if there is one, closes, and something follows.
 
     Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
-    ``next_trial`` and ``result`` follows, or none where that is decided later.
+    ``next_trial`` and ``result`` follows, or neither if that is decided later.
     """
 
     at: float
@@ -30,16 +30,16 @@ class Step:
 
 
 class Trials:
-    """The part of the store that keeps them.
+    """The part of the store that keeps trials.
 
-    Every method raises UnknownJob if there is no such job; those that take an ``index`` raise
+    Every method raises UnknownJob if there is no such job; those with an ``index`` raise
     UnknownTrial if the job has no such trial.
     """
 
     database: Database
 
     def trials(self, job_id: str) -> list[Trial]:
-        """In the order of their indices."""
+        """All trials of the job, by index."""
         with self.database.reading() as session:
             read = session.connection().execute(TRIALS, {"job_id": job_id})
             found = [rows.trial_record(row[2:]) for row in read]
@@ -57,13 +57,13 @@ class Trials:
             return rows.trial_record(row[2:])
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
-        """The ranks run this trial now. Nothing happens unless it is proposed."""
+        """Note that the ranks run this trial now, if it is still proposed."""
         with self.database.writing() as session:
             locked_row(session, job_id)
             rows.start(trial_row(session, job_id, index), at)
 
     def advance(self, job_id: str, step: Step) -> bool:
-        """Take a step that was decided on an earlier view of the job.
+        """Make a move that was decided on an earlier view of the job.
 
         Returns:
             False, with nothing changed, if the job has moved on since that view.
@@ -88,7 +88,7 @@ class Trials:
             return True
 
     def update_estimate(self, job_id: str, index: int, measured: Estimate) -> None:
-        """Replace a measured trial's estimate, after data that came late."""
+        """Replace a measured trial's estimate after late data."""
         with self.database.writing() as session:
             locked_row(session, job_id)
             row = trial_row(session, job_id, index)

@@ -1,8 +1,9 @@
-"""What the runs say of all settings, if each variable does the same whatever the others say.
+"""Predicts the cost of all settings from a few runs, mostly by adding the variables' effects.
 
-A few runs cannot show a landscape of four or five variables in general. Taken to add up, every run
-tells of every variable; a small part is left to what they do together. This is a Gaussian process
-with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes", 2011).
+A few runs cannot show every combination of four or five variables. If effects add up, every run
+teaches something of every variable; a small part is left to joint effects. This is a Gaussian
+process with an additive kernel (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes",
+2011).
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogIn
 Floats = NDArray[np.float64]
 
 LEVEL_VARIANCE = 1.0
-# By so much one variable may change the logarithm of a step's time, of which the middle is the
-# likeliest, to a factor of e; and all together beyond the sum of that.
+# How much one variable may change the logarithm of a step's time: the middle value is the
+# likeliest, to a factor of e. And how much all together may change it beyond the sum of their
+# effects.
 AMPLITUDES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 USUAL_AMPLITUDE = 0.2
 TOGETHER = (0.02, 0.05)
 SWEEPS = 3
-# In ranges of a number's logarithm: long, so that what it does has one best place.
+# In ranges of a number's logarithm: long, so that its effect has a single best place.
 LENGTH_SCALE = 0.7
 
 
 class Seen(NamedTuple):
-    """A cost that was measured."""
+    """A measured cost."""
 
     configuration: Configuration
     cost: float
@@ -38,12 +40,12 @@ class Seen(NamedTuple):
 
 
 class AdditiveProcess:
-    """The process, fitted to what was seen.
+    """The process, fitted to the measured costs.
 
     Args:
-        knobs: what a cost depends on.
-        candidates: all that will be asked for, and all that was seen.
-        seen: at least one.
+        knobs: on which a cost depends.
+        candidates: all that will be asked for, and all that were measured.
+        seen: the measured costs, at least one.
     """
 
     def __init__(
@@ -62,18 +64,18 @@ class AdditiveProcess:
         self.means: Floats = level + cross @ np.linalg.solve(kernel, self._costs - level)
         prior = LEVEL_VARIANCE + float(np.sum(settings[0] ** 2)) + settings[1] ** 2
         self._variances: Floats = prior - np.einsum("ij,ji->i", cross, solved)
-        # With what was seen: shape (candidates, seen).
+        # Covariances with the measured ones: shape (candidates, seen).
         self._covariances: Floats = cross - solved.T @ cross[rows].T
         self._seen_rows = rows
 
     def gains(self) -> Floats:
-        """How far each candidate is expected to be below the best that was seen, where it is
+        """How far each candidate is expected to be below the best measured one, if at all
         (Jones, Schonlau and Welch, "Efficient global optimization", 1998, eq. 15)."""
-        from scipy.special import ndtr  # here: takes long to import
+        from scipy.special import ndtr  # imported here, as it takes long
 
         place = int(np.argmin(self.means[self._seen_rows]))
         row = self._seen_rows[place]
-        # It is the difference that is uncertain, and not each cost by itself.
+        # The uncertainty of the difference counts, not that of each cost.
         variances = self._variances + self._variances[row] - 2 * self._covariances[:, place]
         spread = np.sqrt(np.maximum(variances, 1e-12))
         below = self.means[row] - self.means
@@ -84,12 +86,12 @@ class AdditiveProcess:
         return found
 
     def mean(self, configuration: Configuration) -> float:
-        """What a candidate is expected to cost."""
+        """The expected cost of a candidate."""
         return float(self.means[self._row_of[configuration]])
 
     def _fitted(self, parts: Floats) -> tuple[Floats, float]:
-        """An amplitude for each variable and one for all together, of the grid's the likeliest: one
-        after the other, and over again. ``parts``: shape (knobs, seen, seen)."""
+        """The likeliest amplitudes of the grid, for each variable and for all together, chosen one
+        after the other in several passes. ``parts``: shape (knobs, seen, seen)."""
         amplitudes, together = np.full(len(parts), USUAL_AMPLITUDE), TOGETHER[0]
         best = self._likelihood(parts, amplitudes, together)
         for _ in range(SWEEPS):
@@ -125,7 +127,7 @@ def _kernel(parts: Floats, amplitudes: Floats, together: float) -> Floats:
 def _alike(
     domain: Domain, knob: str, candidates: Sequence[Configuration], rows: Sequence[int]
 ) -> Floats:
-    """How alike their values of a knob are to those of some of them, of 0 to 1: shape
+    """How similar the candidates' values of a knob are to those of some rows, from 0 to 1: shape
     (candidates, rows)."""
     if isinstance(domain, LogInteger) or (isinstance(domain, Categorical) and domain.is_ordered):
         exponents = np.log2([candidate.number(knob) for candidate in candidates])

@@ -1,14 +1,17 @@
-"""One run of the user's job, as a process group of its own that is ended with all it started."""
+"""One run of the user's job, which is ended with all processes that it started."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.measures import OUTPUT_FILE, Measure, output_lines
@@ -16,21 +19,21 @@ from bagua_autotune.system.processes import adopting, ended_with_all_it_starts
 from bagua_autotune.system.runs import Outcome
 
 POLL_SECONDS = 0.05
-# A torchrun says a screen full about a rank's error, after the error.
+# After a rank's error torchrun prints a screenful about it.
 KEPT_LINES = 60
 
 
 class Interrupted(Exception):
-    """The user has had enough."""
+    """The user interrupted the search."""
 
 
 class Job:
     """Runs the user's command; see ``search.Runner``.
 
     Args:
-        command: and its arguments.
-        measure: of its speed.
-        is_interrupted: asked all the time; once it says so, the run ends and nothing is left.
+        command: with its arguments.
+        measure: finds the speed.
+        is_interrupted: asked all the time; once it is true, the run is ended with all processes.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Job:
     def _run(self, folder: Path, environment: Mapping[str, str], timeout_seconds: float) -> Outcome:
         variables = {
             **os.environ,
-            # Only what is given here shall change anything; and lines come when they are printed.
+            # Only the given variables may change anything; and output comes unbuffered.
             "BAGUA_AUTOTUNE": "0",
             "PYTHONUNBUFFERED": "1",
             **self._measure.environment(folder),
@@ -77,7 +80,7 @@ class Job:
             )
             with ended_with_all_it_starts(process, known):
                 outcome = self._wait(process, folder, timeout_seconds)
-                # Before it is ended: what it says of that is of no interest.
+                # Before it is ended: its messages about that are of no interest.
                 lines = [line for line in output_lines(folder) if line.strip()]
                 return replace(outcome, last_lines=tuple(lines[-KEPT_LINES:]))
 
@@ -86,16 +89,35 @@ class Job:
     ) -> Outcome:
         began = time.monotonic()
         while True:
-            # Before the result: what was complete when it ended is complete now.
+            # Before reading the result: what was complete when it ended is complete now.
             code = process.poll()
             outcome = self._measure.result(folder, is_over=code == 0)
             if outcome is not None:
                 return outcome
             if code is not None:
                 how = f"exit code {code}" if code > 0 else f"signal {-code}"
-                return Outcome(failure=f"ended with {how}")
+                # As a shell has it for a signal.
+                exit_code = code if code > 0 else 128 - code
+                return Outcome(failure=f"ended with {how}", exit_code=exit_code)
             if time.monotonic() - began > timeout_seconds:
-                return Outcome(failure=f"no result after {describe_seconds(timeout_seconds)}")
+                return Outcome(failure=f"gave no result within {describe_seconds(timeout_seconds)}")
             if self._is_interrupted():
                 raise Interrupted
             time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """The signals that asked us to stop: noted, so that what is under way can be ended whole."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

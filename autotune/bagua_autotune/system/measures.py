@@ -1,4 +1,4 @@
-"""How fast a run was: its optimizer steps, or a number in what it prints."""
+"""How fast a run was: by its optimizer steps, or by a number in its output."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Measure(Protocol):
     """How the speed of a run is found.
 
     Attributes:
-        facts: what the last run said of itself: its backend, whether our client is in it.
+        facts: of the last run: its backend, and whether it uses our client.
     """
 
     facts: Mapping[str, Any]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """What a run needs to be told, which writes into ``folder``."""
+        """The variables for a run, which make it write into ``folder``."""
 
     def result(self, folder: Path, is_over: bool) -> Outcome | None:
-        """Of a run: None as long as it has to go on; ``is_over``: it has ended by itself."""
+        """The result of a run; None: it must go on. ``is_over``: it has ended by itself."""
 
     def describe(self, score: float) -> str:
         """A score in words."""
@@ -54,7 +54,7 @@ class StepTimes:
 
     def result(self, folder: Path, is_over: bool) -> Outcome | None:
         """See Measure."""
-        self.facts = _read(folder)
+        self.facts = read_document(folder / STEPS_FILE)
         if not is_over and not self.facts.get("is_over"):
             return None
         seconds = [s for s in self.facts.get("step_seconds", []) if s > 0]
@@ -81,8 +81,8 @@ class Metric:
     Args:
         pattern: with one group, which finds the number.
         higher_is_better: as of images per second; else as of seconds.
-        takes_last: the last number counts, not the median of all.
-        most_matches: so many end the run; None: it ends by itself.
+        takes_last: use the last number, not the median of all.
+        most_matches: the run is ended after so many numbers; None: it ends by itself.
     """
 
     pattern: re.Pattern[str]
@@ -100,7 +100,7 @@ class Metric:
 
     def environment(self, folder: Path) -> dict[str, str]:
         """See Measure."""
-        # Of a training its backend is of interest, and no steps.
+        # Only the training's backend is needed, not its steps.
         return _timing(folder, 0)
 
     def result(self, folder: Path, is_over: bool) -> Outcome | None:
@@ -111,13 +111,13 @@ class Metric:
         found = [match.group(1) for line in lines for match in self.pattern.finditer(line)]
         if not is_over and len(found) < (self.most_matches or 1):
             return None
-        self.facts = _read(folder)
+        self.facts = read_document(folder / STEPS_FILE)
         numbers = [_number(text) for text in found[: self.most_matches]]
         if not numbers:
             return Outcome(failure=f"printed nothing that {self.pattern.pattern!r} finds")
         if not all(0 < number < math.inf for number in numbers):
             bad = next(text for text in found if not 0 < _number(text) < math.inf)
-            return Outcome(failure=f"printed {bad!r}, which is no number above 0")
+            return Outcome(failure=f"printed {bad!r}, which is not a number above 0")
         score = numbers[-1] if self.takes_last else median(numbers)
         return Outcome(score, -math.log(score) if self.higher_is_better else math.log(score))
 
@@ -127,12 +127,12 @@ class Metric:
 
 
 def output_lines(folder: Path) -> list[str]:
-    """What a run has printed so far; a progress bar's states are lines, too."""
+    """The output of a run so far; each state of a progress bar counts as a line."""
     return re.split(r"[\r\n]+", (folder / OUTPUT_FILE).read_bytes().decode(errors="replace"))
 
 
 def _timing(folder: Path, steps: int) -> dict[str, str]:
-    """What has every Python of the job time its steps: see bagua_client.startup."""
+    """Variables that make every Python of the job time its steps: see bagua_client.startup."""
     client = importlib.util.find_spec("bagua_client")
     if client is None or not client.submodule_search_locations:
         return {}
@@ -142,9 +142,10 @@ def _timing(folder: Path, steps: int) -> dict[str, str]:
     return {PROBE: f"{folder / STEPS_FILE}:{steps}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _read(folder: Path) -> Mapping[str, Any]:
+def read_document(path: Path) -> Mapping[str, Any]:
+    """What a run has written; empty: nothing yet."""
     try:
-        found: Mapping[str, Any] = json.loads((folder / STEPS_FILE).read_text())
+        found: Mapping[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     return found

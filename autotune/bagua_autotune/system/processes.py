@@ -1,8 +1,8 @@
-"""Ending all that a command has started, wherever it went.
+"""Ends all processes that a command has started.
 
 torchrun starts its ranks in sessions of their own, so a signal to a process group does not reach
-them, and they outlive a torchrun that was killed. So the tree is read from /proc, and we adopt what
-loses its parent (Linux: PR_SET_CHILD_SUBREAPER), so that it stays in the tree.
+them, and they outlive a torchrun that was killed. So the process tree is read from /proc, and we
+adopt processes that lose their parent (Linux: PR_SET_CHILD_SUBREAPER), so that they stay in it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ POLL_SECONDS = 0.02
 
 @contextmanager
 def ended_with_all_it_starts(process: subprocess.Popen[bytes], known: set[int]) -> Iterator[None]:
-    """At the end ``process`` is ended, and everything that it has started.
+    """When the block ends, end ``process`` and all that it has started.
 
     Args:
-        known: our children before it; they are none of its.
+        known: our other children.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def ended_with_all_it_starts(process: subprocess.Popen[bytes], known: set[int]) 
 
 @contextmanager
 def adopting() -> Iterator[set[int]]:
-    """What loses its parent inside becomes our child; gives the children that we have already."""
+    """Adopt processes that lose their parent inside the block; gives our earlier children."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = ctypes.c_int()
     libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -49,7 +49,7 @@ def adopting() -> Iterator[set[int]]:
 
 
 def _end(process: subprocess.Popen[bytes], known: set[int]) -> None:
-    """Ask all of them to end, and after a while make them."""
+    """Ask all of them to end, and kill them after a while."""
     asked: set[int] = set()
     began = time.monotonic()
     while True:
@@ -68,7 +68,7 @@ def _end(process: subprocess.Popen[bytes], known: set[int]) -> None:
 
 
 def _started(known: set[int]) -> set[int]:
-    """All descendants of ours but ``known`` and theirs."""
+    """All our descendants except ``known`` and theirs."""
     children = _children()
     found: set[int] = set()
     upcoming = [pid for pid in children.get(os.getpid(), []) if pid not in known]
@@ -81,14 +81,14 @@ def _started(known: set[int]) -> set[int]:
 
 
 def _reap(pids: set[int]) -> None:
-    """Let go of those that are our children and have ended."""
+    """Reap those of our children that have ended."""
     for pid in pids:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def _children() -> dict[int, list[int]]:
-    """The children of every process on this machine that can be seen."""
+    """The children of every visible process of this machine."""
     found: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

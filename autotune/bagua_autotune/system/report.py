@@ -1,4 +1,4 @@
-"""What a search has found, for people, for a shell and for programs."""
+"""The result of a search, for people, for a shell and for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = "your settings"
 
 
 def export_lines(environment: Mapping[str, str]) -> list[str]:
-    """What a shell reads to set it."""
+    """Lines with which a shell sets the variables."""
     return [f"export {name}={shlex.quote(text)}" for name, text in environment.items()]
 
 
@@ -44,13 +44,13 @@ def summary(search: SystemSearch, verdict: Verdict) -> str:
     if verdict.configuration == search.space.own:
         return f"nothing faster than {OWN}; {effort}"
     gain = verdict.gain
-    assert gain is not None  # nothing is kept that was not compared
+    assert gain is not None  # nothing is kept without a comparison
     words = describe_speedup(gain.center, gain.low, gain.high)
     return f"{words} over {OWN}, measured in turns; {effort}"
 
 
 def best_so_far(search: SystemSearch) -> tuple[Configuration, float] | None:
-    """Of what ran the fastest and its speed-up, before it was compared; None: nothing is."""
+    """The fastest settings so far and their speed-up, not yet compared in turns; None: none are."""
     measured = {run.configuration for run in search.runs if run.cost is not None}
     own = costs_of(search.runs, search.space.own)
     others = measured - {search.space.own}

@@ -1,4 +1,4 @@
-"""What became of runs of the job."""
+"""The outcomes of the job's runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from statistics import fmean
 
 from bagua_autotune.model.knobs import Configuration, Value
 
-# Two runs of the same settings are taken to differ by so much until some have shown it; this
-# guess counts as so many differences.
+# Two runs with the same settings are assumed to differ by so much until this is measured; the
+# assumption weighs as much as so many measured differences.
 USUAL_DEVIATION = 0.03
 USUAL_COUNT = 2
-# So many failures of a value that never succeeded, and it is tried no more.
+# A value that never succeeded is not tried again after so many failures.
 MOST_FAILURES = 2
 
 
@@ -25,16 +25,16 @@ Values = frozenset[tuple[str, Value]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run.
+    """The outcome of one run.
 
     Attributes:
-        score: what people read: seconds of a step, or the number in the output; None: the run
-            failed.
-        cost: the logarithm of what a step costs, up to a constant; None with ``score``.
-        standard_error: of ``cost``, as far as it shows in one run; infinite: not known.
+        score: for people: seconds of a step, or the number in the output; None: the run failed.
+        cost: the logarithm of the time of a step, up to a constant; None like ``score``.
+        standard_error: of ``cost``, as far as one run shows it; infinite: not known.
         failure: why there is no score.
         last_lines: of the output.
         seconds: how long the run took.
+        exit_code: of a command that failed by itself; None: it did not.
     """
 
     score: float | None = None
@@ -43,6 +43,7 @@ class Outcome:
     failure: str = ""
     last_lines: tuple[str, ...] = ()
     seconds: float = 0.0
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,14 @@ class Run:
 
 
 def costs_of(runs: Iterable[Run], configuration: Configuration) -> list[float]:
-    """What was measured of ``configuration``, in its order."""
+    """The measured costs of ``configuration``, in order."""
     own = (run.cost for run in runs if run.configuration == configuration)
     return [cost for cost in own if cost is not None]
 
 
 def deviation(runs: Sequence[Run]) -> float:
-    """By how much the cost of one run differs from the next with the same settings: pooled over
-    those that were run more than once, with the usual as a prior."""
+    """The standard deviation of the cost between runs with the same settings: pooled over all
+    settings with several runs, with a prior."""
     squares, count = USUAL_COUNT * USUAL_DEVIATION**2, USUAL_COUNT
     for configuration in {run.configuration for run in runs}:
         costs = costs_of(runs, configuration)
@@ -84,10 +85,10 @@ def banned(runs: Iterable[Run]) -> set[Configuration]:
 
 
 def left_out(runs: Sequence[Run]) -> list[Values]:
-    """Values, and pairs of values, that fail whatever the others say.
+    """Values, and pairs of values, that always fail.
 
-    A failed run has a value of every variable. To blame is what never succeeded: what most failures
-    have in common, a single value before a pair; then of the failures that are left the next.
+    Each failure is blamed on values that never succeeded: first on the one that most failures have
+    in common, a single value before a pair, then the same for the remaining failures.
     """
     succeeded = {part for run in runs if run.cost is not None for part in _parts(run)}
     unexplained = [_parts(run) - succeeded for run in runs if run.cost is None]
@@ -96,7 +97,7 @@ def left_out(runs: Sequence[Run]) -> list[Values]:
         counts = Counter(part for failure in unexplained for part in failure)
         if not counts or max(counts.values()) < MOST_FAILURES:
             return found
-        # Which one is blamed among equals must not depend on hashes.
+        # Among equals the choice must not depend on hashes.
         ranked = sorted(counts, key=lambda part: (-counts[part], len(part), sorted(map(str, part))))
         found.append(ranked[0])
         unexplained = [failure for failure in unexplained if ranked[0] not in failure]

@@ -1,4 +1,4 @@
-"""The search: which settings to run next, which were best, and whether that is true."""
+"""The search: which settings to run next, which are best, and whether they really are."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation
 from bagua_autotune.system.space import SearchSpace
 
 FEWEST_RUNS = 6
-# The user's own settings are run again after so many others at first, and later.
+# The user's own settings are run again after so many other runs, at first and later.
 FIRST_REPEAT, REPEAT = 2, 8
 FEWEST_PAIRS, MOST_PAIRS = 2, 5
-# Kept back from the search for the pairs at its end.
+# Runs reserved for the comparison in turns at the end.
 KEPT_PAIRS = 3
 MANY_RUNS = 15
-# In deviations of one run from the next.
+# In standard deviations of one run.
 CLEAR_GAIN = 5.0
-# A search whose next run is expected to gain less than this part of a step has seen enough.
+# The search ends when the next run is expected to gain less than this part of a step.
 ENOUGH = 0.002
 GAIN_THAT_MATTERS = 0.01
-# What a variable must gain to be changed.
+# The least gain for which a variable is changed.
 WORTH_CHANGING = 0.01
-# What is slower than the user's own settings by more than this is so much slower: how much tells
-# nothing of the best.
+# Settings slower than the user's own by more than this count as just so much slower: the rest says
+# nothing about the best.
 MOST_COST = 0.7
-# Every run costs about the same, slow steps or not: nothing is spared by trying fast ones only.
+# Every run takes about the same time, so trying only fast settings saves nothing.
 HORIZON_TRIALS = 1e6
-# A run that takes so many times as long as the user's own settings did cannot be the fastest.
+# A run that takes so many times as long as one with the user's own settings is not the fastest.
 PATIENCE = 3.0
 LEAST_PATIENCE_SECONDS = 20.0
 
@@ -43,7 +43,7 @@ Runner = Callable[[Mapping[str, str], float], Outcome]
 
 
 class BaselineFailure(Exception):
-    """The job fails with the user's own settings: the outcome says how."""
+    """The job fails with the user's own settings; the outcome says how."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.failure)
@@ -52,10 +52,10 @@ class BaselineFailure(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a search ends with.
+    """The result of a search.
 
     Attributes:
-        configuration: the fastest; the user's own settings where nothing was truly faster.
+        configuration: the fastest; the user's own settings if nothing was really faster.
         gain: how many times as fast it is; None: nothing was compared.
     """
 
@@ -67,12 +67,12 @@ class SystemSearch:
     """One search.
 
     Args:
-        space: what may be tried.
+        space: the settings that may be tried.
         run: runs the job.
         most_runs: of all kinds together, at least ``FEWEST_RUNS``.
-        timeout_seconds: a run that takes longer has failed.
+        timeout_seconds: a run that takes longer counts as failed.
         seed: equal seeds and outcomes give equal searches.
-        on_run: told of every run.
+        on_run: called after every run.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class SystemSearch:
         return Verdict(self.space.own)
 
     def best(self) -> Configuration:
-        """The fastest by what is known, noise allowed for; the user's own if nothing is."""
+        """The fastest settings with the noise accounted for; the user's own if nothing is known."""
         seen = self._seen()
         if not seen:
             return self.space.own
@@ -137,7 +137,7 @@ class SystemSearch:
 
     @property
     def _kept_pairs(self) -> int:
-        """Of a gain that is far beyond what runs differ by the fewest say enough."""
+        """For a gain far beyond the difference between equal runs, the fewest pairs suffice."""
         if self._most_runs < MANY_RUNS:
             return FEWEST_PAIRS
         process = self._process()
@@ -151,7 +151,7 @@ class SystemSearch:
         return since >= (FIRST_REPEAT if len(own) == 1 else REPEAT)
 
     def _upcoming(self) -> Configuration | None:
-        """What to run next; None: nothing that is left would gain enough."""
+        """The settings to run next; None: none is expected to gain enough."""
         candidates, seen = self._candidates(), self._seen()
         if len(candidates) == 1:
             return None
@@ -178,7 +178,7 @@ class SystemSearch:
         ]
 
     def _seen(self) -> list[Seen]:
-        """What was measured of settings that did not fail, with what each may be off by."""
+        """The measured costs of settings that did not fail, with their errors."""
         limit = min(costs_of(self.runs, self.space.own), default=math.inf) + MOST_COST
         noise, failed = deviation(self.runs), banned(self.runs) - {self.space.own}
         found = []
@@ -190,7 +190,7 @@ class SystemSearch:
         return found
 
     def _compare(self, winner: Configuration) -> Interval | None:
-        """Both in turns, until the difference is sure or the runs are spent.
+        """Run both in turns, until the difference is certain or no runs are left.
 
         Returns:
             What the winner saves, in logarithms; None: it failed.
@@ -217,7 +217,7 @@ class SystemSearch:
         return difference(estimates, [run.configuration == self.space.own for run in blocks])
 
     def _run_own(self, purpose: str) -> Run:
-        """The user's own settings; a failure is believed the second time only, if they ever ran."""
+        """Run the user's own settings. If they ever succeeded, only a second failure counts."""
         has_run = any(run.configuration == self.space.own for run in self.runs)
         run = self._measure(purpose, self.space.own)
         if run.cost is None and has_run and self._runs_left:

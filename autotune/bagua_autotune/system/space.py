@@ -1,7 +1,7 @@
 """Which combinations of values may be tried.
 
-Threads and sockets of NCCL and the channels of our client all do the same: more connections carry a
-bucket at once.  So the search sees how many there are in all, and two of the three.
+NCCL's threads and sockets and our client's channels have the same effect: more connections carry a
+bucket at once.  So the search uses the number of all connections, and two of the three variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bagua_autotune.system.variables import CONNECTED, SOCKETS, THREADS, Variabl
 CONNECTIONS = "connections"
 MOST_CONNECTIONS = 64
 MOST_THREADS = 16
-# So many candidates are looked at before every run; of more, a sample.
+# At most so many candidates are considered before every run; of more, a sample.
 MOST_CANDIDATES = 3000
 
 
@@ -26,9 +26,9 @@ class SearchSpace:
 
     Attributes:
         variables: at least one.
-        candidates: the user's own settings first. Besides the variables each has the number of
-            its connections, if several variables decide it.
-        knobs: what the search sees of a candidate.
+        candidates: the user's own settings first. Each has the number of its connections, too,
+            if several variables decide it.
+        knobs: the part of a candidate that the search uses.
     """
 
     def __init__(self, variables: Sequence[Variable], seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class SearchSpace:
         return self.candidates[0]
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """What differs from the user's own environment."""
+        """The variables that differ from the user's own environment."""
         given = {v.name: v.levels[configuration[v.name]] for v in self.variables}
         return {name: text for name, text in given.items() if text is not None}
 
@@ -68,7 +68,7 @@ class SearchSpace:
         if len(self._connected) < 2:
             return knobs
         counts = [candidate.number(CONNECTIONS) for candidate in self.candidates]
-        # Whoever knows all but one of the factors and the product knows the last one.
+        # The product and all factors but one give the last one.
         implied = SOCKETS if SOCKETS in self._connected else self._connected[0]
         shown = {name: domain for name, domain in knobs.items() if name != implied}
         return {CONNECTIONS: LogInteger(low=min(counts), high=max(counts)), **shown}

@@ -20,7 +20,7 @@ INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 BACKENDS = tuple(INTERFACES)
 
 CONNECTED = (THREADS, SOCKETS, CHANNELS)
-"""Each multiplies the connections between two ranks."""
+"""Each of these multiplies the connections between two ranks."""
 NCCL_VALUES = {
     THREADS: (1, 2, 4, 8),
     SOCKETS: (1, 2, 4, 8),
@@ -28,7 +28,7 @@ NCCL_VALUES = {
     BUFFER_BYTES: tuple(n * MIB for n in (1, 2, 4, 8, 16)),
 }
 CHANNELS_VALUES = (1, 2, 4, 8, 16)
-# What is in force where a variable is not set, on most machines.
+# The value in force on most machines if a variable is not set.
 ASSUMED = {THREADS: 1, SOCKETS: 1, MIN_CHANNELS: 1, BUFFER_BYTES: 4 * MIB, CHANNELS: 1}
 NOT_SET = "not set"
 
@@ -56,11 +56,11 @@ class Variable:
 
     @cached_property
     def levels(self) -> Mapping[Value, str | None]:
-        """What the search calls each value, and what the job is given; the user's own first, for
-        which the job is given nothing.
+        """The name of each value in the search, and the value that the job gets: the user's own
+        first, for which the job gets none.
 
-        Numbers stay numbers, so that what one shows tells of the next; of a variable that is not
-        set the number in force, where that is known.
+        Numbers stay numbers, so that a result also informs about neighbouring values; an unset
+        variable counts as the number in force, if that is known.
         """
         own = self.own
         assumed = ASSUMED.get(self.name) if own is None else _number(own)
@@ -83,7 +83,7 @@ class Variable:
 
 
 def _number(text: str) -> int | None:
-    """Of what is a whole number above 0."""
+    """The number that a text means, if it is a whole number above 0."""
     return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 
@@ -95,15 +95,15 @@ def find_variables(
     interfaces: Sequence[str] = (),
     only: Sequence[str] = (),
 ) -> list[Variable]:
-    """What is searched for a job.
+    """The variables that are searched for a job.
 
     Args:
-        backend: that carries its gradients: one of ``BACKENDS``.
-        has_channels: whether our client carries its buckets.
+        backend: of its gradients: one of ``BACKENDS``.
+        has_channels: whether our client sends its buckets.
         environment: the user's.
-        chosen: values of variables that the user named; other values of known ones, too.
-        interfaces: of the network, where the user named several.
-        only: names; empty: all.
+        chosen: values of variables that the user named, known or not.
+        interfaces: network interfaces that the user named.
+        only: names to search; empty: all.
 
     Raises:
         ValueError: a name in ``only`` is none of those, or a variable has too many values.
@@ -119,7 +119,7 @@ def find_variables(
     for name in only:
         if name not in values:
             raise ValueError(
-                f"{name} is not searched here; there are {', '.join(values) or 'none'}"
+                f"{name} is not searched here; searched are {', '.join(values) or 'none'}"
             )
     return [
         Variable(name, tuple(dict.fromkeys(tried)), environment.get(name) or None)

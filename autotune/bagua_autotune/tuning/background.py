@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Fits are bound by Python's lock: more at once only slow the requests down.
 MOST_AT_ONCE = 2
 
-SUPERFLUOUS = "a decision was made for nothing: the job had moved on meanwhile"
+SUPERFLUOUS = "a decision was not needed any more: the job had moved on meanwhile"
 
 
 class Decisions:
@@ -118,6 +118,8 @@ class Decisions:
                 listener.on_measured(job, closed)
         if step.result:
             logger.info("job %s (%s): %s", job.id, job.name, step.result.summary)
+            for listener in self._listeners:
+                listener.on_result(job, step.result)
 
 
 class Background(Protocol):

@@ -56,7 +56,7 @@ def confirm(
         baseline: what it must beat.
         scale: the difference of costs that is a gain of 100 %.
     """
-    measured = _since_first(winner, trials)
+    measured = run_off(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
     pairs, half_done = divmod(len(measured), 2)
@@ -156,7 +156,20 @@ def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list
     ]
 
 
-def _since_first(winner: Configuration, trials: Sequence[Trial]) -> list[Trial]:
-    """The measured confirming trials from the winner's first on: none of an earlier winner's."""
+def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+    """The measured confirming trials from the candidate's first on: none of an earlier one's."""
     measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
-    return list(dropwhile(lambda trial: trial.configuration != winner, measured))
+    return list(dropwhile(lambda trial: trial.configuration != candidate, measured))
+
+
+def being_confirmed(job: Job, trials: Sequence[Trial]) -> Configuration | None:
+    """What the latest run-off of a round is, or was, about; None before there is one, or where the
+    ranks failed in it.
+
+    Args:
+        trials: of the round.
+    """
+    failed = {trial.configuration for trial in trials if trial.state == "failed"}
+    excluded = failed | {job.baseline}
+    confirming = (trial for trial in reversed(trials) if trial.purpose == "confirm")
+    return next((t.configuration for t in confirming if t.configuration not in excluded), None)

@@ -40,7 +40,7 @@ from bagua_autotune.tuning.knowledge import Knowledge
 # Of one training: as many kinds of topologies as it is likely to come back to.
 MOST_JOBS = 8
 MOST_TRIALS = 2000
-ADOPTED = "brought here by the ranks, which kept a copy of it"
+ADOPTED = "the ranks had kept a copy of this job and brought it to this service"
 
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]

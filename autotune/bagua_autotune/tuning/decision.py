@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bagua_autotune.model.job import Job, Purpose, Trial
+from bagua_autotune.model.job import Job, Purpose, Result, Trial
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
-from bagua_autotune.tuning.confirmation import confirm, confirmed_gain
+from bagua_autotune.tuning.confirmation import being_confirmed, confirm, confirmed_gain
 from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.restart import carried_over, offered_again
 from bagua_autotune.tuning.rounds import TRIAL_STEPS, stored_best
@@ -23,15 +23,19 @@ from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 
 MOST_FAILURES = 3
 # Why a baseline is kept.
-NOTHING_FASTER = "nothing measured faster"
-BEST_BEFORE = "the best of an earlier run"
-NOTHING_TO_TRY = "nothing else to try"
-TOO_FEW_STEPS = "too few steps remain to earn a search"
+NOTHING_FASTER = "nothing was clearly faster"
+ONLY_DEFAULT = "only the default was measured"
+ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"
+TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
+BEST_BEFORE = "it was the best in an earlier run"
+NOTHING_TO_TRY = "there is nothing else to try"
+TOO_FEW_STEPS = "too few steps remain to make up for a search"
 DISAGREED = "the ranks disagreed too often"
 # The same for programs.
 WINNER_CODE = "winner"
 DISAGREEMENT_CODE = "disagreement"
 DIVERGED_CODE = "diverged"
+OTHER_CODE = "other"
 HARM = "the training suffered"
 # By the event with which ranks give up what they run: what happened, and its code.
 GIVING_UP = {
@@ -40,10 +44,20 @@ GIVING_UP = {
 }
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",
+    f"{NOTHING_FASTER} before {TIME_WAS_UP}": "nothing_faster",
+    ONE_SAMPLE: "only_default",
+    f"{ONLY_DEFAULT} before {TIME_WAS_UP}": "only_default",
     BEST_BEFORE: "earlier_best",
     NOTHING_TO_TRY: "nothing_to_try",
     TOO_FEW_STEPS: "too_few_steps",
     DISAGREED: DISAGREEMENT_CODE,
+}
+# As releases said it that stored no code.
+OLDER_REASONS = {
+    "nothing measured faster": NOTHING_FASTER,
+    "the best of an earlier run": BEST_BEFORE,
+    "nothing else to try": NOTHING_TO_TRY,
+    "too few steps remain to earn a search": TOO_FEW_STEPS,
 }
 # A tuning takes about so many steps at least, and then something must be left to be gained.
 FEWEST_REMAINING_STEPS = 100
@@ -67,6 +81,18 @@ class Keep:
     configuration: Configuration
     gain: Interval | None = None
     reason: str = NOTHING_FASTER
+
+
+def result_code(result: Result) -> str:
+    """Why a job was left with what it has, for programs."""
+    if result.reason_code:
+        return result.reason_code
+    # Of a release that stored none: from its sentence.
+    if result.kept == "winner":
+        return WINNER_CODE
+    if result.reason.startswith(GIVING_UP["disagreement"][0]):
+        return DISAGREEMENT_CODE
+    return REASON_CODES.get(OLDER_REASONS.get(result.reason, result.reason), OTHER_CODE)
 
 
 def failure_code(failure: str) -> str:
@@ -106,7 +132,7 @@ def decide(
     baseline = baseline_estimate(job, trials)
     assert baseline is not None  # _start proposes it
     scale = objective.scale(baseline.center)
-    winner = _being_confirmed(job, trials, banned)
+    winner = being_confirmed(job, trials)
     if winner is None:
         allowed = _allowed(job, known, problem())
         found = _search(job, known, allowed, make_searcher, scale, trial_steps)
@@ -245,18 +271,3 @@ def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]
         for knob in (ALGORITHM_KNOB, "wire_precision")
         if c.get(knob) != job.baseline.get(knob)
     }
-
-
-def _being_confirmed(
-    job: Job, trials: Sequence[Trial], banned: set[Configuration]
-) -> Configuration | None:
-    """The winner that confirmation has begun with."""
-    excluded = banned | {job.baseline}
-    return next(
-        (
-            trial.configuration
-            for trial in reversed(trials)
-            if trial.purpose == "confirm" and trial.configuration not in excluded
-        ),
-        None,
-    )

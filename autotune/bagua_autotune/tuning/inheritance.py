@@ -12,7 +12,13 @@ from typing import Any
 from bagua_autotune.costs import Costs, Kind
 from bagua_autotune.model.job import Earlier, Inherited, Job, JobSpec
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.decision import BEST_BEFORE, NOTHING_FASTER
+from bagua_autotune.tuning.decision import (
+    BEST_BEFORE,
+    NOTHING_FASTER,
+    REASON_CODES,
+    WINNER_CODE,
+    result_code,
+)
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.restart import fits, left_by
 from bagua_autotune.tuning.standing import best_configuration
@@ -38,8 +44,10 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     the same model, costs from any on the same network. The newest job of the same name, on the
     same ranks if there is one, may be this one before it was started again: see restart. One on
     other ranks leaves more, the more alike its ranks are. What the training says that it wants to
-    begin with goes before all of that.
+    begin with goes before all of that. One that begins afresh takes over nothing else.
     """
+    if spec.fresh:
+        return _begun_with(spec)
     same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
     alike = [store.job(each) for each in store.alike(spec.name, model_key(spec), MOST_ALIKE)]
     previous = next((job for job in alike if job.fingerprint == spec.fingerprint), None)
@@ -64,8 +72,8 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
             # What was confirmed needs no trials of before.
             earlier = Earlier(under_way=earlier.under_way)
         sources.insert(0 if earlier else 4, previous)
-    if spec.begin_with is not None and spec.begin_with != spec.default_configuration:
-        configuration, gain = dict(spec.begin_with), None
+    if (asked := _begun_with(spec)) is not None:
+        configuration, gain = asked.configuration, asked.gain
         sources = []
     if configuration is None and ready is None and not costs and earlier is None:
         return None
@@ -77,6 +85,13 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         source=next((job.id for job in sources if job), ""),
         earlier=earlier,
     )
+
+
+def _begun_with(spec: JobSpec) -> Inherited | None:
+    """What the training itself wants to begin with; None: nothing, or the default."""
+    if spec.begin_with is None or spec.begin_with == spec.default_configuration:
+        return None
+    return Inherited(configuration=dict(spec.begin_with), gain=None, source="")
 
 
 def _unlikeness(job: Job, spec: JobSpec) -> tuple[bool, bool, bool]:
@@ -162,9 +177,13 @@ def _is_telling(job: Job) -> bool:
     """Whether its result says what is fast: a default that was kept for want of trials, or because
     the ranks failed in the others, does not."""
     result = job.result
-    if result is None or result.kept == "winner" or result.reason == BEST_BEFORE:
-        return result is not None
-    return result.reason == NOTHING_FASTER and 1 < result.trials < job.limits.max_samples
+    if result is None:
+        return False
+    code = result_code(result)
+    if code in (WINNER_CODE, REASON_CODES[BEST_BEFORE]):
+        return True
+    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER]
+    return is_nothing_faster and 1 < result.trials < job.limits.max_samples
 
 
 def _key(content: Sequence[Any]) -> str:

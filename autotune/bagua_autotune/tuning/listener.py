@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from bagua_autotune.model.job import Event, Job, Observation, Trial
+from bagua_autotune.model.job import Event, Job, Observation, Result, Trial
 from bagua_autotune.store import Store
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,12 @@ class TunerListener:
 
     def on_round(self, job: Job) -> None:
         """A finished job is tuned again."""
+
+    def on_result(self, job: Job, result: Result) -> None:
+        """A tuning, the first or a later one, ended with this result."""
+
+    def on_saved(self, job: Job, seconds: float) -> None:
+        """The job's confirmed speed-up saved so much in steps that were not counted before."""
 
     def on_failed(self, error: Exception) -> None:
         """A decision beside the requests failed; it is tried again at the next report."""

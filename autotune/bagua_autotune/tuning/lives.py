@@ -29,8 +29,9 @@ def take_up(store: Store, lost: str) -> None:
     """A job that is lost by now may have been started again meanwhile, without a word of its
     end."""
     following = store.begun_since_silence(lost)
-    if following is not None and store.following(lost) is None:
-        store.continue_job(lost, following)
+    if following is None or store.job(following).fresh or store.following(lost) is not None:
+        return
+    store.continue_job(lost, following)
 
 
 def let_go(store: Store, job: Job) -> None:

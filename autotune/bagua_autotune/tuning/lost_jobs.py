@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0
 # Who did not look for so long did not listen either: it stood still, or its database did.
 MOST_BETWEEN_LOOKS_SECONDS = 4 * LOOK_SECONDS
-HEARD_AGAIN = "heard of again, so it goes on"
+HEARD_AGAIN = "the training is heard from again, so its tuning continues"
 
 
 class Leases:
@@ -67,4 +67,4 @@ class Leases:
 
 
 def _silent(seconds: float) -> str:
-    return f"not heard of for {describe_seconds(seconds)}: its training is lost"
+    return f"nothing was heard for {describe_seconds(seconds)}: the training is taken for lost"

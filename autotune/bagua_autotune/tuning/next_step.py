@@ -15,17 +15,14 @@ from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.decision import (
-    Keep,
-    Propose,
-    decide,
-)
+from bagua_autotune.tuning.comparison import Defaults
+from bagua_autotune.tuning.decision import Keep, Propose, decide
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.result import bill, make_result
 from bagua_autotune.tuning.rounds import as_of_now, of_round, trial_steps
-from bagua_autotune.tuning.standing import baseline_estimate, lowest, standing
+from bagua_autotune.tuning.standing import baseline_estimate, lowest
 
 logger = logging.getLogger(__name__)
 
@@ -115,20 +112,20 @@ class NextStep:
 
     def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
         objective = OBJECTIVES[job.protocol]
-        baseline = standing(trials, job.baseline)
         cost = bill(
             trials,
             self._store.observed_steps(job.id),
             self._store.switch_seconds(job.id),
-            baseline.center if baseline else None,
+            Defaults(job.baseline, trials),
             objective,
         )
         return make_result(job, trials, kept, objective, cost, at)
 
     def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
         steps = self._store.observed_steps(job.id)
-        now = replace(job, limits=as_of_now(job, steps.values()))
-        per_trial = trial_steps(of_round(trials, job.round), steps)
+        current = of_round(trials, job.round)
+        now = replace(job, limits=as_of_now(job, current, steps.values()))
+        per_trial = trial_steps(current, steps)
         return self._decide_by(self._searcher, now, trials, per_trial)
 
     def _decide_by(

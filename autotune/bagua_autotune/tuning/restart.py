@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, Job, JobSpec, Trial
 from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import describe
+from bagua_autotune.model.text import describe, describe_count
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import measured_in
@@ -26,7 +26,7 @@ SAME_SPEED = 0.1
 # A configuration under which the training was cut short so often may be what ends it.
 MOST_DEATHS = 2
 LIVES_REMEMBERED = 10
-DEADLY = f"the training was cut short under it {MOST_DEATHS} times"
+DEADLY = f"the training was killed {MOST_DEATHS} times while it ran this"
 
 
 def left_by(previous: Job, trials: Sequence[Trial], spec: JobSpec) -> Earlier | None:
@@ -62,17 +62,16 @@ def describe_source(inherited: Inherited) -> str:
     """What a job goes on from; empty if it is not one that was started again."""
     earlier, source = inherited.earlier, inherited.source
     if earlier and earlier.baseline is not None:
-        count = len(earlier.trials)
-        trials = f"{count} trial" + ("" if count == 1 else "s")
+        trials = describe_count(len(earlier.trials), "trial")
         return (
-            f"goes on from job {source}, which was cut short: {trials} of it count if the default "
-            "takes as long as it did"
+            f"continues job {source}, which was interrupted, and uses its {trials} if the default "
+            "still takes as long as it did there"
         )
     if inherited.gain is None and inherited.configuration is not None:
         what = describe(inherited.configuration)
         if not source:
-            return f"begins with {what}, as the training says, after the default"
-        return f"goes on from job {source} with what was best there, {what}, after the default"
+            return f"tries {what} first after the default, as the training asked"
+        return f"continues job {source}: what was best there, {what}, is tried after the default"
     return ""
 
 

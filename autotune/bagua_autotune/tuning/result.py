@@ -8,17 +8,33 @@ from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.model.text import UNUSED, describe, describe_bytes, describe_speedup
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import (
+    UNUSED,
+    describe,
+    describe_bytes,
+    describe_count,
+    describe_speedup,
+)
 from bagua_autotune.store import Steps
-from bagua_autotune.tuning.decision import REASON_CODES, WINNER_CODE, Keep
+from bagua_autotune.tuning.comparison import Defaults
+from bagua_autotune.tuning.decision import (
+    NOTHING_FASTER,
+    ONE_SAMPLE,
+    ONLY_DEFAULT,
+    REASON_CODES,
+    TIME_WAS_UP,
+    WINNER_CODE,
+    Keep,
+)
 from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.rounds import began_at
+from bagua_autotune.tuning.rounds import began_at, time_is_up
 from bagua_autotune.tuning.standing import baseline_estimate
 
 
 @dataclass(frozen=True)
 class Bill:
-    """``steps`` ran from the first trial to the last; only time beyond the baseline's is cost.
+    """``steps`` ran from the first trial to the last; only time beyond the default's is cost.
 
     Of jobs that report the speed of many steps at once, ``steps`` are those between their reports.
     """
@@ -39,19 +55,19 @@ def bill(
     trials: Sequence[Trial],
     observed: Mapping[int, Steps],
     switch_seconds: Mapping[int, float],
-    baseline_cost: float | None,
+    defaults: Defaults,
     objective: Objective,
 ) -> Bill:
-    """Add up a round.
+    """Add up a round: what its steps took longer than the default did beside them.
 
     Args:
         trials: of the round; an open one's steps count, and cost once it is closed.
         observed: by trial index the steps observed under it.
         switch_seconds: by trial index how long the ranks took to cut their buckets.
-        baseline_cost: of a step.
+        defaults: of the round.
         objective: what costs mean; without seconds nothing can be added up.
     """
-    baseline_seconds = None if baseline_cost is None else objective.seconds(baseline_cost)
+    default_seconds = _seconds(defaults.pooled, objective)
     ran = [trial for trial in trials if trial.index in observed]
     are_single = objective.seconds(0.0) is not None
     steps = 0
@@ -63,11 +79,16 @@ def bill(
             # A trial's steps run until the next one's begin: those dropped at the switch count too.
             count = max(count, observed[ran[place + 1].index].first - own.first)
         steps += count
-        own_seconds = objective.seconds(trial.estimate.center) if trial.estimate else None
-        if own_seconds is not None and baseline_seconds is not None:
-            seconds += count * max(0.0, own_seconds - baseline_seconds)
+        own_seconds = _seconds(trial.estimate, objective)
+        beside_seconds = _seconds(defaults.at(trial.index), objective)
+        if own_seconds is not None and beside_seconds is not None:
+            seconds += count * max(0.0, own_seconds - beside_seconds)
     seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in trials)
-    return Bill(steps, seconds, seconds / baseline_seconds if baseline_seconds else 0.0)
+    return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
+
+
+def _seconds(found: Estimate | None, objective: Objective) -> float | None:
+    return None if found is None else objective.seconds(found.center)
 
 
 def make_result(
@@ -86,6 +107,7 @@ def make_result(
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
         speedup, low, high = (objective.speedup(gain, baseline.center) for gain in gains)
     is_winner = kept.configuration != job.baseline
+    reason = "" if is_winner else _reason(job, trials, kept)
     result = Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
@@ -99,15 +121,27 @@ def make_result(
         cost_steps=bill.cost_steps,
         cost_seconds=bill.cost_seconds,
         payback_steps=bill.payback_steps(speedup) if is_winner else None,
-        reason="" if is_winner else kept.reason,
-        reason_code=WINNER_CODE if is_winner else REASON_CODES[kept.reason],
+        reason=reason,
+        reason_code=WINNER_CODE if is_winner else REASON_CODES[reason],
     )
     if not is_winner:
-        return replace(result, summary=_name_kept(job.baseline, kept.reason, result))
+        return replace(result, summary=_name_kept(job.baseline, reason, result))
     text = describe(kept.configuration)
     times = describe_speedup(speedup, low, high)
     summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
+    if time_is_up(job, trials):
+        summary += f"; the search ended when {TIME_WAS_UP}"
     return replace(result, summary=summary)
+
+
+def _reason(job: Job, trials: Sequence[Trial], kept: Keep) -> str:
+    """Why the default is kept, with the limit that left no room for more."""
+    if kept.reason != NOTHING_FASTER:
+        return kept.reason
+    if time_is_up(job, trials):
+        has_others = any(trial.configuration != job.baseline for trial in trials)
+        return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
+    return ONE_SAMPLE if job.limits.max_samples == 1 else NOTHING_FASTER
 
 
 def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
@@ -132,9 +166,9 @@ def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
 
 def _name_cost(result: Result) -> str:
     """Such as ``9 trials, 130 steps, 31 s; cost 4.1 steps, paid back after 18``."""
-    parts = [f"{result.trials} {'trial' if result.trials == 1 else 'trials'}"]
+    parts = [describe_count(result.trials, "trial")]
     if result.steps:
-        parts.append(f"{result.steps} steps")
+        parts.append(describe_count(result.steps, "step"))
     text = ", ".join([*parts, f"{result.seconds:.0f} s"])
     if result.cost_seconds:
         text += f"; cost {result.cost_steps:.1f} steps"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.model.job import Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
@@ -30,18 +31,33 @@ def stored_best(job: Job) -> Configuration | None:
     return None
 
 
-def as_of_now(job: Job, observed: Collection[Steps]) -> Limits:
+def as_of_now(job: Job, trials: Sequence[Trial], observed: Collection[Steps]) -> Limits:
     """The job's limits, its remaining steps less those that it made since it was registered. A
-    training that outlives what was expected of it is expected to run as long again.
+    training that outlives what was expected of it is expected to run as long again. When the time
+    is up there are as many samples as were taken.
 
     Args:
+        trials: of this round.
         observed: the steps of all its trials.
     """
-    if not observed:
-        return job.limits
-    made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
-    remaining = job.limits.remaining_steps - made % job.limits.remaining_steps
-    return job.limits.model_copy(update={"remaining_steps": remaining})
+    changes = {}
+    if observed:
+        made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
+        changes["remaining_steps"] = job.limits.remaining_steps - made % job.limits.remaining_steps
+    if time_is_up(job, trials):
+        changes["max_samples"] = sum(trial.purpose == "search" for trial in trials)
+    return job.limits.model_copy(update=changes)
+
+
+def time_is_up(job: Job, trials: Sequence[Trial]) -> bool:
+    """Whether the search of a round took all the time that it may.
+
+    Args:
+        trials: of the round.
+    """
+    most = job.limits.max_seconds
+    searched = [trial for trial in trials if trial.purpose == "search"]
+    return most is not None and search_seconds(job, searched) >= most
 
 
 def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float:
@@ -65,12 +81,12 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
         steps_since: steps that it trained since its last trial, where that is known.
     """
     if job.round + 1 >= job.limits.max_rounds:
-        return f"it has been tuned {job.limits.max_rounds} times"
+        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
     if job.round == 0 or steps_since is None:
         return None
     pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
     if steps_since < pause:
-        return f"it was tuned {steps_since} steps ago, less than {pause}"
+        return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
     return None
 
 

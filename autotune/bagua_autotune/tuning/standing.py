@@ -2,8 +2,8 @@
 
 Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
 luckiest of many measurements is too good to be true, so of what is shown the trials of one
-configuration are pooled: its standing, and the best. Only trials of one round are compared: what
-other rounds measured was another machine, so to say.
+configuration are pooled: its standing, and the best. Only trials of one round are compared: between
+two rounds the machine changed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
+from bagua_autotune.tuning.comparison import Comparison, Defaults
+from bagua_autotune.tuning.confirmation import being_confirmed, confirm
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
 
@@ -120,14 +121,11 @@ def best_configuration(job: Job, trials: Sequence[Trial]) -> Configuration | Non
     """
     if job.result and is_settled(job):
         return job.result.configuration
-    found = best(job, of_round(trials, job.round))
+    current = of_round(trials, job.round)
+    if job.phase == "confirming" and (candidate := being_confirmed(job, current)):
+        return candidate
+    found = best(job, current)
     return found.configuration if found else None
-
-
-def best_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
-    """What all its trials of the round that is shown say of its cost."""
-    wanted = best_configuration(job, trials)
-    return standing(of_round(trials, shown_round(job)), wanted) if wanted is not None else None
 
 
 def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
@@ -138,7 +136,7 @@ def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
 
 
 def speedup(job: Job, trials: Sequence[Trial]) -> Interval | None:
-    """Of the result once there is one, else of the best so far; see speedup_of.
+    """Of the result once there is one, else of the best so far over the default beside it.
 
     The latter is not confirmed: that of many configurations which seems the best is partly the
     luckiest.
@@ -148,31 +146,39 @@ def speedup(job: Job, trials: Sequence[Trial]) -> Interval | None:
     """
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    current = of_round(trials, job.round)
-    leader = best(job, current)
-    if leader and leader.configuration == job.baseline:
+    wanted = best_configuration(job, trials)
+    if wanted == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    return speedup_of(leader.estimate, job, current) if leader else None
+    found = compare(job, trials, wanted) if wanted is not None else None
+    return found.speedup(OBJECTIVES[job.protocol]) if found else None
 
 
-def speedup_of(measured: Estimate, job: Job, trials: Sequence[Trial]) -> Interval | None:
-    """How many times as fast as the baseline something is; None while that is not measured.
-
-    The baseline counts with all its trials. The bounds are the widest that both intervals allow;
-    infinite where one of them was measured by a single value.
+def run_off_speedup(job: Job, trials: Sequence[Trial]) -> tuple[Configuration, Interval] | None:
+    """What the latest run-off of a round was about, and how many times as fast as the default it
+    was there; None without one that says something.
 
     Args:
-        trials: of the round in which it was measured.
+        trials: of the round.
     """
-    baseline = standing(trials, job.baseline)
-    if baseline is None:
+    candidate, baseline = being_confirmed(job, trials), baseline_estimate(job, trials)
+    if candidate is None or baseline is None:
         return None
-    gains = (
-        baseline.center - measured.center,
-        baseline.low - measured.high,
-        baseline.high - measured.low,
-    )
     objective = OBJECTIVES[job.protocol]
-    return Interval(
-        *(objective.speedup(gain, baseline.center) if isfinite(gain) else gain for gain in gains)
-    )
+    scale = objective.scale(baseline.center)
+    gain = confirm(trials, candidate, job.baseline, scale).gain
+    if gain is None:
+        return None
+    gains = (gain.center, gain.low, gain.high)
+    return candidate, Interval(*(objective.speedup(each, baseline.center) for each in gains))
+
+
+def compare(job: Job, trials: Sequence[Trial], configuration: Configuration) -> Comparison | None:
+    """What all trials of a configuration say against the default beside them, in the round that is
+    shown; None while one of the two is not measured.
+
+    Args:
+        trials: of all rounds.
+    """
+    current = of_round(trials, shown_round(job))
+    own = [trial for trial in current if trial.configuration == configuration]
+    return Defaults(job.baseline, current).compare(own)

@@ -25,7 +25,12 @@ class OpenTrial(View):
 
 
 class Progress(View):
-    """``max_trials`` and ``seconds_left`` are upper bounds; most searches end far below.
+    """How far the tuning is. ``max_trials`` and ``seconds_left`` are upper bounds; most searches
+    end far below.
+
+    ``max_trials`` is the limit that was set (``BAGUA_AUTOTUNE_MAX_SAMPLES``): ``search_trials``,
+    those that were begun, count towards it. What the search found is then measured again in turns
+    with the default, in at most ``max_confirming_trials``. ``trials_measured``: of both kinds.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
     ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
@@ -34,6 +39,9 @@ class Progress(View):
 
     trials_measured: int
     max_trials: int
+    search_trials: int
+    confirming_trials: int
+    max_confirming_trials: int
     elapsed_seconds: float
     seconds_left: float | None
     speedup: float | None
@@ -57,6 +65,14 @@ class JobState(View):
     configuration: Configuration
     progress: Progress
     result: Result | None
+
+    @property
+    def phase_trials(self) -> tuple[int, int]:
+        """Trials that were begun in the phase that runs, and at most how many it has."""
+        progress = self.progress
+        if self.state == "confirming":
+            return progress.confirming_trials, progress.max_confirming_trials
+        return progress.search_trials, progress.max_trials
 
 
 def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
@@ -96,11 +112,19 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     if job.is_over:
         seconds_left = 0.0
     elif measured:
-        seconds_left = elapsed_seconds / measured * _trials_left(job, current)
+        searching, confirming = _trials_left(job, current)
+        searching_seconds = elapsed_seconds / measured * searching
+        if job.limits.max_seconds is not None:
+            left = max(0.0, job.limits.max_seconds - elapsed_seconds)
+            searching_seconds = min(searching_seconds, left)
+        seconds_left = searching_seconds + elapsed_seconds / measured * confirming
     faster = speedup(job, trials)
     return Progress(
         trials_measured=measured,
-        max_trials=job.limits.max_samples + 2 * MOST_PAIRS,
+        max_trials=job.limits.max_samples,
+        search_trials=sum(trial.purpose == "search" for trial in current),
+        confirming_trials=sum(trial.purpose == "confirm" for trial in current),
+        max_confirming_trials=2 * MOST_PAIRS,
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
         speedup=faster.center if faster else None,
@@ -108,11 +132,11 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     )
 
 
-def _trials_left(job: Job, trials: Sequence[Trial]) -> int:
-    """The most trials that can still follow."""
+def _trials_left(job: Job, trials: Sequence[Trial]) -> tuple[int, int]:
+    """The most trials that can still follow, of the search and confirming ones."""
     closed = [trial for trial in trials if not trial.is_open]
     confirming = sum(trial.purpose == "confirm" for trial in closed)
     searching = 0
     if job.phase == "tuning":
         searching = job.limits.max_samples - (len(closed) - confirming)
-    return max(0, searching) + max(0, 2 * MOST_PAIRS - confirming)
+    return max(0, searching), max(0, 2 * MOST_PAIRS - confirming)

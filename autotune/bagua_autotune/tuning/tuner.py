@@ -41,6 +41,7 @@ from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.restart import describe_source
 from bagua_autotune.tuning.result import revoke
 from bagua_autotune.tuning.rounds import of_round, refusal
+from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Tuner:
             if inherited and (source := describe_source(inherited)):
                 self.store.add_event(job_id, Event("note", message=source, at=now))
                 logger.info("job %s: %s", job_id, source)
-            if protocol == "v2":
+            if protocol == "v2" and not spec.fresh:
                 self._continue(job_id, model_key(spec))
         else:
             self.store.resume_job(job_id, now)
@@ -155,7 +156,9 @@ class Tuner:
         """Let a new job go on with its training's earlier life, if it had one."""
         previous = goes_on_with(self.store, self.store.job(job_id), model_key)
         if previous is not None and self.store.continue_job(previous, job_id):
-            over = Event("ended", message=f"it goes on as job {job_id}", at=self._clock())
+            over = Event(
+                "ended", message=f"the training continues as job {job_id}", at=self._clock()
+            )
             self.store.end_gone([previous], over)
             logger.info("job %s: another life of job %s", job_id, previous)
 
@@ -211,6 +214,19 @@ class Tuner:
         before = of_round(self.store.trials(job_id), job.round)
         if tensors * len(before) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
+
+    def take_progress(self, job_id: str, step: int, step_seconds: float) -> JobState:
+        """Take in how far a tuned job is, and what its speed-up saved since it last told (see
+        savings)."""
+        job = self._heard_of(job_id)
+        observed = self.store.observed_steps(job_id).values()
+        saved = saved_until(job, step, step_seconds, observed)
+        if saved is None:
+            return self._polled(job_id)
+        if self.store.count_saved(job_id, saved, self._clock()):
+            for listener in self._listeners:
+                listener.on_saved(job, saved.seconds)
+        return self.ask(job_id)
 
     def close_trial(
         self, job_id: str, index: int, values: Sequence[Observation] | None = None

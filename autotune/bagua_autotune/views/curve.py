@@ -1,4 +1,4 @@
-"""What the search believes of the bucket sizes: the model's curve, with its band."""
+"""What the search believes: its curve over the bucket size, and what each knob is worth."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import baseline_estimate, best_trial, shown_round
+from bagua_autotune.views.importance import Importance, make_importance
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,13 @@ class Curve(View):
         curves: empty where it has no opinion (yet).
         expected_gain: by how much the next trial is expected to lower the best step time, as a
             share of it (0.004 is 0.4 %); None where that is not known.
+        importance: how much of the gain so far each knob explains.
     """
 
     trials: int
     curves: Sequence[CurveLine] = ()
     expected_gain: float | None = None
+    importance: Importance = Importance()
 
 
 def make_curve(
@@ -74,24 +77,25 @@ def make_curve(
     best = best_trial(job, trials)
     job = replace(job, round=shown_round(job))
     current = of_round(trials, job.round)
-    nothing = Curve(trials=closed(current))
+    known = Curve(trials=closed(current))
     objective = OBJECTIVES[job.protocol]
     baseline = baseline_estimate(job, current)
-    if baseline is None or best is None or objective.seconds(baseline.center) is None:
-        return nothing
-    scale = objective.scale(baseline.center)
+    if baseline is None or best is None:
+        return known
+    scale, chosen = objective.scale(baseline.center), best.configuration
+    has_seconds = objective.seconds(baseline.center) is not None
     try:
         problem = knowledge.problem(job, trials)
-        found = told_searcher(job, current, objective, problem, make_searcher)
-        if found is None:
-            return nothing
-        searcher, problem = found
-        if not isinstance(searcher, Predicts):
-            return nothing
+        importance = make_importance(job, current, chosen, objective, problem, make_searcher)
+        known = known.model_copy(update={"importance": importance})
+        told = told_searcher(job, current, objective, problem, make_searcher)
+        if told is None or not has_seconds or not isinstance(told[0], Predicts):
+            return known
+        searcher, problem = told[0], told[1]
         gain = searcher.expected_gain()
         lines = [
             CurveLine(label=describe(values) or "default", values=values, points=points)
-            for values in _tried_values(current, best.configuration)
+            for values in _tried_values(current, chosen)
             if (points := _points(searcher, problem, values, objective, scale))
         ]
     except (SQLAlchemyError, UnknownJob):
@@ -99,9 +103,9 @@ def make_curve(
     except Exception:
         # The search itself goes on without its model then, see next_step.
         logger.exception("job %s: there is no curve to show", job.id)
-        return nothing
+        return known
     gain_known = gain if math.isfinite(gain) else None
-    return Curve(trials=nothing.trials, curves=lines, expected_gain=gain_known)
+    return known.model_copy(update={"curves": lines, "expected_gain": gain_known})
 
 
 def _points(

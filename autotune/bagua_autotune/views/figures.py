@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.view import View
+from bagua_autotune.tuning.comparison import Defaults
+from bagua_autotune.tuning.confirmation import being_confirmed, run_off
 from bagua_autotune.tuning.result import Bill, bill
 from bagua_autotune.tuning.rounds import of_round, search_seconds
-from bagua_autotune.tuning.standing import best_estimate, is_settled, shown_round, speedup, standing
+from bagua_autotune.tuning.standing import (
+    best_configuration,
+    compare,
+    is_settled,
+    shown_round,
+    speedup,
+    standing,
+)
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
 
@@ -19,7 +28,7 @@ from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_second
 @dataclass(frozen=True)
 class Spent:
     """``seconds``: from the first trial to the end of the last; ``bill``: its steps, and what they
-    lost against the baseline."""
+    lost against the default."""
 
     seconds: float
     bill: Bill
@@ -28,15 +37,25 @@ class Spent:
 def spent(reading: Reading, number: int) -> Spent:
     """Of one round, as far as it has come."""
     job, trials = reading.job, of_round(reading.trials, number)
-    baseline = standing(trials, job.baseline)
-    cost = bill(
-        trials,
-        reading.steps,
-        reading.switch_seconds,
-        baseline.center if baseline else None,
-        reading.objective,
-    )
+    defaults = Defaults(job.baseline, trials)
+    cost = bill(trials, reading.steps, reading.switch_seconds, defaults, reading.objective)
     return Spent(search_seconds(job, trials), cost)
+
+
+def saved_rank_seconds(reading: Reading) -> float | None:
+    """How much time of its ranks tuning has saved the job, over all rounds: negative as long as
+    the searches have cost more than the confirmed speed-ups have saved.
+
+    A job of 8 ranks that has trained for an hour less saves 8 rank-hours, which are GPU-hours where
+    each rank has a GPU. Only steps that its ranks told of count (see tuning.savings), so it lags by
+    up to ten minutes. None where nothing is measured yet, or where the ranks tell no seconds.
+    """
+    job = reading.job
+    has_seconds = reading.objective.seconds(0.0) is not None
+    if not has_seconds or standing(of_round(reading.trials, 0), job.baseline) is None:
+        return None
+    costs = (spent(reading, number).bill.cost_seconds for number in range(job.round + 1))
+    return (job.saved.seconds - sum(costs)) * job.world_size
 
 
 class Figures(View):
@@ -45,17 +64,17 @@ class Figures(View):
     All are of one round: the result's own, or the latest while the job is being tuned.
 
     Attributes:
-        baseline_seconds: of the default, from all its trials.
-        incumbent_seconds: of the best configuration so far, from all its trials; once tuned, of
-            what was kept.
+        baseline_seconds: of the default; see ``step_pair``.
+        incumbent_seconds: of the best configuration so far, or once tuned of what was kept.
+            ``baseline_seconds`` over this is ``speedup``.
         current_seconds: median of the latest steps that were reported of what runs now.
-        speedup: over the baseline; of the result once tuned, else of the best so far, which is not
+        speedup: over the default; of the result once tuned, else of the best so far, which is not
             confirmed yet.
         speedup_low, speedup_high: the result's 95 % interval; before, the widest that those of the
-            best and of the baseline allow, which does not count that the best of many is partly
+            best and of the default allow, which does not count that the best of many is partly
             the luckiest. None without a spread to take it from.
         search_steps, search_seconds: from the round's first trial to the end of its last.
-        cost_seconds, cost_steps: that the search lost in it against the baseline.
+        cost_seconds, cost_steps: that the search lost in it against the default.
         payback_steps: after how many steps that is earned; before the end, if it ended now.
         exposed_seconds: communication that computing does not hide, in the latest steps.
         rank_spread_ratio: what the slowest rank computes longer than the middle one, in parts
@@ -63,7 +82,7 @@ class Figures(View):
         slowest_rank: that was slowest most often in the latest steps.
         slowest_share: of them, in which it was.
         slow_rank: that rank if it is worth a warning: the spread is over 10 % of a step, and it is
-            the slowest in at least half of these steps.
+            the slowest in at least half of these steps, which is more often than chance explains.
     """
 
     baseline_seconds: float | None
@@ -91,23 +110,22 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         profiles: of its newest profiled trial, where the ranks do not tell what they compute.
     """
     job, objective = reading.job, reading.objective
-    baseline = standing(reading.shown, job.baseline)
-    best = best_estimate(job, reading.trials)
     faster = speedup(job, reading.trials)
+    before_seconds, best_seconds = step_pair(reading)
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
-    bounds = _bounds(faster) if faster else (None, None)
+    low, high = bounds(faster) if faster else (None, None)
     spread = rank_spread(latest)
     search = spent(reading, shown_round(job))
     cost = search.bill
-    is_known = has_seconds and baseline is not None
+    is_known = before_seconds is not None
     return Figures(
-        baseline_seconds=objective.seconds(baseline.center) if baseline else None,
-        incumbent_seconds=objective.seconds(best.center) if best else None,
+        baseline_seconds=before_seconds,
+        incumbent_seconds=best_seconds,
         current_seconds=reading.drifted_seconds or step_seconds(latest),
         speedup=faster.center if faster else None,
-        speedup_low=bounds[0],
-        speedup_high=bounds[1],
+        speedup_low=low,
+        speedup_high=high,
         search_steps=cost.steps,
         search_seconds=search.seconds,
         cost_seconds=cost.cost_seconds if is_known else None,
@@ -121,6 +139,37 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     )
 
 
+def step_pair(reading: Reading) -> tuple[float | None, float | None]:
+    """Seconds of a step, of the default and of the best or of what was kept: the one over the other
+    is the speed-up. None where they are not known, or costs are no times.
+
+    While the job is being tuned: what was measured of the best, and of the default beside it. Of a
+    result: its speed-up comes from all blocks of the run-off, with a drift of the machine taken
+    out; the two times lie around the middle of what the run-off measured.
+    """
+    job, shown, objective = reading.job, reading.shown, reading.objective
+    kept = best_configuration(job, reading.trials)
+    if objective.seconds(0.0) is None or kept is None:
+        return None, None
+    result = job.result if is_settled(job) else None
+    if result is None:
+        compared = compare(job, reading.trials, kept)
+        default = compared.default if compared else None
+        best = compared.measured if compared else standing(shown, kept)
+    else:
+        candidate = being_confirmed(job, shown)
+        decisive = run_off(candidate, shown) if candidate else shown
+        if not {job.baseline, kept} <= {trial.configuration for trial in decisive}:
+            decisive = shown
+        default, best = standing(decisive, job.baseline), standing(decisive, kept)
+    before = None if default is None else objective.seconds(default.center)
+    after = None if best is None else objective.seconds(best.center)
+    if result is None or before is None or after is None:
+        return before, after
+    middle, root = math.sqrt(before * after), math.sqrt(result.speedup)
+    return middle * root, middle / root
+
+
 def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int | None:
     job = reading.job
     if job.result and is_settled(job) and job.result.kept == "baseline":
@@ -128,7 +177,7 @@ def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int
     return cost.payback_steps(faster.center) if faster else None
 
 
-def _bounds(faster: Interval) -> tuple[float | None, float | None]:
+def bounds(faster: Interval) -> tuple[float | None, float | None]:
     """Those that are known.
 
     Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only

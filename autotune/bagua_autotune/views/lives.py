@@ -18,9 +18,9 @@ LifeEnd = Literal["running", "finished", "killed", "resized", "lost"]
 class Life(View):
     """One of them, a job of its own.
 
-    ``end``: it runs, its training said that it is over (finished), went on with the same ranks
-    (killed) or with others (resized), or nothing more is heard of it (lost). ``found``: in words,
-    the result, or else what was best until its end.
+    ``end``: it runs, its training said that it is over (finished, tuned or not), went on with the
+    same ranks (killed) or with others (resized), or nothing more is heard of it (lost). ``found``:
+    in words, the result, or else what was best until its end.
     """
 
     job: str
@@ -66,12 +66,14 @@ def _life(number: int, summary: JobSummary, job: Job, following: Job | None) -> 
 
 
 def _end(job: Job, following: Job | None) -> LifeEnd:
+    has_said_so = job.ended_at is not None and not job.is_lost
+    # The ranks of a run that its launcher starts again may well have had time for a last word.
+    if has_said_so and (following is None or job.run is None or job.run != following.run):
+        return "finished"
     if following is not None:
         return "killed" if following.ranks_per_node == job.ranks_per_node else "resized"
     if job.ended_at is None:
         return "running"
-    if not job.is_lost:
-        return "finished"
     # The service beside rank 0 sees it go.
     return "killed" if job.phase == "ended" else "lost"
 

@@ -33,9 +33,10 @@ from bagua_autotune.views.steps import (
     switches,
     thin_out,
 )
+from bagua_autotune.views.stock import StockSetting, stock_ddp_snippet, stock_setting
 from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
 from bagua_autotune.views.trials import ShownTrial, shown_trials
-from bagua_autotune.views.words import baseline_trial, explain, stock_ddp_snippet
+from bagua_autotune.views.words import baseline_trial, explain, machine_change
 
 # A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32
@@ -54,10 +55,12 @@ class JobOverview(View):
     """All that is shown of a job while it runs.
 
     ``best``: after each measured trial of the round; it rises where the best configuration turns
-    out to be slower when it is measured again. ``ranks``: of more than 256 those that compute
-    longest and shortest. ``why``: why this configuration. ``stock_ddp``: Python for PyTorch's own
-    DistributedDataParallel. ``events``: the newest. ``lives``: those of its training, if it has
-    several.
+    out to be slower when it is measured again, and ends with the incumbent's step time. ``ranks``:
+    of more than 256 those that compute longest and shortest. ``why``: why this configuration.
+    ``machine_change``: one sentence if the machine itself became slower or faster during the
+    tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and
+    ``stock_ddp`` the Python for it. ``events``: the newest. ``lives``: those of its training, if
+    it has several.
     """
 
     job: JobSummary
@@ -73,6 +76,8 @@ class JobOverview(View):
     best: list[BestSoFar]
     ranks: list[RankTime]
     why: str
+    machine_change: str
+    stock: StockSetting
     stock_ddp: str
     events: list[Event]
     lives: Sequence[Life] = ()
@@ -219,7 +224,7 @@ class Overviews:
     def _put_together(self, reading: Reading) -> JobOverview:
         summary = make_summary(self.store, reading)
         job, job_id = reading.job, reading.job.id
-        best = best_trial(job, reading.trials)
+        stock = stock_setting(reading)
         has_seconds = reading.objective.seconds(0.0) is not None
         times = self.store.step_times(job_id) if has_seconds else []
         return JobOverview(
@@ -233,10 +238,12 @@ class Overviews:
             trials=shown_trials(job, reading.trials),
             steps=thin_out(times),
             switches=switches(reading),
-            best=best_so_far(reading),
+            best=best_so_far(reading, summary.figures.incumbent_seconds),
             ranks=rank_times(reading.latest) if has_seconds else [],
             why=explain(reading, summary.figures, self._exposed(reading)),
-            stock_ddp=stock_ddp_snippet(best.configuration if best else job.baseline),
+            machine_change=machine_change(reading),
+            stock=stock,
+            stock_ddp=stock_ddp_snippet(stock),
             events=self.store.events(job_id, NEWEST_EVENTS),
         )
 

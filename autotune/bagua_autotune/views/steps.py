@@ -84,21 +84,26 @@ def switches(reading: Reading) -> list[Switch]:
     return sorted(found, key=lambda switch: switch.step)
 
 
-def best_so_far(reading: Reading) -> list[BestSoFar]:
+def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestSoFar]:
     """After each measured trial of the round that is shown; empty where costs are no times.
 
     Each configuration counts with all its trials until then, not with the luckiest. So this rises
-    where the best one turns out to be slower when it is measured again (or fails), and it ends with
-    the incumbent's step time of the figures, or else that of what was not confirmed.
+    where the best one turns out to be slower when it is measured again, or fails.
+
+    Args:
+        incumbent_seconds: of the figures, which is what this ends with.
     """
     objective = reading.objective
-    return [
+    found = [
         BestSoFar(trial=trial.index, seconds=seconds)
         for trial, leader in course(reading.job, reading.shown)
         if trial.estimate
         and leader
         and (seconds := objective.seconds(leader.estimate.center)) is not None
     ]
+    if found and incumbent_seconds is not None:
+        found[-1] = BestSoFar(trial=found[-1].trial, seconds=incumbent_seconds)
+    return found
 
 
 def _parts(members: Sequence[StepTime], stride: int) -> list[Sequence[StepTime]]:
@@ -131,11 +136,12 @@ def _kept(reading: Reading, number: int) -> list[str]:
 
 MOST_RANKS = 256
 # A rank is called slow if it holds the others up by so much of a step, and it is the same one in so
-# many of the latest steps: who is slowest at random is nobody's fault.
+# many of the latest steps.
 SLOW_RATIO = 0.1
 SLOW_SHARE = 0.5
-# As many as the shortest trial has: of one or two steps one rank is always the slowest in half.
-LEAST_STEPS = 5
+# Some rank is always the slowest one, of two ranks in at least half of the steps. So it must be the
+# same one more often than happens to ranks that are alike, but for one time in so many.
+BY_CHANCE = 0.05
 
 
 class RankTime(View):
@@ -155,18 +161,30 @@ class Spread:
         slowest_rank: that was slowest most often.
         slowest_share: of the steps, in which it was.
         steps: that were looked at.
+        ranks: that there are.
     """
 
     ratio: float
     slowest_rank: int
     slowest_share: float
     steps: int
+    ranks: int
 
     @property
     def slow_rank(self) -> int | None:
-        """The slowest rank if it is worth a warning: it costs much, and most of the time."""
+        """The slowest rank if it is worth a warning: it costs much, most of the time, and more
+        often than chance explains."""
         is_much = self.ratio > SLOW_RATIO and self.slowest_share >= SLOW_SHARE
-        return self.slowest_rank if is_much and self.steps >= LEAST_STEPS else None
+        return self.slowest_rank if is_much and self._by_chance < BY_CHANCE else None
+
+    @property
+    def _by_chance(self) -> float:
+        """How probable it is at most that one of so many ranks that are alike is the slowest in
+        that many steps (the binomial distribution, for any of the ranks)."""
+        from scipy.special import bdtrc  # here: takes long to import
+
+        fewer = round(self.slowest_share * self.steps) - 1
+        return self.ranks * float(bdtrc(fewer, self.steps, 1 / self.ranks))
 
 
 def step_seconds(observations: Sequence[Observation]) -> float | None:
@@ -196,9 +214,11 @@ def rank_spread(observations: Sequence[Observation]) -> Spread | None:
     """None where the ranks do not tell what they compute, or there is but one."""
     ratios: list[float] = []
     slowest: Counter[int] = Counter()
+    ranks = 0
     for observation in _telling(observations):
         compute = [seconds or 0.0 for seconds in observation.compute or ()]
-        if len(compute) < 2:
+        ranks = len(compute)
+        if ranks < 2:
             return None
         longest = max(compute)
         ratios.append((longest - median(compute)) / _slowest(observation.values))
@@ -206,7 +226,7 @@ def rank_spread(observations: Sequence[Observation]) -> Spread | None:
     if not ratios:
         return None
     rank, count = max(slowest.items(), key=lambda found: (found[1], -found[0]))
-    return Spread(median(ratios), rank, count / len(ratios), len(ratios))
+    return Spread(median(ratios), rank, count / len(ratios), len(ratios), ranks)
 
 
 def rank_times(observations: Sequence[Observation]) -> list[RankTime]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from bagua_autotune.model.job import Api, TrialState
 from bagua_autotune.model.view import Moment
 from bagua_autotune.store import Contact, Store
-from bagua_autotune.tuning.decision import failure_code
+from bagua_autotune.tuning.decision import failure_code, result_code
+from bagua_autotune.tuning.standing import is_settled
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.cache import Cache
-from bagua_autotune.views.figures import Figures, make_figures, spent
+from bagua_autotune.views.figures import Figures, make_figures, saved_rank_seconds, spent
 from bagua_autotune.views.reading import Reading, read
 from bagua_autotune.views.words import make_headline
 
@@ -24,8 +25,10 @@ class JobSummary(JobState):
     """A job as a list shows it.
 
     ``headline`` is one plain sentence; ``revision`` is raised by whatever is written of the job,
-    and is that of the figures, which in a list may be of a while ago. ``life``: which one of its
-    training it is, see Life.
+    and is that of the figures, which in a list may be of a while ago. ``reason``: for programs, why
+    a tuned job was left with what it has; null while it is being tuned, and without a result.
+    ``life``: which one of its training it is, see Life. ``saved_rank_seconds``: time of its ranks
+    that tuning has saved, less what it cost; null where that is not known.
     """
 
     protocol: Api
@@ -36,8 +39,10 @@ class JobSummary(JobState):
     is_lost: bool
     revision: int
     headline: str
+    reason: str | None = None
     figures: Figures
     life: int = 1
+    saved_rank_seconds: float | None = None
 
 
 def make_summary(store: Store, reading: Reading) -> JobSummary:
@@ -57,9 +62,11 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         ended_at=job.ended_at,
         is_lost=job.is_lost,
         revision=job.revision,
-        headline=make_headline(reading, state.progress, figures),
+        headline=make_headline(reading, state, figures),
+        reason=result_code(job.result) if job.result and is_settled(job) else None,
         figures=figures,
         life=store.place_of(job.id).number,
+        saved_rank_seconds=saved_rank_seconds(reading),
     )
 
 

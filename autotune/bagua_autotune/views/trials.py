@@ -9,15 +9,17 @@ from bagua_autotune.model.job import Job, Purpose, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import Moment, View
+from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial, speedup_of
+from bagua_autotune.tuning.standing import best_trial
 
 
 class Trial(View):
     """``seconds`` per step with its 95 % interval; null where there is none (yet).
 
-    ``speedup``: of this trial alone, over all trials of the default in its round.
+    ``speedup``: of this trial alone, over the default measured beside it, which is on the line
+    between the default's trials before and after it, or else its nearest one; 1 of the default.
     """
 
     index: int
@@ -52,8 +54,8 @@ def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
     Args:
         trials: of all rounds.
     """
-    rounds = {number: of_round(trials, number) for number in range(job.round + 1)}
-    return [_view(job, trial, rounds[trial.round]) for trial in trials]
+    defaults = [Defaults(job.baseline, of_round(trials, number)) for number in range(job.round + 1)]
+    return [_view(job, trial, defaults[trial.round]) for trial in trials]
 
 
 def shown_trials(job: Job, trials: Sequence[records.Trial]) -> list[ShownTrial]:
@@ -69,10 +71,10 @@ def shown_trials(job: Job, trials: Sequence[records.Trial]) -> list[ShownTrial]:
     ]
 
 
-def _view(job: Job, trial: records.Trial, of_its_round: Sequence[records.Trial]) -> Trial:
+def _view(job: Job, trial: records.Trial, defaults: Defaults) -> Trial:
     objective, found = OBJECTIVES[job.protocol], trial.estimate
     is_bounded = found is not None and found.count > 1
-    faster = speedup_of(found, job, of_its_round) if found else None
+    compared = defaults.compare([trial])
     return Trial(
         index=trial.index,
         round=trial.round,
@@ -84,7 +86,7 @@ def _view(job: Job, trial: records.Trial, of_its_round: Sequence[records.Trial])
         seconds=objective.seconds(found.center) if found else None,
         low=objective.seconds(found.low) if found and is_bounded else None,
         high=objective.seconds(found.high) if found and is_bounded else None,
-        speedup=faster.center if faster else None,
+        speedup=compared.speedup(objective).center if compared else None,
         started_at=trial.started_at,
         ended_at=trial.ended_at,
         failure=trial.failure,

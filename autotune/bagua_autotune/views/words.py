@@ -1,31 +1,32 @@
-"""A job in words: in one sentence, why it runs what it runs, and as Python for stock DDP."""
+"""A job in words: in one sentence, and why it runs what it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bagua_autotune.model.job import CUT_SHORT, Job, Trial
-from bagua_autotune.model.knobs import BUCKET_KNOB, Value
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
     clean,
     describe,
+    describe_count,
     describe_left,
     describe_seconds,
     describe_speedup,
 )
-from bagua_autotune.tuning.decision import NOTHING_FASTER
-from bagua_autotune.tuning.standing import best as best_of
-from bagua_autotune.tuning.standing import best_trial, is_settled, standing
-from bagua_autotune.tuning.status import Progress
-from bagua_autotune.views.figures import Figures
+from bagua_autotune.tuning.comparison import Defaults
+from bagua_autotune.tuning.decision import NOTHING_FASTER, REASON_CODES, result_code
+from bagua_autotune.tuning.standing import best_trial, compare, is_settled, run_off_speedup
+from bagua_autotune.tuning.status import JobState, Progress
+from bagua_autotune.views.figures import Figures, bounds
 from bagua_autotune.views.reading import Reading
 
-ENDED_EARLY = "Ended before the tuning did"
-LOST_EARLY = "Lost before the tuning ended; it goes on when the training does"
+ENDED_EARLY = "The training ended before its tuning did"
+LOST_EARLY = "The training was lost before its tuning ended; the tuning goes on when it does"
 
 
-def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str:
+def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
     """For example ``Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB, hierarchical``."""
     job = reading.job
     result = job.result
@@ -37,18 +38,19 @@ def make_headline(reading: Reading, progress: Progress, figures: Figures) -> str
             outcome = ", ".join(["the default stays", *filter(None, [clean(result.reason)])])
         if job.phase == "finished":
             return f"Tuned: {outcome}"
-        return f"{_end(job)} while it was tuned again; before that: {outcome}"
-    so_far = _so_far(job, progress, figures)
+        return f"{_end(job)}{outcome}"
+    so_far = _so_far(job, state.progress, figures)
     if job.phase in CUT_SHORT:
         return ", ".join([LOST_EARLY if job.phase == "lost" else ENDED_EARLY, *so_far])
     word = "Confirming" if job.phase == "confirming" else "Tuning"
     again = " again" if job.round else ""
-    pace = _pace(max(1, len(reading.round)), progress)
-    return f"{word}{again}: " + ", ".join([*(so_far or ["measuring the default"]), *pace])
+    return f"{word}{again}: " + ", ".join([*(so_far or ["measuring the default"]), *_pace(state)])
 
 
 def _end(job: Job) -> str:
-    return "Lost" if job.phase == "lost" else "Ended"
+    """Before what is said of the round before."""
+    end = "was lost" if job.phase == "lost" else "ended"
+    return f"The training {end} while it was being tuned again; before that: "
 
 
 def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
@@ -60,11 +62,13 @@ def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
     return [f"{times} so far, not confirmed"]
 
 
-def _pace(trials: int, progress: Progress) -> list[str]:
-    """``trial 7 of at most 68``, ``at most 80 s left``."""
-    pace = [f"trial {trials} of at most {progress.max_trials}"]
-    if progress.seconds_left is not None:
-        pace.append(describe_left(progress.seconds_left))
+def _pace(state: JobState) -> list[str]:
+    """``trial 7 of at most 60``, ``at most 80 s left``."""
+    begun, most = state.phase_trials
+    kind = "confirming trial" if state.state == "confirming" else "trial"
+    pace = [f"{kind} {max(1, begun)} of at most {most}"]
+    if state.progress.seconds_left is not None:
+        pace.append(describe_left(state.progress.seconds_left))
     return pace
 
 
@@ -78,74 +82,132 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
     job = reading.job
     best = best_trial(job, reading.trials)
     if job.result and is_settled(job):
-        is_cut = job.phase in CUT_SHORT
-        again = f"{_end(job)} while it was tuned again; before that: " if is_cut else ""
-        sentences = [again + _result(reading)]
+        again = _end(job) if job.phase in CUT_SHORT else ""
+        sentences = [again + _result(reading, figures)]
     elif best is None:
         sentences = ["Nothing is measured yet: the default comes first."]
     else:
         sentences = [_fastest_so_far(reading, best, figures)]
     hidden = _hidden(reading, best, exposed_seconds) if best else ""
-    return " ".join(filter(None, [*sentences, hidden]))
+    return " ".join(filter(None, [*sentences, machine_change(reading), hidden]))
 
 
-def _result(reading: Reading) -> str:
+def machine_change(reading: Reading) -> str:
+    """One sentence if the default's step time changed during the tuning beyond its noise; else
+    empty."""
+    change = Defaults(reading.job.baseline, reading.shown).change(reading.objective)
+    if change is None:
+        return ""
+    before, after = (_seconds(reading, trial) for trial in (change.before, change.after))
+    if before is None or after is None:
+        return ""
+    return (
+        "The machine itself changed during the tuning: a step of the default took "
+        f"{describe_seconds(before)} in trial {change.before.index} and "
+        f"{describe_seconds(after)} in trial {change.after.index}."
+    )
+
+
+def _result(reading: Reading, figures: Figures) -> str:
     job = reading.job
     result = job.result
     assert result is not None  # it is settled
     tried = _configurations(reading)
     if result.kept == "baseline":
-        reason = clean(result.reason) or "nothing was faster beyond doubt"
-        return f"The default stays: {reason}; {tried} measured{_closest(reading)}."
+        reason = clean(result.reason) or NOTHING_FASTER
+        return f"The default stays: {reason}; {tried} measured.{_closest(reading)}"
     words = describe(result.configuration)
     times = describe_speedup(result.speedup, result.low, result.high)
     if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown):
         return (
             f"Of {tried}, {words} was the fastest; measured again in turns with the default it "
-            f"was {times} as fast."
+            f"was {times} as fast{_step_times(figures)}."
         )
     return (
-        f"It was the best of an earlier run, and measured beside the default it still is: {times}."
+        "It was the best in an earlier run, and measured beside the default it is again the best, "
+        f"{times} as fast{_step_times(figures)}."
     )
 
 
 def _closest(reading: Reading) -> str:
     """What came closest to the default, where that was what decided."""
-    job, trials = reading.job, reading.shown
-    others = best_of(job, [trial for trial in trials if trial.configuration != job.baseline])
-    default = standing(trials, job.baseline)
-    is_decided = job.result is not None and job.result.reason == NOTHING_FASTER
-    if others is None or default is None or not is_decided:
+    job, shown = reading.job, reading.shown
+    is_decided = job.result and result_code(job.result) == REASON_CODES[NOTHING_FASTER]
+    if not is_decided:
         return ""
-    words = f", the best of the others {describe(others.configuration)}"
-    own, other = _seconds(reading, default), _seconds(reading, others.estimate)
-    if own is None or other is None:
-        return words
-    return f"{words}: {describe_seconds(other)} a step, the default {describe_seconds(own)}"
+    found = run_off_speedup(job, shown)
+    if found is not None:
+        words, times = describe(found[0]), _times(found[1])
+        return (
+            f" The best of the others, {words}, was {times} as fast as the default when both were "
+            "measured in turns."
+        )
+    others = fastest(reading, lambda configuration: configuration != job.baseline)
+    if others is None:
+        return ""
+    words, times = describe(others[0]), _times(others[1])
+    default = _name_default_trials(job, shown)
+    doubt = "; the search took that for noise or for a change of the machine"
+    return (
+        f" The best of the others, {words}, was {times} as fast as {default}"
+        f"{doubt if others[1].low > 1 else ''}."
+    )
 
 
-def _seconds(reading: Reading, found: Estimate) -> float | None:
-    return reading.objective.seconds(found.center)
+def _name_default_trials(job: Job, trials: list[Trial]) -> str:
+    """What a trial is compared with; where there is but one, that may have been long before."""
+    own = [t.index for t in trials if t.configuration == job.baseline and t.estimate]
+    if len(own) > 1:
+        return "the default beside it"
+    return f"the default, which was measured in trial {own[0]} alone"
+
+
+def _times(faster: Interval) -> str:
+    return describe_speedup(faster.center, *bounds(faster))
+
+
+def fastest(
+    reading: Reading, is_wanted: Callable[[Configuration], bool]
+) -> tuple[Configuration, Interval] | None:
+    """Of the measured configurations that are wanted the one with the highest speed-up over the
+    default beside it; None without one. What failed is none."""
+    job, shown = reading.job, reading.shown
+    failed = {trial.configuration for trial in shown if trial.state == "failed"}
+    tried = dict.fromkeys(t.configuration for t in shown if t.estimate)
+    compared = (
+        (each, found.speedup(reading.objective))
+        for each in tried
+        if each not in failed and is_wanted(each) and (found := compare(job, shown, each))
+    )
+    return max(compared, key=lambda found: found[1].center, default=None)
+
+
+def _seconds(reading: Reading, trial: Trial) -> float | None:
+    return reading.objective.seconds(trial.estimate.center) if trial.estimate else None
+
+
+def _step_times(figures: Figures) -> str:
+    """``: 192 ms a step, the default 300 ms``; empty where they are not known."""
+    own, default = figures.incumbent_seconds, figures.baseline_seconds
+    if own is None or default is None:
+        return ""
+    return f": {describe_seconds(own)} a step, the default {describe_seconds(default)}"
 
 
 def _fastest_so_far(reading: Reading, best: Trial, figures: Figures) -> str:
     if best.configuration == reading.job.baseline:
         return f"Of {_configurations(reading)}, the default is the fastest so far."
-    times = ""
-    if figures.incumbent_seconds is not None and figures.baseline_seconds is not None:
-        times = (
-            f": {describe_seconds(figures.incumbent_seconds)} a step, "
-            f"the default {describe_seconds(figures.baseline_seconds)}"
-        )
-    words = describe(best.configuration)
-    return (
-        f"Of {_configurations(reading)}, {words} is the fastest so far, not confirmed yet{times}."
-    )
+    words, times = describe(best.configuration), _step_times(figures)
+    if reading.job.phase == "confirming":
+        so_far = "seemed the fastest; it is being measured again in turns with the default"
+    else:
+        so_far = "is the fastest so far, not confirmed yet"
+    return f"Of {_configurations(reading)}, {words} {so_far}{times}."
 
 
 def _configurations(reading: Reading) -> str:
-    count = len({trial.configuration for trial in reading.shown if trial.estimate})
-    return f"{count} configuration" + ("" if count == 1 else "s")
+    measured = {trial.configuration for trial in reading.shown if trial.estimate}
+    return describe_count(len(measured), "configuration")
 
 
 def _hidden(reading: Reading, best: Trial, exposed_seconds: Mapping[int, float]) -> str:
@@ -164,38 +226,3 @@ def _hidden(reading: Reading, best: Trial, exposed_seconds: Mapping[int, float])
 def baseline_trial(job: Job, trials: list[Trial]) -> Trial | None:
     """The first measured trial of the default."""
     return next((t for t in trials if t.configuration == job.baseline and t.estimate), None)
-
-
-DEFAULT_BYTES = 25 * 1024**2
-
-
-def _call(configuration: Mapping[str, Value]) -> str:
-    """The call, without what stock DDP cannot do."""
-    size = configuration.get(BUCKET_KNOB)
-    # DDP counts in units of 2**20 bytes and takes fractions.
-    megabytes = (size if isinstance(size, int) else DEFAULT_BYTES) / 1024**2
-    return f"DistributedDataParallel(model, bucket_cap_mb={megabytes:.4g})"
-
-
-def _missing(configuration: Mapping[str, Value]) -> str:
-    """What stock DDP cannot do, in words; empty if it can do all."""
-    return describe({k: v for k, v in configuration.items() if k != BUCKET_KNOB and v != "off"})
-
-
-def stock_ddp_line(configuration: Mapping[str, Value]) -> str:
-    """The result for PyTorch's own class in one line; what that cannot do is a comment."""
-    without = _missing(configuration)
-    return f"{_call(configuration)}  # without: {without}" if without else _call(configuration)
-
-
-def stock_ddp_snippet(configuration: Mapping[str, Value]) -> str:
-    """The same in several lines, ready to paste."""
-    without = _missing(configuration)
-    comment = [f"# Stock DDP cannot do the rest: {without}."] if without else []
-    lines = [
-        "from torch.nn.parallel import DistributedDataParallel",
-        "",
-        *comment,
-        f"model = {_call(configuration)}",
-    ]
-    return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The models that can be simulated without having been run.
+"""The models that can be simulated without a measured job.
 
-Computing times are those of one NVIDIA V100, from published throughputs; each module says which.
+Computing times are those of one NVIDIA V100, from published throughputs; each module names them.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def _gpt2(name: str, size: _Size) -> Architecture:
 
 
 def _seconds(layers: list[Layer], batch: int) -> float:
-    """Of a step, at as many operations per second as BERT-large reaches: no published throughputs
-    of the others on a V100 under the same conditions were found."""
+    """The length of a step at the operations per second of BERT-large: no published throughputs of
+    the others on a V100 under the same conditions were found."""
     operations_per_second = _operations(_bert_layers(LARGE)) * BERT_LARGE_SEQUENCES_PER_SECOND
     return batch * _operations(layers) / operations_per_second
 

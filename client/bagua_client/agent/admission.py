@@ -1,12 +1,12 @@
-"""Whether a job is tuned: all of its ranks must want to and be able to, before any collective. If
-so, each gets its agent."""
+"""Decides whether a job is tuned: all ranks must ask for it and be able to. If so, each rank gets
+its agent."""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
+from bagua_client.agent.announcement import announce
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
@@ -24,7 +25,7 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.reducer.offer import refusal_of
+from bagua_client.reducer.offer import describe_hook, refusal_of
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import reducer as torchs
@@ -32,7 +33,7 @@ from bagua_client.torch_private import reducer as torchs
 logger = logging.getLogger(__name__)
 
 SINGLE_RANK = "a single rank communicates nothing"
-LATE = "BAGUA_AUTOTUNE is set on some ranks only, or some have no wrapper of ours; set it on all"
+LATE = "not all ranks have BAGUA_AUTOTUNE=1 and a bagua_client wrapper; set both on all ranks"
 CONNECT_SECONDS = 30.0
 """For the ranks' control group to be made, once a rank is known to be able to."""
 
@@ -64,13 +65,13 @@ def _summary(answers: list[str]) -> str:
     formats = [answer.partition("{")[0] for answer in answers]
     if others := ", ".join(map(str, outnumbered(formats))):
         return (
-            f"the release of bagua-client on rank {others} is not that of the other "
-            "ranks, and they would not understand one another; install the same on all"
+            f"rank {others} has another release of bagua-autotune than the other ranks; install "
+            "the same release on all ranks"
         )
     if others := ", ".join(map(str, outnumbered(answers))):
         return (
-            f"BAGUA_AUTOTUNE_KNOBS on rank {others} pins something else than on the other ranks; "
-            "set the same on all"
+            f"BAGUA_AUTOTUNE_KNOBS pins other values on rank {others} than on the other ranks; set "
+            "the same value on all ranks"
         )
     return ""
 
@@ -118,15 +119,15 @@ def _agreed(communicator: Communicator, error: str) -> bool:
     votes = Vote(0 if error else 1, communicator.group, communicator.device).values()
     if error:
         logger.warning(
-            "rank %d cannot make a gloo group for the tuning (GLOO_SOCKET_IFNAME names the "
-            "network interface that it should use): %s",
+            "rank %d cannot make a gloo group, which the tuning needs: %s. Set "
+            "GLOO_SOCKET_IFNAME to the network interface that connects the ranks",
             communicator.rank,
             error.splitlines()[0],
         )
     failed = [str(rank) for rank, vote in enumerate(votes) if not vote]
     if failed and communicator.rank == 0:
         logger.warning(
-            "autotune is off: rank %s cannot make a gloo group; training goes on without",
+            "autotune is off: rank %s cannot make a gloo group; training goes on untuned",
             ", ".join(failed),
         )
     return not failed
@@ -156,10 +157,21 @@ def start_agent(
     group = control_group(tunable.communicator)
     if group is None:
         return None
-    if tunable.communicator.rank == 0:
-        for reason in tunable.offer.reasons(tunable.communicator):
-            logger.info("autotune leaves some settings alone: %s", reason)
+    _tell_left_alone(tunable, tunable.offer.reasons(tunable.communicator))
     pin(tunable, environment.knobs)
     agent = Agent(tunable, group, optimizers, environment, name, handover, _agents, file)
     _agents.append(weakref.ref(agent))
     return agent
+
+
+def hook_came(tunable: Tunable) -> None:
+    """The training registered a communication hook after its model was wrapped. Where it ends the
+    tuning, the agent says so."""
+    hook = tunable.offer.hook
+    if hook is not None and not tunable.refusal:
+        _tell_left_alone(tunable, [describe_hook(hook)])
+
+
+def _tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
+    if reasons and tunable.communicator.rank == 0:
+        announce(logger, "autotune leaves some settings alone: %s", "; ".join(reasons))

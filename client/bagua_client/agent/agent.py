@@ -1,28 +1,28 @@
 """The training thread's part of the agent: it runs at the end of each step, on every rank.
 
 The ranks talk over a control group of their own, in messages that start at the end of one step
-and are read at the end of the next, when they have long arrived. A switch takes two of them:
+and are read at the end of the next, by when they have arrived. A switch takes two of them:
 
-1. report: every rank's new step times to all, and rank 0's command; one that is too long for that
+1. report: every rank's new step times to all, and rank 0's command; a command that does not fit
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree every rank re-cuts before its next forward pass; else all return to the baseline.
+If all agree, every rank re-cuts before its next forward pass; else all return to the baseline.
 
-After the tuning the reports go on, seldom, so that rank 0 can see whether step times change for
-good; a command may then begin another round. A tuning that ends by an error is not watched: the
-agent lets go of everything. A model's agent is, in turn, in these states:
+After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
+a command may then begin another round. After an error in a tuning nothing is watched, and the agent
+ends. A model's agent is, in turn, in these states:
 
 - tuning: configurations are tried;
 - settling: the last command was given, and its configuration is not in force yet;
 - watching: as above; a command leads back to tuning;
 - off: for good.
 
-Where an algorithm has no rank wait for another, a report is read some steps later, so that none is
-held up that is not further ahead; a switch comes after as many steps on all. It is not watched.
+Under an algorithm in which no rank waits for another, a report is read some steps later, so that it
+holds no rank up; a switch comes after as many steps on all. Afterwards such a job is not watched.
 
-At the end of a step's communication every rank comes there, so no message is ever started by some
-ranks only. An error of a collective is not caught here: the training's own would say it next.
+Every rank reaches the end of a step's communication, so no message is ever started by only some
+ranks. An error of a collective is not caught here: the training's next collective would fail too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from bagua_client.agent.job import describe_job, is_warming_up, without_unwatche
 from bagua_client.agent.measurement import Measurement
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
 from bagua_client.agent.reporter import Reporter
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
@@ -77,7 +77,7 @@ class State(enum.Enum):
 
 
 class Message(NamedTuple):
-    """One in flight, due after so many reductions. Reading waits, and answers with what follows."""
+    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
 
     due: int
     read: Callable[[], Message | None]
@@ -124,10 +124,10 @@ class Agent:
         self._rank = communicator.rank
         self._group = group
         self._exchange = Exchange(group)
-        self._measurement = Measurement(tunable, optimizers)
+        self._measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
-        self.outcome = Outcome(name, tunable, environment.result)
+        self.outcome = Outcome(name, tunable, environment.result, self._measurement.count)
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
@@ -184,7 +184,9 @@ class Agent:
         command = None
         report = Report()
         try:
-            if self._rank == 0:
+            if self._tunable.refusal:
+                report.stop = Stop.REFUSED
+            elif self._rank == 0:
                 command = self._next_command()
                 report.command = command or b""
                 report.command_bytes = len(report.command)
@@ -194,12 +196,9 @@ class Agent:
             wanted = self._trial is not None or self._watches
             report.take(self._measurement.take(wanted, LARGEST_REPORT), self.is_active)
             report.losses = self._guard.take()
-            if self._tunable.refusal:
-                logger.warning("autotune stops: %s", self._tunable.refusal)
-                report.stop = True
         except Exception:
-            logger.exception("autotune stops: an error on rank %d", self._rank)
-            report.stop = True
+            logger.exception("autotune stops because of an error on rank %d", self._rank)
+            report.stop = Stop.ERROR
         self._exchange.start(report)
         took = time.perf_counter() - began
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
@@ -213,7 +212,7 @@ class Agent:
             if is_warming_up(self._tunable, environment):
                 return None
             description = describe_job(self._tunable, environment, self._name, self._file)
-            self._reporter = Reporter(environment, description, self._handover)
+            self._reporter = Reporter(environment, description, self._handover, self.outcome.count)
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 
@@ -231,8 +230,8 @@ class Agent:
         """Of a report that began after so many reductions."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
-        if stopped := [str(rank) for rank, report in enumerate(reports) if report.stop]:
-            self._stop(", ".join(stopped))
+        if any(report.stop for report in reports):
+            self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
         if harm := self._guard.judge(Losses.sum(report.losses for report in reports)):
@@ -303,7 +302,7 @@ class Agent:
         else:
             self._tell("disagreement", trial, change.reason, None)
             if not watch:
-                self.outcome.fail(change.reason, self._measurement.step)
+                self.outcome.end("failed", change.reason, self._measurement.step)
         if trial is None:
             self._end(watch)
             return
@@ -335,19 +334,20 @@ class Agent:
     def _undo(self, harm: str) -> None:
         """What is in force harms the training, as all ranks know: they go back to the default."""
         if self._rank == 0:
-            what = self._tunable.layout.configuration
-            logger.warning("autotune gives up %s: %s", what, harm)
+            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
         self._switch(self._tunable.plan(self._tunable.default))
         self._tell("diverged", self._trial, harm, None)
         self._trial = None
 
-    def _stop(self, ranks: str) -> None:
-        """An error on one rank, or on some: all let go."""
+    def _stop(self, stops: Sequence[Stop]) -> None:
+        """Some rank cannot go on: all let go."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(self._tunable.plan(self._tunable.default))
-        self._tell("ended", None, "an error on a rank ended the tuning", None)
-        reason = f"an error on rank {ranks}, whose log says more"
-        self.outcome.fail(reason, self._measurement.step)
+        state, reason = ending(stops, self._tunable.refusal)
+        if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
+            logger.warning("autotune is off: %s", self._tunable.refusal)
+        self._tell("ended", None, reason, None)
+        self.outcome.end(state, reason, self._measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:

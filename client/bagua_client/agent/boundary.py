@@ -11,7 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class StepBoundary:
-    """Watches the optimizers of some parameters; those not named are found when they step.
+    """Watches the optimizers of some parameters; optimizers that are not given are found when they
+    step.
 
     A loop may run several backward passes for one step (a GAN's discriminator does); timing
     each would compare unlike with unlike.

@@ -1,4 +1,4 @@
-"""When a service that failed is asked again, and what the user is told of that."""
+"""When to ask a service again that did not answer, and which lines tell the user about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _own = random.Random()
 
 class Circuit:
     """Closed while the service answers; open after several failures in a row. The first answer
-    closes it. Each way is one line in the log.
+    closes it again. Opening and closing each write one line to the log.
 
     Pauses grow exponentially and are drawn from all that are shorter, so that the jobs of a cluster
     do not come back together ("full jitter": Brooker, Exponential Backoff And Jitter, AWS
@@ -69,8 +69,8 @@ class Circuit:
         is_denied = isinstance(error, ServiceDenied)
         if is_denied > self._is_denied or (self._failures >= OPENS_AFTER and not self._is_open):
             logger.warning(
-                "autotune: the service %s cannot be used: %s. Training goes on with the "
-                "configuration it has; tuning resumes when the service is back",
+                "autotune: the service %s cannot be used: %s. Training continues with its current "
+                "configuration; tuning resumes when the service answers again",
                 place,
                 error,
             )
@@ -85,6 +85,6 @@ class Circuit:
     def answered(self) -> None:
         """A request had one."""
         if self._is_open:
-            logger.info("autotune: the service is back")
+            logger.info("autotune: the service answers again")
         self._failures = 0
         self._is_open = self._is_denied = False

@@ -1,4 +1,4 @@
-"""The time on the model's device, without ever making the training thread wait for it."""
+"""Times steps on the model's device; the training thread never waits for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ known."""
 
 
 class Clock(Protocol):
-    """Marks moments; what lies between two marks is known once the device has passed them."""
+    """Makes marks; the time between two of them is known once the device has passed both."""
 
     def mark(self) -> Any:
         """A mark of now, in the current stream."""
@@ -46,7 +46,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Marks are events, which are asked for their time once the device has passed them."""
+    """Marks are CUDA events, whose times are read once the device has passed them."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

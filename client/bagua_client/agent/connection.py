@@ -1,4 +1,4 @@
-"""The reporter's requests: made again until they are answered, whatever the service does."""
+"""The reporter's requests to the service, repeated until they are answered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from bagua_client.agent.announcement import announce
 from bagua_client.agent.circuit import Circuit
 from bagua_client.agent.handover import is_of
-from bagua_client.agent.sidecar import Sidecar, shared_sidecar
+from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState, ServiceClient
+from bagua_client.service_client import JobState, Progress, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Connection:
         self._on_late = on_late
         self._circuit = Circuit(environment.server_wait_seconds)
         self._service: ServiceClient | None = None
+        self._endings = 0  # of our own service, as far as they are told
 
     @property
     def url(self) -> str:
@@ -96,11 +98,12 @@ class Connection:
                 self._circuit.answered()
                 return state
 
-    def renew(self) -> None:
-        """Say once that the training lives. If that fails, the next time is soon."""
+    def renew(self, progress: Progress | None = None) -> None:
+        """Say once that the training lives, and how far it is. If that fails, the next time is
+        soon."""
         if self._service is not None:
-            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable):
-                self._service.renew()
+            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError):
+                self._connected().renew(progress)
 
     def bring(self, copy: Mapping[str, Any] | None) -> None:
         """Give the service what the ranks kept of earlier lives, once: it can do without.
@@ -113,10 +116,12 @@ class Connection:
         try:
             known = self._connected().bring(copy)
         except (JobUnknown, ServiceRefused, ServiceUnavailable) as error:
-            logger.info("autotune: what the ranks kept of earlier lives is not taken: %s", error)
+            logger.info(
+                "autotune: the service does not take the ranks' copy of earlier runs: %s", error
+            )
         else:
             if known:
-                logger.info("autotune: the ranks kept what %d earlier lives found", known)
+                logger.info("autotune: %d earlier runs were restored from the ranks' copy", known)
 
     def copy(self) -> dict[str, Any] | None:
         """What is known of the job, for other nodes; None: that cannot be had now."""
@@ -159,7 +164,7 @@ class Connection:
             service.state()
         except JobUnknown:
             return self._register_anew(service)
-        raise ServiceRefused(f"it knows the job, but not the request: {reason}")
+        raise ServiceRefused(f"it knows the job, but has no such request: {reason}")
 
     def _register_anew(self, service: ServiceClient) -> JobState:
         """Another database, perhaps."""
@@ -168,16 +173,33 @@ class Connection:
             self._register(service)
             return service.state()
         except JobUnknown as error:
-            raise ServiceUnavailable(f"it knows no jobs at all: {error}") from error
+            raise ServiceUnavailable(
+                f"it forgot the job right after it was registered: {error}"
+            ) from error
 
     def _connected(self) -> ServiceClient:
         environment = self._environment
         url, token = environment.url, environment.token
         if url is None:
             url, token = self._sidecar().url(), self._sidecar().token
+        is_first = self._service is None
         if self._service is None or self._service.url != url.rstrip("/"):
             self._service = ServiceClient(url, self._job_id, token)
+        if environment.url is None:
+            self._tell_restart(is_first)
         return self._service
+
+    def _tell_restart(self, is_first: bool) -> None:
+        endings = self._sidecar().endings
+        if len(endings) > self._endings and not is_first:
+            announce(
+                logger,
+                "autotune: the service that rank 0 had started %s, and was started again; "
+                "nothing measured is lost. The job's page is now %s",
+                endings[-1],
+                self.page,
+            )
+        self._endings = len(endings)
 
     def _sidecar(self) -> Sidecar:
         return shared_sidecar(self._environment.service_port, self._environment.token)

@@ -1,4 +1,4 @@
-"""The guard over a training's loss: a trial that harms it fails, however fast it is."""
+"""Watches the loss: a trial that makes it worse fails, however fast its steps are."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Losses(NamedTuple):
 
 
 class Guard:
-    """Compares the losses under what changes the numbers with those under what does not. It is told
-    the same on all ranks, and finds the same.
+    """Compares the losses of trials that change the numbers with those of trials that do not. All
+    ranks give it the same losses, so it decides the same on all.
 
     Attributes:
         has_any: whether this rank was told a loss.
@@ -65,7 +65,7 @@ class Guard:
             TypeError: neither a tensor nor a number.
         """
         if not isinstance(loss, torch.Tensor | float | int):
-            raise TypeError(f"a loss is a tensor or a number, not a {type(loss).__name__}")
+            raise TypeError(f"a loss must be a tensor or a number, not {type(loss).__name__}")
         self.has_any = True
         value = torch.as_tensor(loss).detach().double().mean()
         event: Any = None
@@ -107,7 +107,7 @@ class Guard:
         if self._is_usual or usual.steps < FEWEST_LOSSES or not math.isfinite(usual.mean):
             return ""
         if not math.isfinite(tried.squares):
-            return f"its loss is not finite, and was {usual.mean:.4g} before"
+            return f"the loss is not finite; it was {usual.mean:.4g} before"
         if tried.steps < FEWEST_LOSSES:
             return ""
         error = math.sqrt(usual.variance / usual.steps + tried.variance / tried.steps)
@@ -115,6 +115,6 @@ class Guard:
         if tried.mean <= most:
             return ""
         return (
-            f"its loss is {tried.mean:.4g} and was {usual.mean:.4g} before; more than {most:.4g} "
-            "is no chance"
+            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and above {most:.4g} "
+            "the difference is not by chance"
         )

@@ -1,9 +1,9 @@
-"""What is known of a tuning is kept on every node: a service beside rank 0 is lost with its host.
+"""Keeps a copy of the tuning on every node, as a service beside rank 0 is lost with its host.
 
-After each trial rank 0 gets a copy from its service, a few kilobytes, and sends it along with the
-next command; the first rank of each node writes it to a file. When the training is started again,
-the nodes offer what they have over the store that the ranks met over, and rank 0 gives the newest
-to its service. Whatever of this fails, the job is tuned without.
+After each trial rank 0 gets a copy of a few kilobytes from its service, and sends it with the next
+command; the first rank of each node writes it to a file. When the training is started again, the
+nodes offer their copies over the store of the process group, and rank 0 gives the newest one to its
+service. If any of this fails, the job is tuned without the copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ MOST_FILES = 100
 class Handover:
     """Of one model, on one rank.
 
-    With ``BAGUA_AUTOTUNE_URL`` there is nothing to hand over: that service outlives the job.
+    With ``BAGUA_AUTOTUNE_URL`` there is nothing to hand over: that service outlives the job. One
+    that begins afresh takes nothing over, and leaves what it finds as ever.
 
     Args:
         name: the job's.
@@ -54,6 +55,7 @@ class Handover:
         self._nodes = len(nodes)
         self._node = next((n for n, ranks in enumerate(nodes) if ranks[0] == self._rank), None)
         self._is_too_large = False
+        self._is_fresh = environment.fresh
         self.is_needed = environment.url is None
         self.is_across = self.is_needed and self._nodes > 1
         self._place = f"bagua/copies/{communicator.group.group_name}/{name}"
@@ -63,7 +65,7 @@ class Handover:
         """Let rank 0 have what this node kept. All ranks come here before they next wait for one
         another, and rank 0 takes it after that."""
         store = torch_groups.store()
-        if not self.is_needed or self._node is None or store is None:
+        if not self.is_needed or self._is_fresh or self._node is None or store is None:
             return
         try:
             kept = _read(self._file)
@@ -72,12 +74,12 @@ class Handover:
                 store.set(f"{self._place}/{self._node}", base64.b64encode(kept).decode())
                 store.set(f"{self._place}/{self._node}/at", str(_stamp(kept)))
         except Exception as error:
-            logger.info("autotune: what this node kept of earlier lives stays here (%r)", error)
+            logger.info("autotune: this node cannot hand over its copy of earlier runs (%r)", error)
 
     def take(self) -> dict[str, Any] | None:
         """On rank 0, the newest that was offered."""
         store = torch_groups.store()
-        if not self.is_needed or store is None:
+        if not self.is_needed or self._is_fresh or store is None:
             return None
         try:
             places = [f"{self._place}/{node}" for node in range(self._nodes)]
@@ -88,7 +90,7 @@ class Handover:
             newest = max(stamps, key=lambda place: stamps[place])
             return unpack(base64.b64decode(store.get(newest)))
         except Exception as error:
-            logger.info("autotune: what the nodes kept of earlier lives is of no use (%r)", error)
+            logger.info("autotune: the nodes' copies of earlier runs cannot be read (%r)", error)
             return None
 
     def share(self, copy: Mapping[str, Any]) -> str | None:
@@ -97,8 +99,9 @@ class Handover:
         if text is None:
             if not self._is_too_large:
                 logger.info(
-                    "autotune: what is known of this job is too large for its nodes to keep; with "
-                    "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+                    "autotune: the tuning's data are too large to be copied to the other nodes, "
+                    "and are lost with the host of rank 0. A service of its own "
+                    "(BAGUA_AUTOTUNE_URL) would keep them"
                 )
             self._is_too_large = True
             return None
@@ -115,7 +118,7 @@ class Handover:
         try:
             _write(self._file, base64.b64decode(text))
         except (OSError, ValueError) as error:
-            logger.info("autotune: this node keeps no copy of the tuning (%s)", error)
+            logger.info("autotune: this node cannot write its copy of the tuning (%s)", error)
 
 
 def pack(copy: Mapping[str, Any]) -> str | None:
@@ -135,7 +138,7 @@ def unpack(stamped: bytes) -> dict[str, Any]:
     except (zlib.error, RecursionError) as error:
         raise ValueError(f"it is damaged: {error}") from error
     if not isinstance(copy, dict):
-        raise ValueError("it is no copy of a tuning")
+        raise ValueError("it is not a copy of a tuning")
     return copy
 
 
@@ -154,7 +157,7 @@ def is_of(copy: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
 def _stamp(stamped: bytes) -> float:
     at = float(stamped[:32].partition(b"\n")[0])
     if not 0 <= at < 1e12:
-        raise ValueError(f"it is of no time: {at}")
+        raise ValueError(f"its time is not valid: {at}")
     return at
 
 

@@ -1,4 +1,4 @@
-"""What rank 0's training thread hands to its reporter thread, and how it never grows."""
+"""The bounded queue from rank 0's training thread to its reporter thread."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ Message = Samples | Recording | Event
 
 
 class Inbox:
-    """A queue whose writer never waits. What is more than it may hold while the service is away is
-    dropped: the oldest step times and profiles first, then the oldest events, the end never."""
+    """A queue whose writer never waits. When it is full, as while the service does not answer, it
+    drops the oldest step times and profiles first, then the oldest events, but never the end."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -150,7 +150,7 @@ def _about_bytes(message: Message) -> int:
 
 
 class StepTable:
-    """Puts the ranks' samples of a trial together; a step is complete when all ranks knew it."""
+    """Collects the ranks' samples of a trial; a step is complete when it has those of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size

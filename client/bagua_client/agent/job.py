@@ -43,8 +43,9 @@ def without_unwatched(environment: Environment, knows_losses: bool) -> Environme
     if knows_losses or environment.allowed == precisions:
         return environment
     logger.warning(
-        "autotune tries no other algorithm: call model.report_loss(loss) in each step, from the "
-        "first one on, so that one that harms the training is given up"
+        "autotune tries no other algorithm, as it does not know the loss: call "
+        "model.report_loss(loss) in every step, from the first one on. An algorithm that harms the "
+        "training is then no longer used"
     )
     return replace(environment, allowed=precisions)
 
@@ -101,6 +102,11 @@ def describe_job(
         "warmup_seconds": environment.warmup_seconds,
         "remaining_steps": environment.remaining_steps,
     }
+    # Left out where they are not set: an earlier service does not know them.
+    if environment.max_minutes is not None:
+        description["limits"]["max_seconds"] = environment.max_minutes * 60
+    if environment.fresh:
+        description["fresh"] = True
     if file is not None and (first := _first(tunable, file, description)):
         description["begin_with"] = first
     return description
@@ -125,7 +131,7 @@ def _first(
         if not is_tried:
             reason = reason or f"{knob} {value} is not among what is tried"
     if reason:
-        logger.warning("BAGUA_CONFIGURATION: the tuning does not begin with it: %s", reason)
+        logger.warning("BAGUA_CONFIGURATION: the tuning does not begin with this file: %s", reason)
     return None if reason else {knob: values[knob] for knob in knobs}
 
 
@@ -155,9 +161,9 @@ def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Val
     lacking = [str(value) for value in choice.values if values and value not in values]
     tried = values or [domain["low"], domain["high"]]
     if lacking:
-        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s cannot be had here", knob, "/".join(lacking))
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s=%s is not possible here", knob, "/".join(lacking))
     if choice.values and default not in choice.values and default in tried:
-        logger.warning("BAGUA_AUTOTUNE_KNOBS: %s of the default, %s, is tried too", knob, default)
+        logger.warning("BAGUA_AUTOTUNE_KNOBS: the default %s, %s, is tried too", knob, default)
 
 
 def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one rank measures of its own steps: their times always, a few of each trial in detail."""
+"""What one rank measures: the times of all its steps, and a few steps of each trial in detail."""
 
 from __future__ import annotations
 
@@ -13,21 +13,35 @@ from bagua_client.agent.profiler import Profiler, Recording
 from bagua_client.reducer.tunable import Tunable
 
 
+class StepCount:
+    """How many steps a training made. It knows nothing of the model, so that who keeps it does not
+    keep the model."""
+
+    made = 0
+
+
 class Measurement:
     """Of one model on one rank.
 
     Args:
         tunable: of the model.
         optimizers: of the model, as far as they are known; their steps tell the model's.
+        records: whether this rank measures some steps in detail.
 
     Attributes:
-        step: the number of the one that the last reduction belongs to.
+        count: of its steps.
         measured_from: steps before this one are not measured.
     """
 
-    def __init__(self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        tunable: Tunable,
+        optimizers: Iterable[torch.optim.Optimizer],
+        records: bool = True,
+    ) -> None:
         communicator = tunable.communicator
-        self.step = self.measured_from = 0
+        self.count = StepCount()
+        self.measured_from = 0
         self._tunable = tunable
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
@@ -36,8 +50,12 @@ class Measurement:
         # The marks of several devices cannot be compared.
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
-        is_recorder = communicator.rank == 0 and is_on_one_device
-        self._profiler = Profiler(tunable, clock) if is_recorder else None
+        self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
+
+    @property
+    def step(self) -> int:
+        """The number of the one that the last reduction belongs to."""
+        return self.count.made
 
     def follow(self) -> None:
         """Be told by the model how long it computes and waits."""
@@ -57,7 +75,7 @@ class Measurement:
         """A reduction has ended; whether it is the first one of a step."""
         begins = self._boundary.begins()
         if begins:
-            self.step += 1
+            self.count.made += 1
             self._timer.tick(self.step)
         else:
             self._timer.tick_within()

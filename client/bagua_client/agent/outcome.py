@@ -12,12 +12,18 @@ from weakref import ref
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from bagua_client.agent.measurement import StepCount
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.result_line import write_result_line
-from bagua_client.tuning import Tuning, tell
+from bagua_client.tuning import State, Tuning, tell
 
 ENDED_FIRST = "the training ended before its tuning did"
+
+
+def before_that(number: int, summary: str) -> str:
+    """The result of that round, behind why the one after it has none."""
+    return f"; before that (round {number}): {summary}"
 
 
 class Outcome:
@@ -33,18 +39,20 @@ class Outcome:
         path: where rank 0 writes result lines; None: nowhere.
 
     Attributes:
+        count: of the training's steps.
         page: gives the job's, as soon as it is known.
     """
 
-    def __init__(self, job: str, tunable: Tunable, path: str | None) -> None:
+    def __init__(self, job: str, tunable: Tunable, path: str | None, count: StepCount) -> None:
         rank, default = tunable.communicator.rank, tunable.default
         self.page: Callable[[], str] = str
-        self._tunable = tunable
+        self._tunable, self.count = tunable, count
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
         )
         self._path = path if rank == 0 else None
         self._process = os.getpid()
+        self._before = ""  # the result of the round before, in words
         self._untold = self._is_over = False
         self._handle: RemovableHandle | None = None
         if self._path is not None:
@@ -64,9 +72,13 @@ class Outcome:
         """
         if not told:
             return
-        self._is_over = told["state"] in ("finished", "failed")
+        self._is_over = told["state"] in ("finished", "failed", "off")
         best = self._in_force if told["state"] == "finished" else _read(told.get("best"))
         before, now = self._known, {"round": self._known.round, **told, "best": best}
+        if told["state"] == "finished":
+            self._before = before_that(now["round"], told["summary"])
+        elif self._is_over:
+            now["summary"] = told["reason"] + self._before
         self._known = replace(self._first, **now, at_step=step)
         is_news = replace(self._known, at_step=before.at_step) != before
         if self._is_over and is_news:
@@ -74,10 +86,10 @@ class Outcome:
             if self._handle is None:
                 self._handle = register_optimizer_step_post_hook(_teller(self))
 
-    def fail(self, reason: str, step: int) -> None:
-        """The tuning ends by an error that all ranks know of. A result that is there stays."""
+    def end(self, state: State, reason: str, step: int) -> None:
+        """The tuning ends without a result, as all ranks know. One that is there stays."""
         if not self._is_over:
-            self.follow({"state": "failed", "reason": reason}, step)
+            self.follow({"state": state, "reason": reason}, step)
 
     def forward_begins(self) -> None:
         """At the latest now. Torch goes through no hooks, so that ours can leave them."""
@@ -101,7 +113,10 @@ class Outcome:
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
-            self._known = replace(self._known, state="failed", reason=ENDED_FIRST)
+            step, summary = self.count.made, ENDED_FIRST + self._before
+            self._known = replace(
+                self._known, state="failed", reason=ENDED_FIRST, summary=summary, at_step=step
+            )
         if self._untold or not self._is_over:
             write_result_line(self._path, self.tuning)
         self._path = None

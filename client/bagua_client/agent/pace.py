@@ -1,4 +1,4 @@
-"""How many steps lie between two reports: few, to lose none; not so few that they cost much."""
+"""How many steps lie between two reports: few enough to act soon, enough to keep them cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned knobs (BAGUA_AUTOTUNE_KNOBS): the default has their values, too."""
+"""Pinned knobs (BAGUA_AUTOTUNE_KNOBS): the default configuration has their values too."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
         except (RuntimeError, ValueError) as error:
             if tunable.communicator.rank == 0:
                 logger.warning(
-                    "BAGUA_AUTOTUNE_KNOBS: %s stays at its default, %s is not to be had: %s",
+                    "BAGUA_AUTOTUNE_KNOBS: %s stays at its default, as %s is not possible here: %s",
                     *(knob, choice.pinned, error),
                 )

@@ -1,7 +1,8 @@
-"""What every rank tells the others: its new step times, and from rank 0 what comes next."""
+"""The message of every rank to all others: its new step times, and from rank 0 the command."""
 
 from __future__ import annotations
 
+import enum
 import math
 from array import array
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ import torch.distributed as dist
 
 from bagua_client.agent.clock import StepTime
 from bagua_client.agent.guard import Losses
+from bagua_client.tuning import State
 
-FORMAT = 5
+FORMAT = 6
 """Of the reports and of what follows them; another number whenever a release changes that. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 9
@@ -26,6 +28,15 @@ ROOM_AT = HEADER + 2 * LARGEST_REPORT
 NO_LOSSES = Losses()
 
 
+class Stop(enum.IntEnum):
+    """Whether a rank asks all to stop the tuning; anything but NO does."""
+
+    NO = 0
+    ERROR = 1
+    REFUSED = 2
+    """The training does something under which nothing can be tuned."""
+
+
 @dataclass
 class Report:
     """One rank's.
@@ -34,7 +45,7 @@ class Report:
         command_bytes: length of the command; 0: none. Only rank 0's counts.
         command: empty where it is too long for a report, and follows. Only rank 0's counts.
         next_report: after so many reductions more. Only rank 0's counts.
-        stop: something went wrong on this rank alone; all must stop.
+        stop: whether all must stop, for a reason that this rank logs.
         losses: those that came to be known since the last one.
         first_step: the number of the first step in ``seconds``.
         seconds: of that step and those after it, at most LARGEST_REPORT.
@@ -45,7 +56,7 @@ class Report:
     command_bytes: int = 0
     command: bytes = b""
     next_report: int = 0
-    stop: bool = False
+    stop: Stop = Stop.NO
     losses: Losses = NO_LOSSES
     first_step: int = 0
     seconds: Sequence[float] = ()
@@ -62,6 +73,20 @@ class Report:
             self.seconds = [time.seconds for time in times]
             known = [time.compute_seconds for time in times] if computed else []
             self.compute_seconds = [math.nan if s is None else s for s in known]
+
+
+def ending(stops: Sequence[Stop], refusal: str) -> tuple[State, str]:
+    """The state of a tuning that some rank asked to stop, and why; the same on all of them.
+
+    Args:
+        stops: by rank.
+        refusal: why nothing can be tuned on this rank, if it says so.
+    """
+    if all(stop is Stop.REFUSED for stop in stops):
+        return "off", refusal
+    ranks = ", ".join(str(rank) for rank, stop in enumerate(stops) if stop)
+    what = "an error on" if Stop.ERROR in stops else "nothing can be tuned on"
+    return "failed", f"{what} rank {ranks}; see the log of that rank"
 
 
 class Exchange:
@@ -116,7 +141,7 @@ def _report(row: array[float]) -> Report:
         command_bytes,
         command,
         next_report,
-        bool(stop),
+        Stop(stop),
         losses,
         first_step,
         seconds,

@@ -1,9 +1,9 @@
-"""Rank 0's background thread: all that is said to the service, and what the service wants.
+"""Rank 0's background thread, which alone talks to the service.
 
-Whatever the service does, training goes on: errors are waited out here, step times that nobody
-takes are dropped, and the ranks stay at the configuration they have, or go back to the default
-from a trial if it is long. After the tuning the thread
-watches the step times, and says nothing while they stay as they are but that the training lives.
+Training goes on whatever the service does: this thread waits until it answers, and drops step times
+that it does not take. The ranks keep their configuration meanwhile; if that is a trial and the
+service stays away for long, they return to the default. After the tuning the thread watches the
+step times, and tells the service only that the training is alive, until they change.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from bagua_client.agent.announcement import announce
+from bagua_client.agent.announcement import TrialLines, announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
+from bagua_client.agent.measurement import StepCount
+from bagua_client.agent.outcome import ENDED_FIRST, before_that
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
 from bagua_client.agent.sidecar import SidecarError, shared_sidecar
@@ -59,7 +61,9 @@ class Reporter:
         environment: Environment,
         description: Mapping[str, Any],
         handover: Handover | None = None,
+        count: StepCount | None = None,
     ) -> None:
+        self._count = count or StepCount()
         self._handover = handover if handover is not None and handover.is_needed else None
         self._process = os.getpid()
         self._description = description
@@ -76,15 +80,15 @@ class Reporter:
             self._forget_commands,
             self._leave_trial,
         )
-        self._page = ""
+        self._is_registered = False
+        self._before = ""  # the result of the round before, in words
         self._commanded: object = object()
         self._kept: Mapping[str, Any] = description["default_configuration"]
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
-        self._profile_refusals = 0
-        self._compute_refusals = 0
-        self._logged_tenths = 0
+        self._profile_refusals = self._compute_refusals = 0
+        self._trials = TrialLines(logger)
         self._refusals = 0
         self._disagreements = 0
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
@@ -109,7 +113,7 @@ class Reporter:
 
     def page(self) -> str:
         """The job's, for a browser; empty before it is registered."""
-        return self._page
+        return self._connection.page if self._is_registered and not self._is_forked else ""
 
     @property
     def is_suspicious(self) -> bool:
@@ -121,11 +125,11 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
-                announce(logger, "autotune: the training ended before its tuning did")
+                announce(logger, "autotune: %s%s", ENDED_FIRST, self._before)
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()
-            self.put(Event("ended", None, 0, "the training process ended"))
+            self.put(Event("ended", None, self._count.made, "the training process ended"))
             self._thread.join(wait_seconds)
 
     def finish(self, reason: str = "") -> None:
@@ -138,7 +142,7 @@ class Reporter:
         if not self._is_forked:
             self._stopping.set()
             if reason:
-                self.put(Event("ended", None, 0, reason))
+                self.put(Event("ended", None, self._count.made, reason))
             self._inbox.wake()
 
     @property
@@ -156,9 +160,9 @@ class Reporter:
             if self._handover is not None:
                 self._connection.bring(self._handover.take())
             state = self._connection.register()
-            name, self._page = self._description["name"], self._connection.page
+            self._is_registered = True
             if not self._stopping.is_set():
-                announce(logger, "autotune: job %s is being tuned, see %s", name, self._page)
+                announce_page(logger, self._description["name"], self._connection.page)
             self._follow(state)
             while not self._stopping.is_set():
                 message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
@@ -168,7 +172,7 @@ class Reporter:
                 elif self._poll_seconds is not None:
                     self._follow(self._connection.call(lambda service: service.state()))
                 if self._renewal.take_due():
-                    self._connection.renew()
+                    self._connection.renew(self._renewal.take_progress())
             while (message := self._inbox.take(timeout_seconds=0.0)) is not None:
                 if isinstance(message, Event):
                     self._deliver(message)
@@ -177,7 +181,7 @@ class Reporter:
         except (ServiceRefused, SidecarError, _Hopeless) as error:
             self._give_up(str(error))
         except Exception as error:
-            logger.exception("autotune: an error in the reporter")
+            logger.exception("autotune: an error in the thread that talks to the service")
             self._give_up(repr(error))
 
     def _give_up(self, reason: str) -> None:
@@ -209,8 +213,8 @@ class Reporter:
     def _tell_dropped(self) -> None:
         if self._inbox.is_empty and (dropped := self._inbox.take_dropped()):
             logger.info(
-                "autotune: %d reports were dropped meanwhile, to keep what waits for the service "
-                "small; the tuning measures anew what it misses",
+                "autotune: %d reports were dropped while the service did not answer; the tuning "
+                "measures again what it needs",
                 dropped,
             )
 
@@ -254,8 +258,8 @@ class Reporter:
             self._compute_refusals += 1
             if self._compute_refusals == MOST_REFUSALS:
                 logger.warning(
-                    "autotune: the service takes no computing times (%s); a slow rank of this job "
-                    "will not be found",
+                    "autotune: the service does not accept computing times (%s), so it cannot find "
+                    "a slow rank",
                     error,
                 )
             return state
@@ -263,6 +267,9 @@ class Reporter:
         return state
 
     def _send_event(self, event: Event) -> JobState:
+        # The next steps are of another configuration, or there are none.
+        if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
+            self._connection.renew(told)
         if event.kind in ("disagreement", "diverged"):
             # The ranks are at the baseline now, whatever they were told before, or will be.
             self._forget_commands()
@@ -290,20 +297,21 @@ class Reporter:
             unsupported = isinstance(error, NotSupported)
             self._profile_refusals = MOST_REFUSALS if unsupported else self._profile_refusals + 1
             if self._profile_refusals == MOST_REFUSALS:
-                logger.info("autotune: the service takes no profiles of steps (%s)", error)
+                logger.info("autotune: the service does not accept profiles of steps (%s)", error)
             return None
         self._profile_refusals = 0
         return state
 
     def _look_for_drift(self, complete: list[StepTimes]) -> JobState | None:
+        self._renewal.watched(complete)
         found = [(step.step, self._watch.add(step.step, max(step.seconds))) for step in complete]
         state = None
         # Only now: a drift that is refused must not keep the watch from the steps after it.
         for step, drift in found:
             if drift is not None:
                 change = (
-                    f"a step took {drift.before_seconds * 1e3:.3g} ms since the tuning and takes "
-                    f"{drift.now_seconds * 1e3:.3g} ms now"
+                    f"a step took {drift.before_seconds * 1e3:.3g} ms after the tuning, and now "
+                    f"takes {drift.now_seconds * 1e3:.3g} ms"
                 )
                 logger.info("autotune: %s", change)
                 state = self._send_event(Event("drift", None, step, change, drift.now_seconds))
@@ -311,18 +319,21 @@ class Reporter:
 
     def _follow(self, state: JobState) -> None:
         """Tell the ranks what the service wants now, if that is new."""
-        self._log_progress(state)
+        if state.trial is not None:
+            self._trials.tell(state.trials_measured, state.max_trials, state.speedup)
         self._poll_seconds = self._next_poll() if state.deciding else None
         is_between_trials = state.trial is None and state.deciding
         if is_between_trials or state.trial == self._commanded:
             return
         if state.trial is None:
             self._kept = state.configuration
-            if state.summary is not None:
+            # At the end of a training the service answers with the round before, if with any.
+            if state.summary is not None and not self._stopping.is_set():
                 announce(logger, "autotune: %s", state.summary)
+                self._before = before_that(state.round, state.summary)
         elif not self._is_tuning:
-            announce(logger, "autotune: the job is tuned again")
-            self._logged_tenths = 0
+            announce(logger, "autotune: the job is being tuned again (round %d)", state.round)
+            self._trials = TrialLines(logger)
         told = told_of(state, self._description["default_configuration"])
         self._order(state.trial, state.configuration, True, told, self._take_copy())
         self._commanded = state.trial
@@ -336,8 +347,8 @@ class Reporter:
         """The service is away for long, and what it had the ranks try may be slow."""
         if isinstance(self._commanded, int):
             logger.warning(
-                "autotune: the ranks go back to their default configuration until the service is "
-                "back"
+                "autotune: the ranks use their default configuration until the service answers "
+                "again"
             )
             waiting = {"state": "waiting", "reason": "the service is away"}
             self._order(None, self._description["default_configuration"], True, waiting)
@@ -369,15 +380,6 @@ class Reporter:
         text = json.dumps(command, separators=(",", ":"))
         with self._command_lock:
             self._command = text.encode()
-
-    def _log_progress(self, state: JobState) -> None:
-        tenths = state.trials_measured // 10
-        if state.trial is None or tenths <= self._logged_tenths:
-            return
-        self._logged_tenths = tenths
-        faster = f", best so far {state.speedup:.2f}x" if state.speedup is not None else ""
-        measured, most = state.trials_measured, state.max_trials
-        announce(logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A service that rank 0 starts beside itself, and that never outlives it."""
+"""The service that rank 0 starts beside itself, and that never outlives it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ import threading
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""A service that does not listen by then is ended: its disk hangs, perhaps."""
+"""A service that does not listen by then is ended; perhaps its disk hangs."""
 
 
 class SidecarError(Exception):
-    """The service could not be started, and would not be at the next try."""
+    """The service cannot be started; another try would fail, too."""
 
 
 class Sidecar:
-    """The service of this process; all models wrapped in it share one.
+    """The service of this process; all models wrapped in this process share it.
 
     It watches its parent's process id, so it ends with the job even if the job is killed. Other
-    processes of the machine, such as browsers with pages from anywhere, reach it, too: it wants a
+    programs of the machine can reach it, such as a browser that shows any page. So it needs a
     token, which only this process knows.
 
     Args:
-        port: 0: any free one.
-        token: None: one is made.
+        port: 0: any free port.
+        token: None: a random one is made.
 
     Attributes:
-        token: what it wants to be shown.
-        page_token: to go with the address that is printed: empty unless it was made here and is
-            of no use once the job is over.
+        token: the service's.
+        page_token: the token for the printed address: the random one, which is useless once the
+            job has ended; empty if the user gave a token.
+        endings: how each service ended that was started again, in words.
     """
 
     def __init__(self, port: int = 0, token: str | None = None) -> None:
@@ -46,12 +47,13 @@ class Sidecar:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
+        self.endings: list[str] = []
         self._owner = os.getpid()
         self._stopped = False
         atexit.register(self.stop)
 
     def url(self) -> str:
-        """Its address; starts it if it does not run (any more).
+        """Its address; starts it if it does not run.
 
         Raises:
             SidecarError: it is not installed, ended before it listened, or was stopped.
@@ -59,12 +61,19 @@ class Sidecar:
         with self._lock:
             if self._stopped:
                 raise SidecarError("the job is over")
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None:
                 self._start()
+            elif (status := self._process.poll()) is not None:
+                self._start()
+                self.endings.append(
+                    f"ended with exit code {status}"
+                    if status >= 0
+                    else f"was killed by signal {-status}"
+                )
             return self._url
 
     def stop(self) -> None:
-        """End it, if this process (not a fork of it) started it."""
+        """End the service, if this process itself and not its parent started it."""
         if os.getpid() == self._owner:
             self._stopped = True
             if self._process is not None:
@@ -80,9 +89,9 @@ class Sidecar:
             )
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--parent-pid", str(os.getpid())]
-        # What it has to say of the job, the reporter says too.
+        # The reporter logs what the service would say of the job.
         command += ["--log-level", "warning"]
-        # A session of its own: Ctrl-C goes to the training, and the service follows that.
+        # A session of its own: Ctrl-C reaches the training only, and the service ends with that.
         try:
             self._process = subprocess.Popen(
                 command,
@@ -90,7 +99,7 @@ class Sidecar:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
-                # Not an argument: those every user of the machine can read.
+                # Not as an argument: every user of the machine can read those.
                 env={**os.environ, "BAGUA_AUTOTUNE_TOKEN": self.token},
             )
         except OSError as error:
@@ -100,13 +109,13 @@ class Sidecar:
         if address is None:
             raise SidecarError(
                 f"the service ended with exit code {self._process.wait()} before it listened; "
-                f"its own message stands above. Try it by hand: {' '.join(command[1:4])}"
+                f"its own message is above. Try it by hand: {' '.join(command[1:4])}"
             )
         self._url = address.group()
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
-    """That it listens; empty: it ended, or took too long and was ended."""
+    """The line that says it listens; empty: it ended, or took too long and was ended."""
     assert process.stdout is not None
     watchdog = threading.Timer(START_SECONDS, process.kill)
     watchdog.daemon = True
@@ -122,7 +131,7 @@ _lock = threading.Lock()
 
 
 def shared_sidecar(port: int, token: str | None = None) -> Sidecar:
-    """The one of this process; see Sidecar."""
+    """The sidecar of this process; see Sidecar."""
     global _sidecar
     with _lock:
         if _sidecar is None:
@@ -131,7 +140,7 @@ def shared_sidecar(port: int, token: str | None = None) -> Sidecar:
 
 
 def _forget() -> None:
-    """In a forked child: the service is the parent's, and so is whoever holds the lock."""
+    """In a forked child: service and lock belong to the parent."""
     global _sidecar, _lock
     _sidecar, _lock = None, threading.Lock()
 

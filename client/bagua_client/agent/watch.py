@@ -1,7 +1,7 @@
-"""Whether step times have changed for good, after the tuning: a pure function of them.
+"""Finds lasting changes of the step times after the tuning, from nothing but the step times.
 
-Step times are compared in blocks of steps by their medians, so that a disturbance shorter than
-two blocks and any number of single slow steps are passed over.
+It compares the medians of blocks of steps, so it ignores single slow steps, and disturbances
+shorter than two blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Drift:
 
 
 class Watch:
-    """Learns what is normal from the first steps it is shown, and tells when that has changed.
+    """Learns the usual step time from the first steps, and tells when it has changed.
 
     The spread of the log step times is estimated by their median absolute deviation; a median
     of n steps then has the standard error 1.2533 sigma / sqrt(n), the asymptotic one of normal

@@ -58,19 +58,20 @@ class _Round:
 
 @register("async", "weights are averaged now and then, and no rank waits for another")
 class AsyncModelAverageAlgorithm(Algorithm):
-    """Each rank trains by itself; now and then all send their weights, and each moves by what it
-    was off their mean (after Lian et al., Asynchronous Decentralized Parallel SGD, ICML 2018). With
-    ``c`` the weights that were sent, ``x`` those of later: ``x += mean of c - c``.
+    """Each rank trains by itself. From time to time all ranks send their weights, and each rank
+    moves towards the mean (after Lian et al., Asynchronous Decentralized Parallel SGD, ICML 2018).
+    With ``c`` the weights that a rank sent and ``x`` its weights now: ``x += mean of c - c``.
 
-    A round begins, and its outcome is put in place, when a forward pass of the rank begins: between
-    two steps, in evaluation and in a checkpoint weights are whole. A round is over when the last
-    rank has come to it; the others train on. Nothing runs in a thread. Replicas differ;
-    :meth:`abort` can make them equal.
+    A rank begins a round, and applies its result, when a forward pass begins. So weights do not
+    change during a step, an evaluation or a checkpoint. A round is over when the last rank has
+    joined it; meanwhile the others train on. No thread is used. The replicas differ; :meth:`abort`
+    can make them equal.
 
     Args:
-        peer_selection_mode: ``all`` only.
-        sync_interval_ms: from the end of a round to the begin of the next; 0 or less: no rounds.
-        warmup_steps: so many steps, at first, gradients are averaged.
+        peer_selection_mode: only ``all``.
+        sync_interval_ms: milliseconds from the end of a round to the start of the next; 0 or less:
+            no rounds.
+        warmup_steps: in so many first steps gradients are averaged instead.
 
     Raises:
         ValueError: another mode.
@@ -78,7 +79,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
 
     moves_weights = True
     needs_all_ranks = True
-    obstacle = "the ranks of an asynchronous training have no step in common"
+    obstacle = "under an asynchronous algorithm the ranks do not step together"
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Algorithm:
-    """One way of keeping the replicas together: the chain that each bucket of gradients travels.
+    """One way of keeping the replicas together: the chain of operations for each bucket.
 
     The smallest one, which averages gradients and halves them::
 
@@ -30,18 +30,19 @@ class Algorithm:
                 return 0.5 / world_size
 
     Attributes:
-        name: what it is registered under, else its class's.
-        hierarchical: whether a job begins with the way that reduces inside nodes first; where
-            there is but one node, or one rank on each, that is the flat one.
-        names: of the model's parameters, by their identities.
-        is_torchs: whether it does what torch does by itself, in this phase.
-        moves_weights: in the moments below.
-        leaves_gradients: they stay each rank's own, in this phase, as do buffers.
-        needs_all_ranks: to the end of a training; they cannot end one by one (torch's ``join``).
-        is_apart: ranks have no step in common, in this phase: one waits for no other.
-        obstacle: why a job that was wrapped with it is not tuned; empty: it can be.
-        exchanges: operations of :meth:`exchange` that communicate.
-        scales_itself: the chain does, in this phase, and a bucket travels as it is.
+        name: the name that it is registered under, else the name of its class.
+        hierarchical: whether a job begins by reducing inside the nodes first. With one node, or
+            one rank on each node, the reduction is flat anyway.
+        names: the names of the model's parameters, by ``id(parameter)``.
+        is_torchs: in this phase it does what torch does without it.
+        moves_weights: it communicates weights, in the methods below.
+        leaves_gradients: in this phase each rank keeps its own gradients and buffers.
+        needs_all_ranks: all ranks must train to the end; they cannot end one by one (torch's
+            ``join``).
+        is_apart: in this phase no rank waits for another; the ranks do not step together.
+        obstacle: why a job that was wrapped with it is not tuned; empty: it can be tuned.
+        exchanges: how many operations of :meth:`exchange` communicate.
+        scales_itself: in this phase the chain scales the gradients, so nothing else does.
     """
 
     name = ""
@@ -70,10 +71,10 @@ class Algorithm:
         return GlobalAlgorithmRegistry.get(name)(**arguments)
 
     def reify(self, communicator: Communicator) -> Algorithm:
-        """What works for one model, with a state of its own; one declaration may serve several.
+        """The instance for one model, with a state of its own; this one may serve several models.
 
         Raises:
-            ValueError: it cannot, for these ranks; the same on all of them.
+            ValueError: it does not work for these ranks; the same on all of them.
         """
         return copy.copy(self)
 
@@ -86,16 +87,16 @@ class Algorithm:
 
     @classmethod
     def offered(cls, parameters: Collection[torch.Tensor]) -> Algorithm | None:
-        """With its default arguments, as a tuning would try it on a model with these parameters;
-        None: it does not work there."""
+        """An instance with the default arguments, which a tuning may try on a model with these
+        parameters; None: it does not work for that model."""
         return cls()
 
     def end(self) -> None:
-        """Another one takes its place: all ranks, between two steps. What is on its way is brought
-        to its end; weights may differ between ranks afterwards."""
+        """Another algorithm takes its place. All ranks call this between two steps. It waits for
+        communication under way; afterwards weights may differ between ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a training that goes on later needs; each rank has its own."""
+        """What a checkpoint must hold of it; each rank has its own."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,27 +105,27 @@ class Algorithm:
     # Moments at which weights may travel; all ranks come to them together
 
     def forward_begins(self, weights: Weights) -> None:
-        """Of a pass that is trained and whose gradients are to be synchronised."""
+        """A training pass begins whose gradients will be synchronised."""
 
     def backward_ends(self, weights: Weights) -> None:
         """All gradients are there, and no optimizer has stepped yet."""
 
     def step_ends(self, weights: Weights) -> None:
-        """The optimizers have stepped; once for each backward pass, at the latest when the next
-        forward pass begins."""
+        """The optimizers have stepped. Called once for each backward pass, before the next forward
+        pass."""
 
     # What changes by itself
 
     @property
     def phase(self) -> int:
-        """What the algorithm should be in by now, 0 for one without phases; looked at between two
-        steps. When it changes, the ranks make sure that all have come to it, and :meth:`begin` it
-        together."""
+        """The phase that the algorithm should be in now; 0 if it has none. It is read between two
+        steps. When it changes, the ranks check that it has changed on all of them, and
+        :meth:`begin` it together."""
         return 0
 
     @property
     def progress(self) -> int:
-        """What all ranks must agree on when the phase changes."""
+        """A number that must be the same on all ranks when the phase changes."""
         return self.phase
 
     @property

@@ -23,17 +23,19 @@ from bagua_client.torch_private.reducer import GradBucket
 class ByteGradAlgorithm(Algorithm):
     """Bagua's ByteGrad: a quarter of the bytes (see :mod:`bagua_client.compression`).
 
-    Ranks send each other the chunks of a bucket in eight bits; each sums up its own in float32,
-    divides by the number of ranks, and sends it to all in eight bits again. All ranks have the same
-    bits afterwards. Inside nodes that reduce first, gradients travel as they are.
+    Each rank sends one chunk of a bucket to each other rank, in eight bits. A rank sums up the
+    chunks that it receives in float32, divides by the number of ranks, and sends the result to all
+    ranks in eight bits. Afterwards all ranks have the same bits. In a hierarchical reduction only
+    what crosses nodes is compressed.
 
     Args:
         hierarchical: begin with reducing inside nodes first.
         average: over the ranks; else gradients are summed.
-        error_feedback: what a rank has lost in rounding it adds in the next step (Karimireddy et
-            al., Error Feedback Fixes SignSGD, ICML 2019); costs 4 bytes a parameter.
-        range_elements: how many numbers of a chunk share a minimum and a maximum; None: all, as in
-            Bagua, where the large gradients of one layer let the small ones of others become 0.
+        error_feedback: a rank adds its rounding error to the gradients of the next step
+            (Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019); costs 4 bytes a
+            parameter.
+        range_elements: how many numbers of a chunk share a minimum and a maximum; None: all of
+            them, as in Bagua. Then large gradients of one layer round small ones of others to 0.
 
     Raises:
         ValueError: ``range_elements`` is not a power of two from 1024 on.

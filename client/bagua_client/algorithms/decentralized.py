@@ -34,10 +34,10 @@ class DecentralizedAlgorithm(Algorithm):
     Replicas differ between ranks; a checkpoint of rank 0 holds its own.
 
     Args:
-        hierarchical: begin with the mean of each node, and exchange those.
+        hierarchical: average inside each node first, then exchange the nodes' means.
         peer_selection_mode: ``shift_one``: rank i of the first half of n meets each of the other
             half in turn.
-        communication_interval: weights travel in each so manieth step, the first one included.
+        communication_interval: weights are exchanged every so many steps, beginning with the first.
 
     Raises:
         ValueError: another mode, or an interval below 1; or, where a model is wrapped,

@@ -34,8 +34,8 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
     follow every re-cut.
 
     Args:
-        hierarchical: begin with the mean of each node, whose first rank is on the ring.
-        communication_interval: weights travel after each so manieth step, the first one included.
+        hierarchical: average inside each node first; only its first rank is on the ring.
+        communication_interval: weights are exchanged every so many steps, beginning with the first.
 
     Raises:
         ValueError: an interval below 1.

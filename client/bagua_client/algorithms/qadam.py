@@ -23,14 +23,16 @@ WARM_UP, MOMENTA = 1, 2
 
 @register("qadam", "Adam's momenta are averaged in 8 bits, after a warm-up")
 class QAdamAlgorithm(ByteGradAlgorithm):
-    """Gradients are averaged as they are while ``q_adam_optimizer`` warms up; then each rank makes
-    its momentum of its own gradients, and those are averaged as by ``bytegrad``. From then on
-    ``.grad`` holds the averaged momentum: what clips gradients clips that.
+    """While ``q_adam_optimizer`` warms up, gradients are averaged without compression. After that
+    each rank updates its momentum with its own gradients, and the momenta are averaged as by
+    ``bytegrad``. From then on ``.grad`` holds the averaged momentum, so gradient clipping clips the
+    momentum.
 
     Args:
-        q_adam_optimizer: that of the model.
+        q_adam_optimizer: the optimizer of the model.
         hierarchical: begin with reducing inside nodes first.
-        grad_scaler: the training's, if it has one: momenta are then made of gradients scaled by it.
+        grad_scaler: the scaler that the training uses, if any; the momenta are then made from
+            gradients scaled by it.
 
     Raises:
         TypeError: another optimizer.

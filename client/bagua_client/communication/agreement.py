@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same value: the vote before anything changes."""
+"""Votes: whether all ranks hold the same value, asked before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of a group tell one another in eight bits."""
+"""Communication operations that send eight bits for each number."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CompressedSum:
 
 
 class RingUpdate:
-    """A rank tells its two neighbours what its weights have changed by.
+    """A rank sends its two neighbours by how much its weights have changed.
 
     Args:
         whole: what travels, of which the operations may be given a part only.

@@ -1,4 +1,4 @@
-"""What all ranks decide together before any collective: one of them may not come to that at all."""
+"""Decisions of all ranks without a collective, which some ranks might never enter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def verdict(
     store = torch_groups.store()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if store is None:
-        return rank, "the ranks have no store to ask one another over"
+        return rank, "the default process group has no store, which the ranks need to agree"
     # Counted by each rank for itself: ranks that wrapped as many models speak of the same one.
     name = f"{question}/{group.group_name}"
     model = store.add(f"{name}/models of {rank}", 1)

@@ -53,7 +53,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def check_range(range_elements: int | None) -> None:
     """Raise ValueError unless chunks can be cut into such ranges."""
     if range_elements is not None and (range_elements < 1024 or range_elements.bit_count() != 1):
-        raise ValueError(f"a range has 1024 elements or 2048, 4096, ...; not {range_elements}")
+        raise ValueError(f"a range must have 1024, 2048, 4096, ... elements, not {range_elements}")
 
 
 def compressed_bytes(elements: int, range_elements: int | None = None) -> int:
@@ -201,11 +201,11 @@ def _constants(bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 def _check(chunks: torch.Tensor, range_elements: int | None) -> None:
     if chunks.dim() != 2 or not chunks.numel() or not chunks.is_contiguous():
         raise ValueError(
-            "what is compressed must be (rows, elements), contiguous and not empty; this is "
-            f"{tuple(chunks.shape)}"
+            "a tensor to compress must be of shape (rows, elements), contiguous and not empty; "
+            f"this one is {tuple(chunks.shape)}"
         )
     if chunks.dtype not in DTYPES:
-        raise ValueError(f"{chunks.dtype} cannot be compressed to 8 bits; known are {DTYPES}")
+        raise ValueError(f"{chunks.dtype} cannot be compressed to 8 bits; possible are {DTYPES}")
     check_range(range_elements)
 
 

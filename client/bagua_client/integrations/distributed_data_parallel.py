@@ -42,26 +42,26 @@ logger = logging.getLogger(__name__)
 Wrapper = TypeVar("Wrapper", bound=TorchDistributedDataParallel)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 DEFAULT_ALGORITHM = "gradient_allreduce"
-NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs, as its log says"
+NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
 class DistributedDataParallel(WithMoments):
     """:class:`torch.nn.parallel.DistributedDataParallel`, tuned while it trains.
 
-    Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it is
-    torch's class and nothing else. ``bucket_cap_mb`` is what the tuning starts from and is
-    compared with; where it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is, if that is set.
-    ``BAGUA_DEFAULT_CHANNELS`` is another part of that default; the job runs with it, tuned or not.
+    Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it behaves
+    as torch's class. The tuning starts from ``bucket_cap_mb``, and speed-ups are relative to it; if
+    it is not given, ``BAGUA_DEFAULT_BUCKET_SIZE`` (bytes) is used, if set.
+    ``BAGUA_DEFAULT_CHANNELS`` sets the channels to start from; it also counts without tuning.
 
     Args:
         module: as torch's, like all further arguments.
-        optimizers: those of the model, whose steps tell where one training step ends and the
-            next begins; found by themselves if left out.
+        optimizers: the optimizers of the model; their steps tell where a training step ends. Left
+            out, they are found when they step.
         algorithm: the name of a registered algorithm, or an instance of one.
 
     Raises:
-        ValueError: an unknown algorithm, an environment variable that cannot be read; and what
-            torch's class raises.
+        ValueError: the algorithm is unknown, or an environment variable has an invalid value; and
+            what torch's class raises.
     """
 
     _tunable: TunableReducer | None = None
@@ -92,26 +92,27 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def configuration(self) -> Configuration:
-        """What is in force, or will be in the next step."""
+        """The configuration in force, or the one that will be from the next step on."""
         if self._tunable is None:
             return configuration_of(caps_of(self))
         return self._tunable.layout_to_come.configuration
 
     @property
     def is_tuning(self) -> bool:
-        """Whether configurations are being tried; changes on all ranks in the same step."""
+        """Whether the model is being tuned; changes on all ranks in the same step."""
         return self._agent is not None and self._agent.is_active
 
     @property
     def tuning(self) -> Tuning:
-        """What has come of the tuning by now: its state, the best configuration, the speed-up with
-        its interval, the cost."""
+        """A snapshot of the tuning: its state, the best configuration, the speed-up with its
+        interval, the cost."""
         if self._agent is not None:
             return self._agent.outcome.tuning
         tunable, now = self._tunable, self.configuration
         return Tuning(
             state="off",
             reason=self._not_tuned,
+            summary=self._not_tuned,
             configuration=now,
             default=now if tunable is None else tunable.default,
             rank=dist.get_rank(self.process_group),
@@ -119,15 +120,14 @@ class DistributedDataParallel(WithMoments):
 
     @property
     def algorithm(self) -> Algorithm:
-        """What keeps the replicas together: this model's own instance, with its state."""
+        """The algorithm that keeps the replicas together: this model's own instance."""
         return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Tell a tuning the loss of this rank's batch, once in each step, from the first one on.
+        """Report the loss of this rank's batch: once in every step, from the first step on.
 
-        A trial that changes the numbers fails where losses under it are worse than before, by more
-        than 5 % and more than chance. Nothing waits for the device. Without a tuning it does
-        nothing.
+        A trial that changes the numbers fails if its losses are worse than before by more than 5 %
+        and by more than chance. The call does not wait for the GPU. Without tuning it does nothing.
 
         Raises:
             TypeError: neither a tensor nor a number.
@@ -136,22 +136,22 @@ class DistributedDataParallel(WithMoments):
             self._agent.report_loss(loss)
 
     def unmeasured(self) -> AbstractContextManager[None]:
-        """Around what is no part of a step, such as a validation or the writing of a checkpoint: a
-        tuning then leaves out the time from the optimizers' last step to its end. All ranks, after
-        the same step and before the next forward pass that is trained. Without a tuning it does
-        nothing.
+        """A context for what is not part of a step, such as a validation or writing a checkpoint.
 
-        It is of use where such things are frequent: a few steps that take longer change no median.
+        The tuning leaves out the time from the optimizers' last step to the end of the context. All
+        ranks enter it after the same step, before the next training pass. Without tuning it does
+        nothing. It is useful where such things are frequent: a few longer steps do not change a
+        median.
         """
         return nullcontext() if self._agent is None else self._agent.unmeasured()
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
-        it together, in the same step.
+        it in the same step.
 
         Returns:
-            Whether all ranks agreed; if not, all go back to the default configuration. They
-            do not where the configuration does not fit the model, which is logged.
+            Whether all ranks agreed. If not, all return to the default configuration. They
+            disagree if the configuration does not fit the model, which is logged.
 
         Raises:
             RuntimeError: the job is being tuned, or the ranks cannot make the process groups
@@ -159,11 +159,14 @@ class DistributedDataParallel(WithMoments):
         """
         if self.is_tuning:
             raise RuntimeError(
-                "the job is being tuned, and a configuration set by hand would be measured as "
-                "another; set it when is_tuning is False, or train with BAGUA_AUTOTUNE=0"
+                "the job is being tuned, and a configuration set by hand would be mistaken for the "
+                "trial under way; wait until is_tuning is False, or train with BAGUA_AUTOTUNE=0"
             )
         if not has_reducer(self):
-            raise RuntimeError("torch carries this model's gradients without a reducer to re-cut")
+            raise RuntimeError(
+                "torch reduces this model's gradients without its C++ reducer, so there are no "
+                "buckets to re-cut"
+            )
         if leaves_first_step_out(self):
             raise RuntimeError(LEAVES_FIRST_STEP_OUT)
         tunable = _tunable_of(self)
@@ -209,6 +212,10 @@ class DistributedDataParallel(WithMoments):
     def _hook_came(self) -> None:
         if self._tunable is not None:
             self._tunable.look_on()
+        if self._tunable is not None and self.is_tuning:
+            from bagua_client.agent import hook_came
+
+            hook_came(self._tunable)
 
 
 class _Joined(JoinHook):
@@ -247,25 +254,25 @@ def tune(
     optimizers: Optimizers = None,
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
 ) -> Wrapper:
-    """Do to a wrapper that somebody else made what ours would have done. All ranks must call it
-    together, before the first step or between two.
+    """Turn a wrapper that another library made into ours, in place. All ranks must call it, before
+    the first step or between two steps.
 
     Args:
-        model: torch's DistributedDataParallel, or a subclass of it; changed in place.
+        model: torch's DistributedDataParallel, or a subclass of it.
         optimizers, algorithm: see :class:`DistributedDataParallel`.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is something else.
-        ValueError: see :class:`DistributedDataParallel`; or ``model`` is that already, with another
+        TypeError: ``model`` is not a DistributedDataParallel.
+        ValueError: see :class:`DistributedDataParallel`; or ``model`` is already ours, with another
             algorithm.
     """
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
             "tune() takes a torch.nn.parallel.DistributedDataParallel, not "
-            f"{type(model).__name__}; of a compiled model, give the wrapper that was compiled"
+            f"{type(model).__name__}; for a compiled model, give the wrapper that was compiled"
         )
     if isinstance(model, DistributedDataParallel):
         _check_same(model, algorithm)
@@ -285,7 +292,7 @@ def _check_same(model: DistributedDataParallel, algorithm: str | Algorithm) -> N
     asked = find(algorithm).name
     if asked not in (DEFAULT_ALGORITHM, model.algorithm.name):
         raise ValueError(
-            f"the model is wrapped with algorithm {model.algorithm.name!r} already; ask for "
+            f"the model is already wrapped with algorithm {model.algorithm.name!r}; give "
             f"{asked!r} there, or start the script without bagua_client's launcher"
         )
 
@@ -307,6 +314,10 @@ def _begin(
         _tune(wrapper, environment, listed, file)
     if file is not None and wrapper._agent is None:
         train_with(_tunable_of(wrapper), file)
+    if environment.check is not None:
+        from bagua_client.agent import check
+
+        check.begin(wrapper, lambda: _tunable_of(wrapper), listed, environment.check)
 
 
 def _tune(
@@ -333,8 +344,8 @@ def _tune(
 def _check_hook(algorithm: Algorithm) -> None:
     if algorithm.name != DEFAULT_ALGORITHM:
         raise RuntimeError(
-            f"the model trains with algorithm {algorithm.name!r}, which says how buckets travel; a "
-            "communication hook (torch's mixed_precision has one) would take its place"
+            f"the model trains with algorithm {algorithm.name!r}, which communicates the buckets; "
+            "a communication hook (torch's mixed_precision has one) would do that instead"
         )
 
 
@@ -344,7 +355,7 @@ def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
         return 1
     obstacle = refusal_of(wrapper, caps_of(wrapper))
     if not obstacle and user_hook_of(wrapper) is not None:
-        obstacle = "buckets travel by the training's own communication hook"
+        obstacle = "the training's own communication hook carries the buckets"
     if obstacle:
         _warn_of_channels(asked, obstacle)
     return 1 if obstacle else asked
@@ -352,7 +363,7 @@ def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
 
 def _warn_of_channels(asked: int, obstacle: str) -> None:
     if dist.get_rank() == 0:
-        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is more than there can be: %s", asked, obstacle)
+        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", asked, obstacle)
 
 
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:

@@ -19,7 +19,7 @@ from bagua_client.torch_private.reducer import caps_of
 
 logger = logging.getLogger(__name__)
 
-LATE = "it is set on some ranks only, or some have no wrapper of ours; set it on all"
+LATE = "not all ranks have it set and a bagua_client wrapper; set both on all ranks"
 
 
 def agreed_file(ddp: DistributedDataParallel, path: str) -> ConfigurationFile | None:
@@ -46,11 +46,11 @@ def agreed_file(ddp: DistributedDataParallel, path: str) -> ConfigurationFile | 
 
 def _judge(answers: list[str]) -> str:
     others = ", ".join(map(str, outnumbered(answers)))
-    return f"the file of rank {others} says something else than the others'" if others else ""
+    return f"the file on rank {others} differs from that on the other ranks" if others else ""
 
 
 def _refuse(reason: str) -> None:
-    logger.warning("BAGUA_CONFIGURATION is not used, the default is: %s", reason)
+    logger.warning("BAGUA_CONFIGURATION is not used; training begins with the default: %s", reason)
 
 
 def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
@@ -87,8 +87,8 @@ def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
     if asked.hierarchical not in ways:
         nodes = ", ".join(map(str, communicator.topology.ranks_per_node))
         return (
-            f"hierarchical {asked.hierarchical} cannot be had here ({', '.join(map(str, ways))} "
-            f"can; ranks per node: {nodes})"
+            f"hierarchical {asked.hierarchical} is not possible here, only "
+            f"{', '.join(map(str, ways))} (ranks per node: {nodes})"
         )
     try:
         communicator.check(asked)
@@ -113,7 +113,9 @@ def _announce(tunable: TunableReducer, file: ConfigurationFile) -> None:
         "device": device_name(communicator.device),
     }
     if found := "; ".join(file.differences(now)):
-        announce(logger, "BAGUA_CONFIGURATION: it may not be the fastest here: %s", found)
+        announce(
+            logger, "BAGUA_CONFIGURATION: this configuration may not be the fastest here: %s", found
+        )
 
 
 def _cut_lists(tunable: TunableReducer, file: ConfigurationFile, begin: Layout) -> None:
@@ -127,8 +129,8 @@ def _cut_lists(tunable: TunableReducer, file: ConfigurationFile, begin: Layout) 
     is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
     if communicator.rank == 0 and not is_in_order:
         logger.warning(
-            "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was made; "
-            "its buckets hold other tensors now",
+            "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was made, "
+            "so its buckets now hold other tensors",
             file.name,
         )
     change = Reconfiguration(tunable, file.configuration, communicator.group, communicator.device)

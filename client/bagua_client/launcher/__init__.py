@@ -1,7 +1,7 @@
-"""How a training script that knows nothing of us is started: with our class under torch's name.
+"""Starts an unmodified training script, in which our class stands under the name of torch's.
 
-``python -m bagua_client`` and ``bagua-run`` start the programs, ``flags`` are what both take,
-``inheritance`` has the processes of the job do the ``replacement`` when they import torch.
+``python -m bagua_client`` and ``bagua-run`` start the programs; ``flags`` has the options of both.
+Through ``inheritance`` every process of the job does the ``replacement`` when it imports torch.
 """
 
 from bagua_client.launcher.replacement import replace_torchs_class

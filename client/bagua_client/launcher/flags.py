@@ -1,4 +1,4 @@
-"""The flags of our commands: those of Bagua's launchers, and what became of them."""
+"""The flags of our commands: those of Bagua's launchers, and which of them have no use now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that says what a variable says.
+    """A flag that sets a variable.
 
     Attributes:
         name: Bagua's, with underscores; hyphens do as well.
@@ -25,7 +25,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Gone:
-    """A flag of Bagua's launchers that nothing is done for.
+    """A flag of Bagua's launchers that is accepted and ignored.
 
     Attributes:
         name: as above.
@@ -42,6 +42,8 @@ FLAGS = (
     Flag("autotune", "BAGUA_AUTOTUNE", None, "tune the job while it trains"),
     Flag("autotune_level", "BAGUA_AUTOTUNE", int, "the same: 0 off, 1 on"),
     Flag("autotune_max_samples", "BAGUA_AUTOTUNE_MAX_SAMPLES", int, "most trials"),
+    Flag("autotune_fresh", "BAGUA_AUTOTUNE_FRESH", None, "use nothing that earlier runs found"),
+    Flag("autotune_max_minutes", "BAGUA_AUTOTUNE_MAX_MINUTES", float, "most minutes of a search"),
     Flag(
         "autotune_sampling_confidence_time",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
@@ -69,13 +71,13 @@ FLAGS = (
     ),
 )
 
-_NET = "is gone with Bagua-Net: a tuned job sends each bucket over several connections (channels)"
-_LOG = "is gone: --is_output_autotune_log writes one where the service runs"
-_SSH = "is not used: no host is reached over ssh"
+_NET = "is not needed: tuning tries sending each bucket over several connections (channels)"
+_LOG = "is not used: --is_output_autotune_log writes the log where the service runs"
+_SSH = "is not used: bagua-run does not start anything over ssh"
 GONE = (
     Gone("enable_bagua_net", False, _NET),
     Gone("bagua-net_switch_on", False, _NET),
-    Gone("report_metrics", False, "is gone: the service has metrics at /metrics"),
+    Gone("report_metrics", False, "is not used: the service always has metrics at /metrics"),
     Gone("autotune_log_file", True, _LOG),
     Gone("ssh_port", True, _SSH),
     Gone("use_env", False, ""),  # torchrun knows no other way

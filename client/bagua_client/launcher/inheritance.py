@@ -1,8 +1,7 @@
-"""What the processes of a job inherit: each puts ours in torch's place when it imports torch.
+"""The environment by which each process of a job replaces torch's class when it imports torch.
 
-Whatever starts them (torchrun, Accelerate, Lightning, ``multiprocessing``, a shell script), they
-are Pythons like any other, with their own command lines; all that they have of us is what stands in
-two variables of their environment.
+It does not matter what starts the processes (torchrun, Accelerate, Lightning, ``multiprocessing``,
+a shell script): they inherit two environment variables, and their command lines stay as they are.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ def obstacle() -> str:
     """Why this Python's children would not inherit it; empty: they do."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
-            "with Python's options -E, -I and -S no training is tuned that does not say so itself, "
-            "as they leave out PYTHONPATH or sitecustomize; leave them out, or make the model with "
+            "an unmodified script cannot be tuned with Python's options -E, -I and -S, which "
+            "disable PYTHONPATH or sitecustomize; start it without them, or wrap the model in "
             "bagua_client.DistributedDataParallel"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Ours in the place of torch's DistributedDataParallel."""
+"""Puts our class in the place of torch's DistributedDataParallel."""
 
 from __future__ import annotations
 

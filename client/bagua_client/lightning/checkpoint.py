@@ -85,8 +85,8 @@ def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
     if dist.get_rank() == 0:
         was = f"{name} on {len(ranks)} ranks" if name else "an algorithm without state"
         logger.warning(
-            "the checkpoint is of %s, and this training of %s on %d: all ranks go on from the "
-            "weights of rank 0, and the algorithm begins anew",
+            "the checkpoint was made by %s, and this training uses %s on %d ranks: all ranks "
+            "continue from the weights of rank 0, and the algorithm starts from the beginning",
             was,
             algorithm.name,
             dist.get_world_size(),

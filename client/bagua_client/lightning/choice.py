@@ -50,7 +50,9 @@ class Choice:
             _check(algorithm, takes, arguments)
             self._takes = frozenset(takes)  # Can be sent to ranks that are spawned.
         elif arguments:
-            raise _unknown(algorithm.name, arguments, "it is made already")
+            raise _unknown(
+                algorithm.name, arguments, "they belong where the algorithm itself is made"
+            )
         self.needs_optimizer = OPTIMIZER in self._takes
         if not self.needs_optimizer:
             self._make((), 0, None)  # What is wrong with a value is said where it is given.

@@ -89,11 +89,12 @@ class WithAlgorithmInFabric(DDPStrategy):
 
     @contextmanager
     def paused(self, model: torch.nn.Module) -> Iterator[None]:
-        """Around what stands between two steps, on all ranks, such as a validation: its time is no
-        step's, and where ranks train apart (``async``) nothing moves the weights meanwhile.
+        """A context for what is not part of a training step, such as a validation. All ranks enter
+        it between two steps. Its time is not measured, and under ``async`` the weights do not
+        change meanwhile.
 
         Args:
-            model: what ``fabric.setup`` gave.
+            model: the one that ``fabric.setup`` returned.
         """
         wrapper = _wrapper_of(model)
         if wrapper is None:

@@ -33,14 +33,14 @@ class WithAlgorithm(DDPStrategy):
         flatten: gradients are views of the buckets (``gradient_as_bucket_view``).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as
             DDPStrategy's; its other arguments too, by their names.
-        average_on_abort: where ranks train apart (``async``), make their weights equal before a
-            validation, a checkpoint and the end of the training; else rounds of averaging end
-            there, too, and each rank goes on with its own.
+        average_on_abort: under ``async`` make the ranks' weights equal before a validation, a
+            checkpoint and the end of the training. If False, averaging only pauses there, and each
+            rank continues with its own weights.
         kwargs: the algorithm's arguments, such as ``sync_interval_ms=100``, and those of torch's
             DistributedDataParallel.
 
     Raises:
-        TypeError: nobody has an argument of that name.
+        TypeError: neither the algorithm nor DistributedDataParallel takes such an argument.
         ValueError: an unknown algorithm, or what an algorithm cannot be.
     """
 

@@ -1,1 +1,1 @@
-"""The reducer: torch's own, cut anew while the job runs, its buckets carried in chosen ways."""
+"""Torch's reducer, whose buckets are re-cut while the job runs and travel as configured."""

@@ -1,4 +1,4 @@
-"""What of a wrapped model may be changed while it trains, and why the rest may not."""
+"""Which settings of a wrapped model can be changed while it trains, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Offer:
         elif _fills_links(communicator):
             found.append("one channel: all ranks are on one host, whose links NCCL fills with one")
         if self.hook is not None:
-            found.append("buckets travel by the training's own communication hook")
+            found.append(describe_hook(self.hook))
         if self._obstacle:
             found.append(f"explicit buckets and a last bucket of its own: {self._obstacle}")
         return found
@@ -121,7 +121,10 @@ class Offer:
                 raise ValueError(f"this torch cannot cut a first bucket of {caps.first_bytes} B")
             return caps
         if self._obstacle:
-            raise ValueError(f"no explicit buckets or last bucket of its own: {self._obstacle}")
+            raise ValueError(
+                "explicit buckets and a last bucket of another size are not possible: "
+                f"{self._obstacle}"
+            )
         sizes = tuple(sum(self.tensors[i].bytes for i in bucket) for bucket in layout.partition)
         return Caps(max(sizes), sizes[0], sizes)
 
@@ -129,7 +132,7 @@ class Offer:
     def _obstacle(self) -> str:
         """Why torch cannot give each bucket a cap of its own; empty: it can."""
         if not torchs.HAS_BUCKET_CAPS:
-            return "torch before 2.11 has no cap for each bucket"
+            return "torch before 2.11 cannot set the size of each bucket"
         if not self.in_ready_order:
             return (
                 "with find_unused_parameters=True torch cuts in the order in which the model "
@@ -149,27 +152,35 @@ def _fills_links(communicator: Communicator) -> bool:
 def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
     """Why nothing at all can be changed while this training runs; empty: it can."""
     if not torchs.has_reducer(ddp):
-        return "torch carries the gradients without its C++ reducer, so there are no buckets"
+        return "torch reduces the gradients without its C++ reducer, so there are no buckets"
     if ddp.device.type not in KNOWN_DEVICES:
         return f"steps on devices of type {ddp.device.type} cannot be timed here"
     if baseline.each_bytes:
-        return "bucket_cap_mb_list was given, and its buckets are kept"
+        return "bucket_cap_mb_list was given, which already sets each bucket"
     if torchs.finalizes_by_hand(ddp):
-        return "the training says itself when a backward pass is over"
+        return "the training itself ends each backward pass (manual finalization)"
     if torchs.leaves_buckets_out(ddp):
-        return "skip_all_reduce_unused_params=True leaves buckets out of a step"
+        return "with skip_all_reduce_unused_params=True not every bucket is reduced in every step"
     if torchs.leaves_first_step_out(ddp):
         return LEAVES_FIRST_STEP_OUT
     hook = torchs.user_hook_of(ddp)
     return "" if hook is None else _obstacle_of(hook)
 
 
+def describe_hook(hook: UserHook) -> str:
+    """What the training's own ``hook`` leaves to tune, in words."""
+    return (
+        f"the training's communication hook {hook.name} carries the buckets, so only their sizes "
+        "are tuned"
+    )
+
+
 def _obstacle_of(hook: UserHook) -> str:
     if hook.run is not None and survives_recut(hook.run):
         return ""
     return (
-        f"the training's communication hook {hook.name} may remember something of each bucket, "
-        "which a re-cut would spoil; if it does not, say so by setting survives_recut = True on it"
+        f"the training's communication hook {hook.name} may keep state for each bucket, which a "
+        "re-cut would invalidate; if it keeps none, set survives_recut = True on it"
     )
 
 

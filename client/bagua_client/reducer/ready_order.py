@@ -1,4 +1,4 @@
-"""In which order gradients become ready, as the buckets of the first steps tell."""
+"""The order in which gradients become ready, learned from the buckets of the first steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm keeps the replicas of a model together, and what works for it while it does."""
+"""The algorithm that keeps a model's replicas together, and what it needs while it does."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class Replication:
             return False
         if others := Vote(self.algorithm.progress, group, device).dissenters():
             raise RuntimeError(
-                f"rank {', '.join(map(str, others))} has made another number of steps than the "
-                f"others, and {self.algorithm.name} depends on it; load the same checkpoint on all"
+                f"rank {', '.join(map(str, others))} has not made as many steps as the others, "
+                f"as {self.algorithm.name} needs; load the same checkpoint on all ranks"
             )
         self._phase = phase
         self.algorithm.begin(phase)

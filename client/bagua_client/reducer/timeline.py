@@ -1,4 +1,4 @@
-"""When each tensor of one step became ready, when each bucket began to travel and arrived."""
+"""When, in one step, each tensor became ready, and each bucket was sent and arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent tunes: a plan is made of each configuration, voted on, applied, and measured."""
+"""What the agent tunes: each configuration is planned, voted on, applied and measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bagua_client.reducer.timeline import Timeline
 
 
 class Tunable(Protocol):
-    """What may run under another configuration from one step to the next.
+    """Something whose configuration may change from one step to the next.
 
     Attributes:
         algorithm: how the replicas are kept together.

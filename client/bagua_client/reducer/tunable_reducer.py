@@ -1,10 +1,10 @@
-"""Torch's reducer, cut anew between two steps, with buckets that travel in a way of our choice.
+"""Torch's reducer, whose buckets are re-cut between two steps and travel as configured.
 
 A configuration comes into force before the next forward pass that synchronises, after torch's own
-check of the last step: a new reducer takes the place of the old one, and takes over the gradients
-that are there. In its first step torch sees in which order gradients become ready, and before the
-next forward pass it cuts the buckets in that order. All ranks do each of this in the same step,
-and vote on how it went: if one could not, all go back to what they had.
+check of the last step: a new reducer replaces the old one, and takes over its gradients. In the
+first step torch records in which order gradients become ready, and before the next forward pass it
+cuts the buckets in that order. All ranks do each of these in the same step, and vote on the
+outcome: if it failed on one rank, all return to what they had.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class TunableReducer:
         self.recut_seconds = time.perf_counter() - began
         if self.communicator.rank == 0 and layout.digest != self._before.digest:
             logger.info(
-                "cut %d tensors into %d buckets (%s) in %.1f ms",
+                "autotune: cut %d tensors into %d buckets (%s) in %.1f ms",
                 len(self.tensors),
                 len(layout.partition),
                 layout.configuration,

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Weights:
-    """What an algorithm that moves weights works on.
+    """The weights as an algorithm that communicates weights sees them.
 
     Args:
         layout: what is in force.
@@ -189,8 +189,8 @@ def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> N
         kept = []
         if communicator.rank == 0:
             logger.warning(
-                "optimizers keep other things on some ranks than on others, so those stay as they "
-                "are; weights are averaged over all ranks"
+                "the optimizers' states differ in shape between ranks, so they are not averaged; "
+                "the weights are"
             )
     everything: list[Sequence[torch.Tensor]] = [*weights.whole, *(tensors for _, tensors in kept)]
     for tensors in everything:

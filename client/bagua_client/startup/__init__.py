@@ -1,8 +1,8 @@
-"""What every Python of a job finds at its start, where the job was started by one of our commands.
+"""The folder that our commands put first on ``PYTHONPATH`` of a job, which its processes inherit.
 
-The folder stands first on ``PYTHONPATH``, which children inherit. Its ``sitecustomize`` acts when
-torch has been imported, as its variables say: ``bagua-autotune system`` has the steps timed, the
-launcher has ours put in the place of torch's DistributedDataParallel.
+Python imports its ``sitecustomize`` at the start, which acts once torch has been imported. What it
+does its variables say: for ``bagua-autotune system`` and ``check`` it times the steps; for
+``check`` and the launcher it puts our class in the place of torch's DistributedDataParallel.
 """
 
 REPLACES_VARIABLE = "BAGUA_REPLACES_DDP"

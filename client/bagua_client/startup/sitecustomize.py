@@ -1,8 +1,8 @@
-"""Python imports a module of this name when it starts: prepares what is done after other imports.
+"""Python imports a module of this name when it starts; this one waits for torch to be imported.
 
-It may run in another Python than the command that put it there, with another release of ours or
-none, and in programs that never import torch. So it imports nothing of ours, and nothing that it
-does may end the program.
+It may run in another Python than the command that put it there, with another release of
+bagua_client or none, and in programs that never import torch. So it imports nothing of
+bagua_client, and an error in it never ends the program.
 """
 
 from __future__ import annotations

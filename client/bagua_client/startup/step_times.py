@@ -1,12 +1,13 @@
-"""Times the optimizer steps of a job that knows nothing of it, stock DDP's too.
+"""Times the optimizer steps of any PyTorch job, also where it does not use bagua_client.
 
-``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for the seconds of STEPS steps after the warm-up; rank 0
-writes FILE, at its first step with what the job is, and at the end with the steps.
+``BAGUA_AUTOTUNE_PROBE=FILE:STEPS`` asks for the seconds of STEPS steps after the warm-up. Rank 0
+writes FILE twice: at its first step with facts of the job, and at the end with the steps too.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -15,59 +16,72 @@ from typing import Any
 
 WARMUP_STEPS = 5
 """Not measured: connections are made in them, buckets cut, kernels chosen."""
+WRAPPERS = (
+    "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
+)  # fmt: skip
 
 
 class Recorder:
-    """Marks the end of each optimizer's steps, and writes those of the first that has enough."""
+    """Times the steps of each optimizer, and writes those of the first that has made enough."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._path = path
         self._steps = steps
         self._marks: dict[int, list[Any]] = {}
-        self._handle: Any = None
+        # The hook stays: torch's list of hooks must not change while it goes through it.
+        self._is_over = False
 
     def begin(self) -> None:
         """Follow the steps from now on; torch has been imported."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._end)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if self._is_over:
+            return
         if not self._marks:
             if _rank() != 0:
-                self._stop()
+                self._is_over = True
                 return
             self._write([])
         marks = self._marks.setdefault(id(optimizer), [])
         marks.append(_mark())
         if len(marks) > WARMUP_STEPS + self._steps:
-            self._stop()
+            self._is_over = True
             self._write(_seconds(marks[WARMUP_STEPS:]))
 
-    def _stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
-
     def _end(self) -> None:
-        """A training that is shorter than that: what there is."""
-        if self._handle is not None and self._marks:
+        """The training ended early: write the steps that there are."""
+        if not self._is_over and self._marks:
             longest = max(self._marks.values(), key=len)
             self._write(_seconds(longest[WARMUP_STEPS:]), is_over=True)
 
     def _write(self, seconds: list[float], is_over: bool = False) -> None:
         import torch.distributed as dist
 
+        is_over = is_over or bool(seconds)
         found = {
             "backend": str(dist.get_backend()) if _has_group() else "",
             "has_client": "bagua_client" in sys.modules,
             "step_seconds": seconds,
-            "is_over": is_over or bool(seconds),
+            "wrappers": _wrappers() if is_over else [],
+            "is_over": is_over,
         }
         with open(f"{self._path}.new", "w") as file:
             json.dump(found, file)
         os.replace(f"{self._path}.new", self._path)
+
+
+def _wrappers() -> list[str]:
+    """Which classes for training on several ranks have an object in this process."""
+    classes = {name for kind in set(map(type, gc.get_objects())) for name in _names(kind)}
+    return [name for name in WRAPPERS if name in classes]
+
+
+def _names(kind: type) -> list[str]:
+    return [each.__name__ for each in kind.__mro__]
 
 
 def _has_group() -> bool:
@@ -85,7 +99,7 @@ def _rank() -> int:
 
 
 def _mark() -> Any:
-    """Of now: on a GPU when the device comes to it, which the host does not wait for."""
+    """A mark of now; on a GPU an event, so that the host does not wait for the device."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
@@ -96,7 +110,7 @@ def _mark() -> Any:
 
 
 def _seconds(marks: list[Any]) -> list[float]:
-    """From each mark to the next."""
+    """The times from each mark to the next."""
     found = []
     for i, end in enumerate(marks[1:]):
         begin = marks[i]

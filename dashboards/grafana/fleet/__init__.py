@@ -15,7 +15,7 @@ def dashboard() -> Dashboard:
     board = layout.dashboard(
         UID,
         "Fleet",
-        "All jobs: which are tuned, what they gained, and how the service fares.",
+        "All jobs: which are being tuned, what they gained, and how the service is doing.",
         shown="now-6h",
     )
     return layout.add(
@@ -24,6 +24,6 @@ def dashboard() -> Dashboard:
             Section("How are the jobs?", jobs.overview()),
             Section("Which gained, and which did not?", jobs.gains()),
             Section("Is anything wrong?", jobs.trouble()),
-            Section("How does the service fare?", service.panels()),
+            Section("How is the service doing?", service.panels()),
         ],
     )

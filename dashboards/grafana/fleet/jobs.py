@@ -16,11 +16,13 @@ from dashboards.grafana.panels import (
     BAD,
     BASELINE,
     BEST,
+    HOURS_UNIT,
     NO_GAIN,
     NOW,
     STATE_COLOURS,
     STEPS_UNIT,
     TIMES_UNIT,
+    WARNING,
     described,
     fixed,
     lanes,
@@ -67,8 +69,8 @@ COLUMNS = (
 def overview() -> list[Any]:
     counts = value(
         "Jobs by state",
-        "A job that ended leaves after a quarter of an hour, a finished one that is "
-        "silent after a day.",
+        "A job disappears 15 minutes after its end. A finished one that says nothing disappears "
+        "after a day.",
         "none",
         *(over_time(_in_state(state), state) for state in STATES),
         named=True,
@@ -88,7 +90,29 @@ def overview() -> list[Any]:
     for state in STATES:
         for panel in (counts, history):
             panel.override_by_name(state, properties(color=fixed(STATE_COLOURS[state])))
-    return [sized(counts, 10, 7), sized(history, 14, 7), sized(_jobs(), 24, 11)]
+    return [
+        sized(counts, 8, 7),
+        sized(_saved(), 4, 7),
+        sized(history, 12, 7),
+        sized(_jobs(), 24, 11),
+    ]
+
+
+def _saved() -> Any:
+    panel = value(
+        "Rank-hours saved",
+        "In the time shown, over all jobs: what confirmed speed-ups saved, less what the searches "
+        "cost. One hour of 8 ranks is 8 rank-hours, which are GPU-hours where each rank has a GPU. "
+        "Negative: the searches have cost more than was saved so far.",
+        HOURS_UNIT,
+        at_the_end(
+            "(sum(increase(bagua_autotune_saved_rank_seconds_total[$__range])) "
+            "- sum(increase(bagua_autotune_search_cost_rank_seconds_total[$__range]))) / 3600",
+            "saved",
+        ),
+    ).decimals(1)
+    limits(panel, {0: BEST}, first=WARNING)
+    return panel
 
 
 def _in_state(state: str) -> str:
@@ -101,10 +125,12 @@ def _jobs() -> Any:
         state_number(of_jobs("job_state", "state")),
         *(of_jobs(metric) for _, metric, _ in COLUMNS),
         payback(of_jobs),
+        f"{of_jobs('job_saved_rank_seconds')} / 3600",
         f"sum by (job_name) ({of_jobs('trials', 'state')})",
         f"{of_jobs('job_last_contact_timestamp_seconds')} * 1000",
     ]
-    titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after", "Trials", "Heard of"]
+    titles = ["State", *(title for title, _, _ in COLUMNS), "Paid back after"]
+    titles += ["Rank-hours saved", "Trials", "Last report"]
     panel = rows(
         "Jobs",
         "A click on a job opens its own dashboard. Step times are those of the slowest rank; the "
@@ -135,9 +161,12 @@ def _jobs() -> Any:
         "Paid back after",
         properties(unit=STEPS_UNIT, mappings=[mapping(NO_GAIN)], custom_width=130),
     )
+    panel.override_by_name(
+        "Rank-hours saved", properties(unit=HOURS_UNIT, decimals=1, custom_width=130)
+    )
     for title in ("Ranks", "Trials"):
         panel.override_by_name(title, properties(custom_width=70))
-    panel.override_by_name("Heard of", properties(unit="dateTimeFromNow", custom_width=150))
+    panel.override_by_name("Last report", properties(unit="dateTimeFromNow", custom_width=150))
     panel.sort_by([common.TableSortByFieldState().display_name("Speed-up").desc(True)])
     return panel
 
@@ -146,7 +175,7 @@ def gains() -> list[Any]:
     ratio = of_jobs("speedup_ratio")
     gained = lines(
         "Speed-up",
-        "The middle of all jobs that have been measured, and the best and the worst of them.",
+        "Median, best and worst of all jobs that have been measured.",
         TIMES_UNIT,
         over_time(f"max({ratio})", "best"),
         over_time(f"quantile(0.5, {ratio})", "middle"),
@@ -156,7 +185,8 @@ def gains() -> list[Any]:
         gained.override_by_name(name, properties(color=fixed(colour)))
     results = value(
         "Results",
-        "What finished searches came to. Nothing faster: the default is as good as it gets.",
+        "How finished tunings ended. Nothing faster: no setting was really faster than the "
+        "default.",
         "none",
         at_the_end(
             or_none(f"sum by (reason) ({of_jobs('job_result', 'reason')})", "reason"), "{{reason}}"
@@ -168,8 +198,8 @@ def gains() -> list[Any]:
     most = _ranking("Gained most", "The five jobs with the largest speed-up.", "topk")
     least = _ranking(
         "Gained least",
-        "The five jobs with the smallest: here the default is good, or the network is not what "
-        "holds the job up.",
+        "The five jobs with the smallest speed-up. Their default is good, or the network does "
+        "not hold them up.",
         "bottomk",
     )
     return [
@@ -184,8 +214,8 @@ def gains() -> list[Any]:
 def _spread() -> Any:
     return lines(
         "Spread between the ranks",
-        "Of each job that is being tuned: by how much its slowest rank computes longer than the "
-        "median rank, as a share of the step.",
+        "For each job being tuned: how much longer its slowest rank computes than the median "
+        "rank, as a share of the step.",
         "percentunit",
         over_time(while_tuned(of_jobs("rank_spread_ratio")), "{{job_name}}"),
     ).min(0)
@@ -211,8 +241,8 @@ def _ranking(title: str, description: str, choice: str) -> Any:
 
 def trouble() -> list[Any]:
     silent = lines(
-        "Silence of jobs that are tuned",
-        "Time since each job that is being tuned was heard of. Five minutes are an alert.",
+        "Silence of jobs being tuned",
+        "Time since the last report of each job being tuned. Five minutes raise an alert.",
         "s",
         over_time(
             while_tuned(f"time() - {of_jobs('job_last_contact_timestamp_seconds')}"),
@@ -232,7 +262,8 @@ def trouble() -> list[Any]:
     failures.min(0).axis_soft_max(1)
     alerts = lanes(
         "Jobs with an alert",
-        "How many alerts fire, by the rule. Needs the rules of dashboards/prometheus.",
+        "How many alerts fire, by rule. Prometheus must have loaded the rules of "
+        "dashboards/prometheus.",
         "none",
         *(
             over_time(or_none(f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'), name)

@@ -48,7 +48,7 @@ def _up() -> Any:
 def _version() -> Any:
     panel = value(
         "Version",
-        "Of the service. Replicas ought to be alike.",
+        "Version of the service. All replicas should run the same one.",
         "none",
         over_time("max by (version) (bagua_autotune_build_info)", "{{version}}"),
     )
@@ -58,7 +58,7 @@ def _version() -> Any:
 def _store_errors() -> Any:
     panel = value(
         "Store errors",
-        "Requests in the time shown that failed as the database did. Clients try again.",
+        "Requests in the time shown that failed because the database did. Clients send them again.",
         "none",
         over_time("sum(increase(bagua_autotune_store_errors_total[$__range]))", "errors"),
     ).decimals(0)
@@ -79,7 +79,8 @@ def _memory() -> Any:
 def _processor() -> Any:
     panel = value(
         "Processor",
-        "Share of one core. A proposal is computed in a process of its own, and not counted here.",
+        "Share of one core. Proposals are computed in a separate process, which is not counted "
+        "here.",
         "percentunit",
         over_time(f"sum(rate(process_cpu_seconds_total{SERVICE}[$__rate_interval]))", "processor"),
     )
@@ -90,7 +91,7 @@ def _requests() -> Any:
     rate = "rate(bagua_autotune_requests_total[$__rate_interval])"
     return lines(
         "Requests",
-        "By route and status code. 4xx are a client's mistake, 5xx the service's.",
+        "By route and status code. 4xx is a client's mistake, 5xx the service's.",
         "reqps",
         over_time(f"sum by (route, code) ({rate})", "{{route}} {{code}}"),
     ).min(0)
@@ -109,8 +110,8 @@ def _proposals() -> Any:
     total = "bagua_autotune_proposal_seconds"
     panel = lines(
         "Time to propose a trial",
-        "Median and 95th percentile over five minutes, as far as anything was proposed, and the "
-        "mean since the start. Meanwhile the ranks train on.",
+        "Median and 95th percentile of the last five minutes, if anything was proposed in them, "
+        "and the mean since the start. The ranks train on meanwhile.",
         "s",
         over_time(_quantile(0.5, "proposal_seconds", window="5m"), "median"),
         over_time(_quantile(0.95, "proposal_seconds", window="5m"), "95th percentile"),

@@ -20,7 +20,7 @@ def dashboard() -> Dashboard:
     board = layout.dashboard(
         UID,
         "Tuning trials",
-        "One job: whether it is tuned, how much faster it became, and what was tried for that.",
+        "One job: whether it is being tuned, how much faster it became, and what was tried.",
         shown="now-1h",
     ).with_variable(
         QueryVariable("job")

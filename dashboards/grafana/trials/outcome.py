@@ -36,6 +36,7 @@ from dashboards.grafana.queries import (
 REASONS = {
     "winner": "a faster one was found",
     "nothing_faster": "nothing is faster",
+    "only_default": "only the default was measured",
     "earlier_best": "an earlier best",
     "nothing_to_try": "nothing to try",
     "too_few_steps": "too few steps",
@@ -49,21 +50,21 @@ def state() -> list[Any]:
     number = state_number(of_job("job_state", "state"))
     now = value(
         "State",
-        "Tuning: trials run. Confirming: the winner and the baseline are measured again, in "
-        "turns. Finished: the job stays at its result, and only drift is watched. "
-        "Ended: the training is over.",
+        "Tuning: trials run. Confirming: the winner and the default are measured again, in "
+        "turns. Finished: the job keeps its result, and its step times are watched. Ended: the "
+        "training is over. Lost: the job stopped reporting.",
         "none",
         over_time(number, "state"),
     ).mappings([state_mapping()])
     history = lanes(
         "State over time",
-        "A job that is tuned again after a lasting change of its step time goes back to tuning.",
+        "A job whose step time changes for good is tuned again, so it goes back to tuning.",
         "none",
         over_time(number, "state"),
     ).mappings([state_mapping()])
     running = rows(
         "What runs now",
-        "The configuration that the ranks run: under a trial, or as the result.",
+        "The configuration that the ranks run now: that of a trial, or the result.",
         "none",
         table(f"{of_job('configuration_info', 'knob', 'state')} == 1"),
     )
@@ -82,15 +83,14 @@ def gain() -> list[Any]:
     value, which a job that is tuned again has from the round before."""
     cost = value(
         "Cost of the search",
-        "Time lost under trials against the baseline, in this round; below 0 the trials alone "
-        "have already saved time.",
+        "Time that the trials of this round took longer than the default would have.",
         "s",
         at_the_end(of_job("search_cost_seconds"), "cost"),
     ).decimals(1)
     paid_back = (
         value(
             "Paid back after",
-            "Steps at the speed of the result that make up for what the search cost.",
+            "After so many steps with the result, it has saved as much time as the search cost.",
             STEPS_UNIT,
             at_the_end(payback(of_job), "payback"),
         )
@@ -98,15 +98,15 @@ def gain() -> list[Any]:
         .mappings([mapping(NO_GAIN)])
     )
     searching = value(
-        "Searched for",
+        "Time of the search",
         "Wall time from the first trial of a round to the end of its last, over all rounds.",
         "dtdurations",
         over_time(of_job("search_seconds_total"), "time"),
     )
     steps = value(
-        "Steps under trials",
+        "Steps of the search",
         "Steps of the training from the first trial of a round to the end of its last, over all "
-        "rounds. They train as any.",
+        "rounds. The model is trained in them as in any other step.",
         STEPS_UNIT,
         over_time(of_job("search_steps_total"), "steps"),
     )
@@ -122,8 +122,8 @@ def gain() -> list[Any]:
 def _speedup() -> Any:
     panel = value(
         "Speed-up",
-        "Step time of the default configuration over that of the best: of the result once tuning "
-        "is finished, of the best trial until then. 1 is as fast as the default.",
+        "Step time of the default divided by that of the result, or of the best trial while the "
+        "job is being tuned. 1 is as fast as the default.",
         TIMES_UNIT,
         at_the_end(of_job("speedup_ratio"), "speed-up"),
     ).decimals(2)
@@ -134,9 +134,9 @@ def _speedup() -> Any:
 def _bounds() -> Any:
     return (
         value(
-            "How sure is that",
-            "The widest interval that both measurements allow, at 95 %. A lower bound above 1 "
-            "means that the job is really faster.",
+            "95 % interval",
+            "Interval of the speed-up. If its lower end is above 1, the job is really faster. It "
+            "is confirmed once the tuning is finished.",
             TIMES_UNIT,
             at_the_end(of_job("speedup_lower_ratio"), "at least"),
             at_the_end(of_job("speedup_upper_ratio"), "at most"),
@@ -150,8 +150,8 @@ def _bounds() -> Any:
 def _step_times() -> Any:
     panel = value(
         "Time of a step",
-        "Of the slowest rank, as a synchronous step takes as long as its slowest rank: under the "
-        "best configuration, under the default, and of late.",
+        "Under the best configuration, under the default, and of the latest steps. Each step "
+        "counts with its slowest rank, for which all others wait.",
         "s",
         at_the_end(of_job("incumbent_step_seconds"), "best"),
         at_the_end(of_job("baseline_step_seconds"), "default"),
@@ -165,8 +165,8 @@ def _step_times() -> Any:
 
 def _why() -> Any:
     panel = value(
-        "Why it ended there",
-        "What the search came to; nothing as long as it runs, or runs again.",
+        "Why the tuning ended",
+        "How the latest tuning ended. Empty while the job is being tuned.",
         "none",
         at_the_end(f"{of_job('job_result', 'reason')} == 1", "{{reason}}"),
     )

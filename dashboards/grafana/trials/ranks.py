@@ -38,8 +38,8 @@ def panels() -> list[Any]:
 def _exposed() -> Any:
     panel = lines(
         "Communication that computing does not hide",
-        "Per step, of the slowest rank: what remains of a step beyond its computing. No setting "
-        "can save more than this.",
+        "What remains of a step after the computing of its slowest rank. No setting can save "
+        "more than this.",
         "s",
         over_time(of_job("exposed_communication_seconds"), "exposed communication"),
         over_time(of_job("current_step_seconds"), "whole step"),
@@ -54,8 +54,8 @@ def _exposed() -> Any:
 def _spread() -> Any:
     panel = lines(
         "Spread between the ranks",
-        "By how much the slowest rank computes longer than the median rank, as a share of the "
-        "step: time that all others wait for it.",
+        "How much longer the slowest rank computes than the median rank, as a share of the step. "
+        "All others wait for it.",
         "percentunit",
         over_time(of_job("rank_spread_ratio"), "spread"),
     ).min(0)
@@ -70,7 +70,7 @@ def _ranks() -> Any:
 def _slowest() -> Any:
     return value(
         "Slowest rank",
-        "The rank that was most often the last to finish computing in the latest steps.",
+        "The rank that was most often the slowest in the latest steps.",
         "none",
         over_time(of_job("slowest_rank")),
     )
@@ -78,8 +78,8 @@ def _slowest() -> Any:
 
 def _share() -> Any:
     panel = value(
-        "Slowest in",
-        "The share of the latest steps in which that rank was the slowest. Alike ranks take turns.",
+        "How often slowest",
+        "The share of the latest steps in which that rank was the slowest. Equal ranks take turns.",
         "percentunit",
         over_time(of_job("slowest_rank_share_ratio")),
     ).decimals(0)
@@ -111,8 +111,8 @@ def _step_times() -> Any:
     return described(
         panel,
         "Step times",
-        "How many steps took how long, of all steps that were reported: a job that is steady has "
-        "one dark band, and stragglers show above it.",
+        "How many of the reported steps took how long. A steady job has one dark band; slow "
+        "steps show above it.",
         "s",
         [over_time(counts, "{{le}}").format(PromQueryFormat.HEATMAP)],
     )

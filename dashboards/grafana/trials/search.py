@@ -50,8 +50,8 @@ def panels() -> list[Any]:
 def _step_times() -> Any:
     panel = lines(
         "Time of a step over time",
-        "Of the slowest rank: of late, under the best trial so far, and under the default. A job "
-        "that is tuned stays as it was left, until it tells of a lasting drift.",
+        "The latest steps, the best trial so far and the default, each of the slowest rank. "
+        "After the tuning a job reports step times only if they change for good.",
         "s",
         over_time(of_job("current_step_seconds"), "now"),
         over_time(of_job("incumbent_step_seconds"), "best so far"),
@@ -67,8 +67,7 @@ def _bucket_sizes() -> Any:
     panel = (
         lines(
             "Bucket size over time",
-            "What the ranks run, and what was best so far. Trials go over orders of magnitude, so "
-            "the axis is logarithmic.",
+            "What the ranks run, and the best so far. The axis is logarithmic.",
             "bytes",
             over_time(of_job("knob_value", where=BUCKET), "now"),
             over_time(of_job("incumbent_knob_value", where=BUCKET), "best so far"),
@@ -104,8 +103,8 @@ def _sizes_and_times() -> Any:
         .legend(common.VizLegendOptions().show_legend(False).calcs([]))
         .color_scheme(boards.FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_PU)),
         "Bucket size against time of a step",
-        "A point for each trial of the time shown; the later, the darker. Where other knobs were "
-        "tried, trials of one bucket size differ by these: the table below names them.",
+        "A point for each trial in the time shown; later trials are darker. Trials of one bucket "
+        "size can differ in other knobs, which the table below names.",
         "s",
         [table(_median(STEP_SECONDS)), table(_setting("bucket_bytes"))],
     )
@@ -133,8 +132,8 @@ def _sizes_and_times() -> Any:
 def _best_so_far() -> Any:
     panel = lines(
         "Best so far",
-        "Time of a step under the best trial so far, and under the default: the search is worth "
-        "going on while this falls.",
+        "Time of a step under the best trial so far, and under the default. While the best still "
+        "falls, the search gets somewhere.",
         "s",
         over_time(of_job("incumbent_step_seconds"), "best so far"),
         over_time(of_job("baseline_step_seconds"), "default"),
@@ -147,7 +146,7 @@ def _best_so_far() -> Any:
 def _other_knobs() -> Any:
     panel = lanes(
         "Other settings",
-        "When which value was in use.",
+        "Which value was in use when.",
         "none",
         over_time(
             of_job("configuration_info", "knob", "state", where=OTHER_KNOBS), "{{knob}}: {{state}}"
@@ -158,8 +157,9 @@ def _other_knobs() -> Any:
 
 def _speedups() -> Any:
     panel = lines(
-        "Speed-up with its bounds",
-        "Against the default, at 95 %. Surely faster where all of the band is above 1.",
+        "Speed-up and its interval",
+        "Speed-up over the default with its 95 % interval. Where the whole band is above 1, the "
+        "job is really faster.",
         TIMES_UNIT,
         over_time(of_job("speedup_lower_ratio"), "at least"),
         over_time(of_job("speedup_ratio"), "speed-up"),
@@ -176,9 +176,10 @@ def _speedups() -> Any:
 def _trials() -> Any:
     panel = rows(
         "Trials",
-        "Each trial that ran in the time shown and was seen by a scrape, with the median of its "
-        "step times, against the default of its round. Trials shorter than the interval of "
-        "scraping may be missing: the service's own page and `bagua-autotune show` have all.",
+        "Each trial that Prometheus saw in the time shown, with the median of its step times and "
+        "its gain over the default of its round. A trial that is shorter than the scrape "
+        "interval can be missing here; the service's own page and `bagua-autotune show` have "
+        "all.",
         "none",
         table(_median(STEP_SECONDS)),
         table(_setting("bucket_bytes")),

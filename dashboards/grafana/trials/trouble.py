@@ -44,9 +44,9 @@ def panels() -> list[Any]:
 
 def _silence() -> Any:
     panel = value(
-        "Heard of last",
-        "Time since the job last reported. While it is tuned it reports every few seconds; "
-        "a finished one only speaks up when its step time drifts.",
+        "Last report",
+        "Time since the job last reported. It reports every few seconds while it is being tuned, "
+        "and every 45 seconds afterwards.",
         "s",
         over_time(f"time() - {of_job('job_last_contact_timestamp_seconds')}"),
     ).decimals(0)
@@ -69,7 +69,7 @@ def _failures() -> Any:
 def _drifts() -> Any:
     return value(
         "Drifts",
-        "Lasting changes of the step time that the job noticed after its tuning.",
+        "How often the step time changed for good after a tuning.",
         "none",
         over_time(of_job("drifts_total"), "drifts"),
     )
@@ -78,7 +78,7 @@ def _drifts() -> Any:
 def _rounds() -> Any:
     return value(
         "Rounds of tuning",
-        "1 for the first tuning, and 1 for each after a lasting drift.",
+        "1 for the first tuning, and 1 more each time the job was tuned again.",
         "none",
         over_time(of_job("rounds_total"), "rounds"),
     )
@@ -87,8 +87,8 @@ def _rounds() -> Any:
 def _alerts() -> Any:
     return lanes(
         "Alerts",
-        "Of this job and of the service, as the rules in dashboards/prometheus say. Needs these "
-        "rules to be loaded in Prometheus.",
+        "Alerts of this job and of the service. Prometheus must have loaded the rules of "
+        "dashboards/prometheus.",
         "none",
         *(over_time(firing(name), name) for name in ALERTS),
     ).mappings([mapping({"0": ("quiet", "rgba(115, 191, 105, 0.35)"), "1": ("firing", BAD)})])
@@ -103,7 +103,7 @@ def firing(name: str) -> str:
 def _trials_by_state() -> Any:
     panel = lines(
         "Trials so far",
-        "Measured ones tell the search something; failed ones do not. Over all rounds.",
+        "Trials of all rounds, by state. The search learns from measured ones only.",
         "none",
         over_time(of_job("trials", "state", where='state=~"measured|failed"'), "{{state}}"),
     )

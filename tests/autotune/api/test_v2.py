@@ -125,6 +125,7 @@ def test_everything_about_a_job_can_be_read_back(client: FlaskClient) -> None:
         "warmup_seconds": 30.0,
         "remaining_steps": 10_000,
         "max_rounds": 10,
+        "max_seconds": None,
     }
     assert (detail["protocol"], detail["ended_at"]) == ("v2", None)
 

@@ -259,7 +259,7 @@ def test_ranks_that_never_meet_are_told_of_once(store, caplog):
     for iteration in range(100, 2000, 100):
         cycle(workers, iteration)
     (warning,) = caplog.messages
-    assert "rank 2 not heard of" in warning
+    assert "rank 2 has not reported" in warning
     assert store.observations(store.jobs()[0].id) == []
 
 

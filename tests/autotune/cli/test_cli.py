@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sqlite3
 import subprocess
 import sys
-import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from bagua_autotune.cli import COMMANDS, main, output
+from bagua_autotune.cli import COMMANDS, main
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.job import Result as TuningResult
 from bagua_autotune.model.knobs import Configuration
@@ -25,7 +27,6 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.views.words import stock_ddp_line
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
 
@@ -90,7 +91,8 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
     assert "job digits (old): finished" in text
     assert "result: bucket 4 MiB, hierarchical: 1." in text
     assert "over the 25 MiB default; " in text
-    assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=4)  # without: hier" in text
+    assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=" in text
+    assert "stock DDP cannot do the rest of the best configuration: hierarchical" in text
     assert text.count("\tbest\n") == 1
 
 
@@ -117,8 +119,8 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     assert header[:2] == ["round", "trial"]
     assert [row[:2] for row in rows[:4]] == [["0", "0"], ["0", "1"], ["1", "2"], ["1", "3"]]
     assert [row[-1] for row in rows[:4]] == ["", "", "", "best"]
-    assert "cost: the search took the time of 12.3 steps at the default (3.7 s)" in result.output
-    assert "payback: after 61 steps" in result.output
+    assert "cost: the search took as long as 12.3 steps of the default (3.7 s)" in result.output
+    assert "paid back: after 61 steps of the result" in result.output
     assert "job digits (job): finished, round 1" in result.output
     store = Store(url)
     assert store.open_round("job", 5.0)
@@ -167,7 +169,7 @@ def test_export_gives_the_best_configuration_with_what_it_is_for(source: list[st
     assert document["ranks_per_node"] == list(make_spec().ranks_per_node)
     assert document["summary"].startswith("bucket 4 MiB, hierarchical: 1.")
     half_way = run("export", "new", "--configuration", *source)
-    assert "not tuned yet: this is the best so far" in half_way.stderr
+    assert "not tuned yet: this is its best configuration so far" in half_way.stderr
     assert json.loads(half_way.stdout)["configuration"].keys() == document["configuration"].keys()
     unmeasured = run("export", "x", "--configuration", *source)
     assert unmeasured.exit_code == 1
@@ -184,7 +186,44 @@ def test_what_is_missing_is_said_in_a_sentence(source: list[str]) -> None:
     for result in (run("show", "nobody", *source), run("export", "nobody", "--csv", *source)):
         assert result.exit_code == 1
         assert "there is no job 'nobody'" in result.output
-    assert run("export", "old", *source).exit_code == 2
+
+
+def test_export_writes_one_format_at_a_time(source: list[str]) -> None:
+    none = run("export", "old", *source)
+    both = run("export", "old", "--csv", "--json", *source)
+    assert (none.exit_code, both.exit_code) == (2, 2)
+    assert (none.stdout, both.stdout) == ("", "")
+    choose = "choose one of --csv, --json, --profile, --configuration"
+    assert f"Error: {choose}" in none.stderr
+    assert f"Error: --csv and --json cannot be given together: {choose}" in both.stderr
+
+
+def test_json_is_what_the_api_answers(
+    source: list[str], service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(path: str) -> Any:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        request = urllib.request.Request(f"{service}/api/v2{path}", headers=bearer)
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+
+    for arguments, path in (
+        (["jobs", "--limit", "2"], "/jobs?limit=2"),
+        (["jobs"], "/jobs"),
+        (["show", "old"], "/jobs/old/overview"),
+    ):
+        result = run(*arguments, "--json", *source)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout) == ask(path)
+    assert ask("/jobs?limit=2")["next"] == "new"
+
+
+def test_an_address_without_a_scheme_is_http(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
+    found = run("jobs", "--url", service.removeprefix("http://"))
+    assert [row[0] for row in lines(found)[1:]] == ["x", "new", "old"]
+    absent = run("jobs", "--url", "127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be read: " in absent.stderr
 
 
 def test_a_service_that_does_not_answer_or_refuses_is_named(service: str) -> None:
@@ -240,64 +279,31 @@ def test_the_database_of_an_older_release_is_left_to_it(tmp_path: Path, command:
         ]
 
 
-def test_pruning_says_what_it_deleted(tmp_path: Path) -> None:
-    url, now = f"sqlite:///{tmp_path / 'a.db'}", time.time()
-    store = Store(url)
-    store.create_job("old", make_spec(name="ancient"), at=now - 91 * 86_400)
-    store.create_job("new", make_spec(), at=now - 89 * 86_400)
-    header, *rows = lines(run("prune", "--older-than", "90", "--database", url))
-    assert header == ["job", "name", "state", "last contact"]
-    assert [row[:3] for row in rows] == [["old", "ancient", "tuning"]]
-    assert [job.id for job in store.jobs()] == ["new"]
-    store.close()
+def test_a_shell_can_complete_commands_and_options() -> None:
+    def complete(*words: str) -> str:
+        found = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from bagua_autotune.cli import main; main(prog_name='bagua-autotune')",
+            ],
+            env={
+                **os.environ,
+                "_BAGUA_AUTOTUNE_COMPLETE": "bash_complete",
+                "COMP_WORDS": " ".join(words),
+                "COMP_CWORD": str(len(words) - 1),
+            },
+            capture_output=True,
+            text=True,
+        )
+        return found.stdout
 
-
-@pytest.mark.parametrize("color", ["", "1"])
-def test_nothing_that_ranks_say_is_obeyed_by_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, color: str
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", color)
-    monkeypatch.setenv("COLUMNS", "300")
-    url = f"sqlite:///{tmp_path / 'a.db'}"
-    store = Store(url)
-    store.create_job("evil", make_spec(), at=1.0)
-    trial = Trial(0, "search", Configuration(make_spec().default_configuration))
-    store.advance("evil", Step(1.0, next_trial=trial))
-    following = replace(trial, index=1)
-    failed = Step(2.0, closes=0, failure="\x1b[2J\x1b[31mpwned\nline\ttab", next_trial=following)
-    assert store.advance("evil", failed)
-    store.close()
-    for arguments in (["show", "evil"], ["jobs"], ["export", "evil", "--csv"]):
-        result = run(*arguments, "--database", url)
-        assert result.exit_code == 0, result.output
-        assert "\x1b[2J" not in result.stdout
-        assert "pwned\nline" not in result.stdout
-        assert "\ttab" not in result.stdout
-    assert "\\x1b[2J" in run("show", "evil", "--database", url).stdout
-
-
-def test_a_terminal_gets_a_table(
-    database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    output.print_table(["name", "trials"], [["[b]x", "1"]])
-    text = capsys.readouterr().out
-    assert "\t" not in text
-    assert "[b]x" in text, "a name must not be taken for markup"
-
-
-def test_the_ddp_line() -> None:
-    line = stock_ddp_line({"bucket_bytes": 4 * MIB, "hierarchical": "off"})
-    assert line == "DistributedDataParallel(model, bucket_cap_mb=4)"
-    unused = {"channels": 1, "first_bucket_bytes": 0, "last_bucket_bytes": 0, "buckets": ()}
-    assert stock_ddp_line({"bucket_bytes": 4 * MIB, "hierarchical": "off", **unused}) == line
-    channels = stock_ddp_line({"bucket_bytes": 4 * MIB, **unused, "channels": 2})
-    assert channels == f"{line}  # without: 2 channels"
-    own = stock_ddp_line({"bucket_bytes": 4 * MIB, **unused, "buckets": (3, 2)})
-    assert own == f"{line}  # without: 2 buckets of its own"
-    sharded = stock_ddp_line({"bucket_bytes": MIB // 2, "hierarchical": "shards"})
-    assert sharded.endswith("bucket_cap_mb=0.5)  # without: hierarchical (sharded)")
+    assert complete("bagua-autotune", "pr") == "plain,prune\n"
+    assert complete("bagua-autotune", "prune", "--d").split() == [
+        "plain,--dry-run",
+        "plain,--database",
+    ]
+    assert "_BAGUA_AUTOTUNE_COMPLETE=bash_source" in run("--help").output
 
 
 def test_it_runs_as_a_module() -> None:

@@ -65,7 +65,9 @@ def test_midway_all_that_is_asked_for_is_there_and_no_line_is_too_wide(
     figures = overview.job.figures
     gain = f"{figures.speedup:.2f}x ({figures.speedup_low:.2f} to {figures.speedup_high:.2f})"
     assert shown["job"].split() == [NAME, "tuning"]
-    assert re.search(r"\b3 of at most \d+, (at most \d+|under 1) s left$", shown["trials"])
+    assert re.search(
+        r"\b4 of at most \d+, (at most [\d.]+ (s|min)|under 1 s) left$", shown["trials"]
+    )
     assert shown["now"] == "trial 3: bucket 22.6 MiB, hierarchical"
     assert re.fullmatch(
         rf"trial 2: bucket 4 MiB, flat; \d+ ms per step, {re.escape(gain)}", shown["best"]
@@ -126,9 +128,9 @@ def test_a_job_that_says_nothing_any_more_is_shown_as_that(
         job = overviews[moment].job.model_copy(update=changes)
         return rows(draw(overviews[moment].model_copy(update={"job": job}), 80))
 
-    assert silent("midway")["trouble"] == "the job was last heard of 5.0 min ago"
+    assert silent("midway")["trouble"] == "the job last reported 5.0 min ago"
     # Of steps of 0.2 s 30 are missing; before the first step nobody knows how long one takes.
-    assert silent("midway", 6)["trouble"] == "the job was last heard of 6 s ago"
+    assert silent("midway", 6)["trouble"] == "the job last reported 6 s ago"
     assert "trouble" not in silent("beginning", 6)
     assert "trouble" in silent("beginning")
     slow = overviews["midway"].job.figures.model_copy(update={"current_seconds": 20.0})

@@ -202,7 +202,7 @@ def test_a_file_without_measured_reductions_needs_the_network(
     path.write_text(json.dumps(record))
     result = run("simulate", "--model", str(path))
     assert result.exit_code == 2
-    assert "say --bandwidth and --latency" in result.output
+    assert "give --bandwidth and --latency" in result.output
     output("simulate", "--model", str(path), "--bandwidth", "1Gbit", "--latency", "1ms")
     one_node = {**json.loads(exported.read_text()), "ranks_per_node": [8]}
     path.write_text(json.dumps(one_node))

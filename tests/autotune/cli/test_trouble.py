@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import create_engine
 
+import bagua_autotune
 from bagua_autotune import __version__
 from bagua_autotune.cli import main
 from bagua_autotune.cli.reader import DatabaseReader
@@ -102,7 +104,7 @@ def test_a_service_of_an_earlier_release_is_called_that(
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"Error: the service at {earlier.url} is of another release than this command (its version "
-        f"is 0.0.7, this one's {__version__}); use both of one release\n"
+        f"is 0.0.7, this one's {__version__}); use the same release of both\n"
     )
 
 
@@ -123,7 +125,7 @@ def test_what_is_no_such_service_at_all_is_told_in_one_line(command: list[str]) 
         service.answers.clear()
         nothing = run(*command, "--url", service.url)
     assert (result.exit_code, nothing.exit_code) == (1, 1)
-    release = f"is no service of this command's release, {__version__}"
+    release = f"is not a service of this command's release, {__version__}"
     assert result.stderr == f"Error: what answers at {service.url} {release}\n"
     assert nothing.stderr == result.stderr
 
@@ -250,6 +252,21 @@ def test_watching_goes_on_after_postgresql_ended_its_connections() -> None:
     assert first.startswith("digits: Tuning: "), errors
     assert rest.endswith("ended before its tuning did\n")
     assert (process.returncode, errors) == (0, "")
+
+
+def test_without_the_packages_of_the_service_a_sentence_says_what_to_install() -> None:
+    source = str(Path(bagua_autotune.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "bagua_autotune", "jobs"],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "bagua-autotune needs the packages of the service, of which click is not installed: "
+        "pip install 'bagua-autotune[service]'\n"
+    )
 
 
 def end_connections(url: str) -> None:

@@ -54,7 +54,8 @@ def test_a_copy_is_made_while_the_database_is_written_to(file: Path, tmp_path: P
         stopping.set()
         writer.join()
     assert copied.exit_code == 0, copied.output
-    assert "b.db uses it" in copied.output
+    assert copied.output.endswith("b.db\n")
+    assert "use it with --database sqlite:" in copied.output
     copy = Store(f"sqlite:///{tmp_path / 'b.db'}", as_found=True)
     assert {"job0", "job1", "written0"} <= {job.id for job in copy.jobs(limit=10_000)}
     copy.close()
@@ -73,7 +74,7 @@ def test_one_of_an_older_release_is_copied_too(file: Path, tmp_path: Path) -> No
     [
         ("postgresql+pg8000://ada:secret@host/name", "pg_dump"),
         ("sqlite:////nowhere/a.db", "there is no database"),
-        ("sqlite:///{file}", "there already"),
+        ("sqlite:///{file}", "exists already"),
     ],
 )
 def test_what_cannot_be_copied_is_said(file: Path, database: str, words: str) -> None:
@@ -108,7 +109,7 @@ def test_doctor_says_what_is_well(file: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "FAULT" not in told.output
     assert f"schema version {SCHEMA_VERSION}" in told.output
-    assert "integrity check finds nothing" in told.output
+    assert "integrity check finds no fault" in told.output
     assert "2 of 2 jobs can be read, from 2001-09-0" in told.output
 
 

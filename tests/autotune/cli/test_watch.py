@@ -34,9 +34,9 @@ def test_on_a_terminal_a_job_is_followed_from_before_its_beginning_to_its_end(
         with Terminal("watch", NAME, "--wait", "--url", service.url) as terminal:
             terminal.wait_for(r"waiting for job '\[b\]d\[/b\]'")
             job = DrivenJob(database, NAME)
-            terminal.wait_for(r"job +\[b\]d\[/b\]  tuning.*0 of at most")
+            terminal.wait_for(r"job +\[b\]d\[/b\]  tuning.*1 of at most")
             job.run(until_trial=3)
-            terminal.wait_for(r"3 of at most.*1\.1\dx \(.*[▁█]")
+            terminal.wait_for(r"4 of at most.*1\.1\dx \(.*[▁█]")
             service.stop()
             terminal.wait_for(r"cannot be read: .*trying again")
             with ServeProcess(database, "--port", port):
@@ -72,10 +72,10 @@ def test_in_a_pipe_each_change_is_a_line_without_control_codes(tmp_path: Path) -
         rest = process.stdout.read().splitlines()
     job.close()
     assert process.returncode == 0
-    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 7")
+    assert first.startswith(f"{NAME}: Tuning: measuring the default, trial 1 of at most 60")
     assert first.endswith("; now bucket 25 MiB, flat\n")
     assert second.startswith(f"{NAME}: Tuning: ")
-    assert ", trial 3 of at most 7" in second
+    assert ", trial 3 of at most 60" in second
     assert rest[-1] == f"job {NAME} ended before its tuning did"
     assert "\x1b" not in first + second + "".join(rest)
 
@@ -95,9 +95,9 @@ def test_in_a_pipe_a_job_whose_training_was_killed_is_told_once(
     assert result.exit_code == 0
     state, silence, *rest = result.stdout.splitlines()
     assert state.startswith("digits: Tuning: ")
-    assert re.fullmatch(r"digits: the job was last heard of \d+ s ago; watching on", silence)
+    assert re.fullmatch(r"digits: the job last reported \d+ s ago; still watching", silence)
     assert rest[-1] == "job digits ended before its tuning did"
-    assert not any("last heard of" in line for line in rest)
+    assert not any("last reported" in line for line in rest)
 
 
 def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_lost_job_is_said_to_be(tmp_path: Path) -> None:
     job.close()
     assert [result.exit_code for result in said.values()] == [0, 0, 0]
     last = said["watch job"].stdout.splitlines()[-1]
-    assert last == "job digits is lost: nothing is heard of its training any more"
+    assert last == "job digits is lost: its training has stopped reporting"
     assert said["show job"].stdout.splitlines()[0] == "job digits (job): lost"
     assert "\tlost\t2\t" in said["jobs"].stdout
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from bagua_autotune.metrics import reasons
 from bagua_autotune.store import rows
+from bagua_autotune.tuning import decision
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import MIB, Ranks, registration
@@ -33,6 +34,7 @@ def flat(configuration: object) -> float:
         ({}, "nothing_faster"),
         ({"limits": {"remaining_steps": 50}}, "too_few_steps"),
         (ONE_SIZE, "nothing_to_try"),
+        ({"limits": {"max_samples": 1}}, "only_default"),
     ],
 )
 def test_why_a_default_is_kept(client: FlaskClient, changes: dict[str, Any], reason: str) -> None:
@@ -62,7 +64,7 @@ def test_ranks_that_disagree_all_the_time(client: FlaskClient) -> None:
 def test_what_clients_say_changes_no_reason(client: FlaskClient) -> None:
     """Neither of a trial nor of the result, whose final choice the ranks could not carry out."""
     client.put(JOB, json=registration())
-    said = {"kind": "disagreement", "message": "nothing measured faster"}
+    said = {"kind": "disagreement", "message": "nothing was clearly faster"}
     client.post(f"{JOB}/events", json={**said, "trial": 0})
     drive(client, Ranks(noise=0.001), steps=10)
     assert of(scrape(client), "job_result") == {("digits", "winner"): 1}
@@ -75,7 +77,7 @@ def test_what_clients_say_changes_no_reason(client: FlaskClient) -> None:
 
 def test_a_training_that_suffers(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
-    said = {"kind": "diverged", "message": "its loss is not finite"}
+    said = {"kind": "diverged", "message": "the loss is not finite"}
     client.post(f"{JOB}/events", json={**said, "trial": 0})
     drive(client, Ranks(noise=0.001), steps=10)
     client.post(f"{JOB}/events", json=said)
@@ -89,7 +91,10 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
     [
         ("winner", "", "winner"),
         ("baseline", "nothing measured faster", "nothing_faster"),
+        ("baseline", "nothing was clearly faster", "nothing_faster"),
         ("baseline", "the best of an earlier run", "earlier_best"),
+        ("baseline", "nothing else to try", "nothing_to_try"),
+        ("baseline", "too few steps remain to earn a search", "too_few_steps"),
         ("baseline", "the ranks disagreed too often", "disagreement"),
         ("baseline", "the ranks disagreed: no reason given", "disagreement"),
         ("baseline", "", "other"),
@@ -98,7 +103,7 @@ def test_a_training_that_suffers(client: FlaskClient) -> None:
 def test_results_of_older_releases_have_reasons_too(kept: Any, sentence: str, reason: str) -> None:
     column = rows.result_column(replace(RESULT, kept=kept, reason=sentence))
     del column["reason_code"]
-    assert reasons.of_result(rows.result_record(column)) == reason
+    assert decision.result_code(rows.result_record(column)) == reason
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy import make_url
 
 from bagua_autotune.store import Store, StoreError, location
-from bagua_autotune.store.location import parse, shown
+from bagua_autotune.store.location import parse, shown, with_driver
 from tests.autotune.support import make_spec
 
 MOUNTINFO = r"""
@@ -80,13 +81,13 @@ def test_the_default_is_on_this_node_where_the_home_is_not(
     (record,) = caplog.records
     assert str(node) in record.message
     assert "(nfs4)" in record.message
-    assert "stays there" not in record.message
+    assert "is not used" not in record.message
     Store(url).close()
     assert journal_mode(url) == "wal"
     (home / "bagua-autotune").mkdir(parents=True)
     (home / "bagua-autotune" / "autotune.db").touch()
     location.default_url()
-    assert "stays there" in caplog.records[-1].message
+    assert "is not used" in caplog.records[-1].message
 
 
 def test_the_default_is_at_home_where_that_is_local(
@@ -181,7 +182,7 @@ def test_a_mounted_file_system_that_a_program_serves_is_foreign(
 )
 def test_what_is_no_url_is_not_repeated(text: str) -> None:
     """A password in the wrong place must not get into the log."""
-    with pytest.raises(StoreError, match=r"BAGUA_AUTOTUNE_DATABASE.*postgresql\+pg8000://") as told:
+    with pytest.raises(StoreError, match=r"BAGUA_AUTOTUNE_DATABASE.*postgresql://") as told:
         Store(text)
     assert "hunter2" not in str(told.value)
     assert told.value.__cause__ is None
@@ -201,6 +202,41 @@ def test_what_is_no_url_is_not_repeated(text: str) -> None:
 )
 def test_it_is_shown_without_its_password(text: str, without: str) -> None:
     assert shown(parse(text)) == without
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+@pytest.mark.parametrize(
+    ("installed", "driver"),
+    [
+        ({"pg8000", "psycopg", "psycopg2"}, "pg8000"),
+        ({"psycopg", "psycopg2"}, "psycopg"),
+        ({"psycopg2"}, "psycopg2"),
+    ],
+)
+def test_a_server_is_reached_with_the_driver_that_is_installed(
+    scheme: str, installed: set[str], driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
+    url = with_driver(parse(f"{scheme}://user:p%40ss@host/name"))
+    assert url == make_url(f"postgresql+{driver}://user:p%40ss@host/name")
+
+
+def test_a_driver_that_is_named_is_taken() -> None:
+    url = parse("postgresql+psycopg://user@host/name")
+    assert with_driver(url) == url
+
+
+def test_a_server_without_any_driver_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StoreError, match=r"is installed: pip install pg8000$") as told:
+        Store("postgresql://user:hunter2@host/name")
+    assert "postgresql://user:***@host/name needs a driver" in str(told.value)
+
+
+def test_a_server_without_a_named_driver_serves(postgresql_url: str) -> None:
+    store = Store(postgresql_url.replace("+pg8000", ""))
+    store.check()
+    store.close()
 
 
 def test_a_database_that_cannot_be_reached_is_named_without_its_password() -> None:

@@ -12,9 +12,10 @@ from sqlalchemy import select
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.observations import MOST_LATE_STEPS
+from bagua_autotune.store.retention import DAY_SECONDS
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_autotune.upkeep import DAY_SECONDS, Upkeep
+from bagua_autotune.upkeep import Upkeep
 from bagua_autotune.views import Overviews
 from tests.autotune.store.samples import FIRST, PROFILE
 from tests.autotune.support import Ranks, make_spec

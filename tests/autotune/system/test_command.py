@@ -64,7 +64,7 @@ def test_the_fastest_settings_come_out_as_lines_for_a_shell(folder: Path) -> Non
     assert shell.stdout == "4 8\n"
     assert "your settings: 1" in err
     assert "failed: ended with exit code 1" in err
-    assert "failed: no result after 5 s" in err
+    assert "failed: gave no result within 5 s" in err
     document = json.loads(written.read_text())
     assert document["environment"] == {"THREADS": "4", "BUFFERS": "8"}
     assert len(document["runs"]) <= 20
@@ -147,4 +147,4 @@ def test_a_command_that_is_not_there_is_said(folder: Path) -> None:
 def test_nothing_to_search_is_said(folder: Path) -> None:
     code, _, err = run(folder, *METRIC, "--backend", "gloo")
     assert code == 1
-    assert "nothing to search: gloo reads no such variable" in err
+    assert "nothing to search: gloo has no variable to tune" in err

@@ -164,7 +164,7 @@ def test_which_variables_there_are() -> None:
     assert names("gloo", True) == [CHANNELS]
     assert names("gloo", False, interfaces=["eth0", "eth1"]) == ["GLOO_SOCKET_IFNAME"]
     assert names("nccl", False, only=[THREADS]) == [THREADS]
-    with pytest.raises(ValueError, match="NCCL_ALGO is not searched here; there are"):
+    with pytest.raises(ValueError, match="NCCL_ALGO is not searched here; searched are"):
         names("nccl", False, only=["NCCL_ALGO"])
     [algo] = find_variables("gloo", False, {}, {"NCCL_ALGO": ["Ring", "Tree"]})
     assert algo == Variable("NCCL_ALGO", ("Ring", "Tree"))

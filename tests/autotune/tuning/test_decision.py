@@ -70,7 +70,7 @@ def test_the_baseline_is_trial_0() -> None:
 
 
 def test_a_single_candidate_needs_no_other_trial() -> None:
-    only = Keep(BASELINE, reason="nothing else to try")
+    only = Keep(BASELINE, reason="there is nothing else to try")
     assert follow([], candidates=[BASELINE]) == only
     assert follow(history(("search", BASELINE, 0.2)), candidates=[BASELINE]) == only
 
@@ -210,11 +210,17 @@ def test_the_summary_of_a_kept_baseline() -> None:
     bill = Bill(steps=60, cost_seconds=1.3, cost_steps=6.5)
     result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), bill, at=141.2)
     assert result.summary == (
-        "bucket 25 MiB, flat (the default) kept: nothing measured faster; "
+        "bucket 25 MiB, flat (the default) kept: nothing was clearly faster; "
         "3 trials, 60 steps, 41 s; cost 6.5 steps"
     )
     assert result.payback_steps is None
     assert (result.kept, result.speedup, result.low, result.high) == ("baseline", 1.0, 1.0, 1.0)
+
+
+def test_one_trial_of_one_step_is_said_in_the_singular() -> None:
+    bill = Bill(steps=1, cost_seconds=0.0, cost_steps=0.0)
+    result = make_result(make_job(), history(SEARCHED[0]), Keep(BASELINE), StepTime(), bill, at=1.0)
+    assert "; 1 trial, 1 step, " in result.summary
 
 
 def test_the_slowest_rank_decides_and_missing_ranks_do_not() -> None:
@@ -240,7 +246,7 @@ def test_what_the_training_suffered_from_is_not_tried_in_another_size() -> None:
     harmful = next(c for c in candidates if c["algorithm"] == "bytegrad")
     trials = [
         *history(("search", baseline, 0.2)),
-        Trial(1, "search", harmful, "failed", failure=f"{HARM}: its loss is not finite"),
+        Trial(1, "search", harmful, "failed", failure=f"{HARM}: the loss is not finite"),
     ]
     tried = set()
     while isinstance(found := follow(trials, job, candidates), Propose):

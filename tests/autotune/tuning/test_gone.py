@@ -53,7 +53,7 @@ def test_a_job_that_says_nothing_for_long_is_lost(tuner: Tuner, clock: Clock) ->
         "ended": "ended",
         "late": "tuning",
     }
-    silent_for_an_hour = [("lost", "not heard of for 60 min: its training is lost")]
+    silent_for_an_hour = [("lost", "nothing was heard for 60 min: the training is taken for lost")]
     assert events(tuner, "tuning") == events(tuner, "finished") == silent_for_an_hour
     assert events(tuner, "ended") == [("ended", "")]
     assert {job.id for job in tuner.store.jobs() if job.is_lost} == {"tuning", "finished"}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bagua_autotune.costs import Kind
-from bagua_autotune.model.job import Event
+from bagua_autotune.model.job import Event, JobSpec
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import JobRow
@@ -134,13 +134,44 @@ def test_a_default_that_was_kept_after_a_whole_search_is_begun_with(tuner: Tuner
     tuner.register("first", make_spec())
     first = drive(tuner, "first", Ranks(step_seconds=lambda _: 0.2)).result
     assert first is not None
-    assert (first.kept, first.reason) == ("baseline", "nothing measured faster")
+    assert (first.kept, first.reason) == ("baseline", "nothing was clearly faster")
     assert begins_with(tuner) == make_spec().default_configuration
     tuner.register("second", make_spec())
     second = drive(tuner, "second", Ranks(step_seconds=lambda _: 0.2)).result
     assert second is not None
     assert second.trials == 1
     assert begins_with(tuner) == make_spec().default_configuration, "also from one that inherited"
+
+
+class Afresh(SimulatedJob):
+    def _spec(self) -> JobSpec:
+        return super()._spec().model_copy(update={"fresh": True})
+
+
+def test_one_that_begins_afresh_takes_over_nothing_and_leaves_what_it_finds(tuner: Tuner) -> None:
+    first = SimulatedJob(tuner, simulator(), "first", 0, name="one")
+    first.run(100)
+    gone = Event("ended", at=tuner.store.job("first").last_contact_at + 1)
+    tuner.store.end_gone(["first"], gone)
+    job = Afresh(tuner, simulator(), "afresh", 1, name="one")
+    assert tuner.store.job("afresh").inherited is None
+    assert tuner.store.following("first") is None, "nor is it a life of that one"
+    assert not knows_before_its_first_trial(tuner, "afresh")
+    job.run(3000, until_finished=True)
+    assert job.is_finished
+    SimulatedJob(tuner, simulator(), "next", 1, name="one")
+    inherited = tuner.store.job("next").inherited
+    assert inherited is not None
+    assert inherited.source == "afresh"
+
+
+def test_what_a_training_names_to_begin_with_holds_where_it_begins_afresh(tuner: Tuner) -> None:
+    tuner.register("first", make_spec())
+    drive(tuner, "first", Ranks(noise=0.002))
+    named = {"bucket_bytes": 1024 * 1024, "hierarchical": "off"}
+    found = inherit(make_spec(fresh=True, begin_with=named), tuner.store, Knowledge(tuner.store))
+    assert found is not None
+    assert (found.configuration, found.costs, found.ready_seconds) == (named, {}, None)
 
 
 def test_explicit_buckets_of_another_model_are_not_begun_with(tuner: Tuner) -> None:

@@ -70,6 +70,8 @@ def test_one_run_is_one_job_whose_lives_are_told(tuner: Tuner) -> None:
         assert [life.trials_measured for life in found] == [2, 2, 2]
     ended(tuner, "grown")
     assert lives(tuner, "first")[-1].end == "finished"
+    begin(tuner, "crashed", **RUN, **RESIZED)  # its ranks had a last word, and were started again
+    assert [life.end for life in lives(tuner, "first")][-2:] == ["killed", "running"]
     detail = Overviews(tuner.store).detail("killed")
     assert (detail.run, detail.life, detail.continues) == ("night-shift", 2, "first")
     # Whoever looks at it need not wait for its lease to run out.
@@ -90,18 +92,24 @@ def test_two_that_run_at_the_same_time_are_two_jobs(tuner: Tuner, clock: Clock) 
 
 def test_by_hand_a_training_goes_on_if_it_was_cut_short(tuner: Tuner) -> None:
     begin(tuner, "cut")
-    ended(tuner, "cut")
+    gone = Event(
+        "ended", message="its processes are gone", at=tuner.store.job("cut").created_at + 9
+    )
+    tuner.store.end_gone(["cut"], gone)
+    begin(tuner, "ended-first")
+    ended(tuner, "ended-first")
     begin(tuner, "again")
     run(tuner, "again", Ranks(noise=0.002))
     ended(tuner, "again")
     assert tuner.status("again").state == "finished"
     begin(tuner, "next")
-    assert [life.end for life in lives(tuner, "cut")] == ["killed", "finished"]
-    assert listed(tuner) == {"next": 1, "again": 2}
+    # Nobody killed a training that ended by itself, though the next goes on with its tuning.
+    assert [life.end for life in lives(tuner, "cut")] == ["killed", "finished", "finished"]
+    assert listed(tuner) == {"next": 1, "again": 3}
     ended(tuner, "next")
     begin(tuner, "other-model", tensors=make_tensors(9), fingerprint="3" * 64)
     begin(tuner, "other-name", name="other")
-    assert listed(tuner) == {"next": 1, "again": 2, "other-model": 1, "other-name": 1}
+    assert listed(tuner) == {"next": 1, "again": 3, "other-model": 1, "other-name": 1}
 
 
 def test_the_lease_tells_where_nobody_else_does(tuner: Tuner, clock: Clock) -> None:

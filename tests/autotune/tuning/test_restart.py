@@ -59,7 +59,7 @@ def test_a_restart_on_the_same_ranks_goes_on_where_it_was(empty_url: str) -> Non
     measured = tried(tuner, "before")[:4]
     tuner.register("after", make_spec(limits=limits))
     (note,) = notes(tuner, "after")
-    assert note.startswith("goes on from job before, which was cut short: 3 trials")
+    assert note.startswith("continues job before, which was interrupted, and uses its 3 trials")
     run(tuner, "after", Ranks(seed=1, noise=0.002))
     # The default, what was under way, and the one that was left of six.
     own = searched(tuner, "after")

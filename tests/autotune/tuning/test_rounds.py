@@ -22,7 +22,7 @@ from bagua_autotune.tuning.rounds import (
 )
 from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.simulated_job import SimulatedJob
-from tests.autotune.support import Ranks, make_spec
+from tests.autotune.support import Clock, Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_decision import BASELINE, make_job
 from tests.autotune.tuning.test_tuner import drive
@@ -209,8 +209,46 @@ def test_what_remains_of_a_training_shrinks_as_it_runs(
     """One that outlives what was expected of it may run as long again."""
     job = make_job(remaining_steps=1000)
     observed = [Steps(first, first, 1), Steps((first + last) // 2, last, 5)]
-    assert as_of_now(job, observed).remaining_steps == remaining
-    assert as_of_now(job, []).remaining_steps == 1000
+    assert as_of_now(job, [], observed).remaining_steps == remaining
+    assert as_of_now(job, [], []).remaining_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "searched", "summary", "code"),
+    [
+        (1e6, 8, "", "winner"),
+        (20.0, 7, "; the search ended when BAGUA_AUTOTUNE_MAX_MINUTES was over", "winner"),
+        (1.0, 1, "kept: only the default was measured before BAGUA_AUTOTUNE_MAX_MINUTES was over",
+         "only_default"),
+    ],
+)  # fmt: skip
+def test_when_its_time_is_over_a_search_ends_and_is_confirmed(
+    max_seconds: float, searched: int, summary: str, code: str
+) -> None:
+    tuner = Tuner(Store("sqlite://"), clock=Clock())
+    tuner.register("job", make_spec(limits={"max_seconds": max_seconds}))
+    drive(tuner, "job", Ranks(noise=0.002))
+    trials = tuner.store.trials("job")
+    count = sum(trial.purpose == "search" for trial in trials)
+    assert count >= searched if max_seconds > 100 else count == searched
+    result = tuner.status("job").result
+    assert result is not None
+    assert result.reason_code == code
+    assert (code == "winner") == any(trial.purpose == "confirm" for trial in trials)
+    assert summary in result.summary
+    assert bool(summary) == ("BAGUA_AUTOTUNE_MAX_MINUTES" in result.summary)
+
+
+def test_a_default_that_was_kept_as_its_time_was_over_is_no_best_of_an_earlier_run() -> None:
+    tuner = Tuner(Store("sqlite://"), clock=Clock())
+    tuner.register("short", make_spec(limits={"max_seconds": 10.0}))
+    drive(tuner, "short", Ranks(noise=0.002, step_seconds=lambda _: 0.2))
+    result = tuner.status("short").result
+    assert result is not None
+    assert "nothing measured faster before BAGUA_AUTOTUNE_MAX_MINUTES was over" in result.summary
+    tuner.register("next", make_spec())
+    inherited = tuner.store.job("next").inherited
+    assert inherited is None or inherited.configuration is None
 
 
 @pytest.mark.parametrize(

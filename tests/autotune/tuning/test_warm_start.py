@@ -60,7 +60,7 @@ def test_the_second_run_of_a_job_whose_default_was_best_needs_one_trial(tuner: T
     assert configurations(tuner, "again") == [best]
     assert again.status.result is not None
     assert again.status.result.kept == "baseline"
-    assert "the best of an earlier run" in again.status.result.summary
+    assert "it was the best in an earlier run" in again.status.result.summary
 
 
 def test_what_was_best_on_another_network_is_not_kept_where_it_is_not(tuner: Tuner) -> None:
@@ -172,7 +172,7 @@ def test_what_the_training_names_is_tried_first_whatever_is_known(tuner: Tuner) 
         assert then == asked
         (note,) = tuner.store.events(job_id, 10)
         assert note.message == (
-            "begins with bucket 2 MiB, hierarchical, as the training says, after the default"
+            "tries bucket 2 MiB, hierarchical first after the default, as the training asked"
         )
         _trials(tuner, f"all of {job_id}", 100)
     # It is tried, and no more: a better one wins.

@@ -53,7 +53,7 @@ def test_the_best_so_far_never_gets_worse_where_nothing_is_measured_twice(
 ) -> None:
     sizes = (Configuration(FASTER, bucket_bytes=size) for size in range(1, 99))
     trials = [trial(n, size, seconds) for n, (size, seconds) in enumerate(zip(sizes, measured))]  # noqa: B905
-    found = best_so_far(reading(job(), trials))
+    found = best_so_far(reading(job(), trials), None)
     assert [best.trial for best in found] == [t.index for t in trials if t.estimate]
     assert all(a.seconds >= b.seconds for a, b in pairwise(found))
     if found:
@@ -66,7 +66,7 @@ def test_the_luckiest_of_two_measurements_is_not_the_best_so_far() -> None:
     trials.append(trial(3, FASTER, 0.24))
     found = reading(job(), trials)
     pooled = pytest.approx((0.26 * 0.24) ** 0.5)
-    assert [best.seconds for best in best_so_far(found)] == [
+    assert [best.seconds for best in best_so_far(found, None)] == [
         pytest.approx(0.3), pytest.approx(0.26), pytest.approx(0.26), pooled
     ]  # fmt: skip
     figures = make_figures(found, [])
@@ -80,10 +80,10 @@ def test_the_luckiest_of_two_measurements_is_not_the_best_so_far() -> None:
 
 def test_a_repeat_that_is_slower_raises_the_best_so_far() -> None:
     trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FASTER, 0.26)]
-    found = [best.seconds for best in best_so_far(reading(job(), trials))]
+    found = [best.seconds for best in best_so_far(reading(job(), trials), None)]
     assert found[1] < found[2] < 0.26
     slower = [*trials, trial(3, FASTER, 0.9), trial(4, FASTER, 0.9)]
-    assert best_so_far(reading(job(), slower))[-1].seconds == pytest.approx(0.3)
+    assert best_so_far(reading(job(), slower), None)[-1].seconds == pytest.approx(0.3)
 
 
 def test_what_the_ranks_failed_with_is_not_the_best() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from bagua_autotune.model.job import Job, Result, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.tuning.status import job_state
 from bagua_autotune.views.figures import make_figures
-from bagua_autotune.views.words import explain, make_headline, stock_ddp_snippet
+from bagua_autotune.views.words import explain, make_headline
 from tests.autotune.views.jobs import (
     DEFAULT,
     FASTER,
@@ -21,15 +21,14 @@ from tests.autotune.views.jobs import (
     trial,
 )
 
-KEPT = replace(RESULT, configuration=DEFAULT, kept="baseline", reason="nothing measured faster")
+KEPT = replace(RESULT, configuration=DEFAULT, kept="baseline", reason="nothing was clearly faster")
 TRIED = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, SLOWER)]
 CONFIRMED = [*TRIED[:2], trial(2, FASTER, 0.25, purpose="confirm")]
 
 
 def headline(of: Job, trials: list[Trial]) -> str:
     found = reading(of, trials)
-    progress = job_state(of, trials).progress
-    return make_headline(found, progress, make_figures(found, []))
+    return make_headline(found, job_state(of, trials), make_figures(found, []))
 
 
 def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -> str:
@@ -40,25 +39,25 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
 @pytest.mark.parametrize(
     ("of", "trials", "sentence"),
     [
-        (job(), [], "Tuning: measuring the default, trial 1 of at most 72"),
-        (job(), [trial(0, DEFAULT)], "Tuning: measuring the default, trial 1 of at most 72"),
+        (job(), [], "Tuning: measuring the default, trial 1 of at most 60"),
+        (job(), [trial(0, DEFAULT)], "Tuning: measuring the default, trial 1 of at most 60"),
         (
             job(),
             TRIED,
-            "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 72, "
+            "Tuning: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 60, "
             "at most 23 min left",
         ),
         (
             job(),
             [trial(0, DEFAULT, 0.3), trial(1, SLOWER)],
-            "Tuning: nothing faster than the default so far, trial 2 of at most 72, "
+            "Tuning: nothing faster than the default so far, trial 2 of at most 60, "
             "at most 47 min left",
         ),
         (
             job("confirming"),
             CONFIRMED,
-            "Confirming: 1.20x (1.18 to 1.22) so far, not confirmed, trial 3 of at most 72, "
-            "at most 2.5 min left",
+            "Confirming: 1.20x (1.18 to 1.22) so far, not confirmed, confirming trial 1 of at most "
+            "12, at most 2.5 min left",
         ),
         (
             job("finished", RESULT),
@@ -68,30 +67,30 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job("finished", KEPT),
             TRIED[:2],
-            "Tuned: the default stays, nothing measured faster",
+            "Tuned: the default stays, nothing was clearly faster",
         ),
         (job("finished", replace(KEPT, reason="")), TRIED[:2], "Tuned: the default stays"),
-        (job("ended"), [trial(0, DEFAULT)], "Ended before the tuning did"),
+        (job("ended"), [trial(0, DEFAULT)], "The training ended before its tuning did"),
         (
             job("lost"),
             [trial(0, DEFAULT)],
-            "Lost before the tuning ended; it goes on when the training does",
+            "The training was lost before its tuning ended; the tuning goes on when it does",
         ),
         (
             job("ended"),
             TRIED,
-            "Ended before the tuning did, 1.20x (1.18 to 1.22) so far, not confirmed",
+            "The training ended before its tuning did, 1.20x (1.18 to 1.22) so far, not confirmed",
         ),
         (
             job("tuning", RESULT, round=1),
             [*CONFIRMED, trial(3, FASTER, round=1)],
-            "Tuning again: measuring the default, trial 1 of at most 72",
+            "Tuning again: measuring the default, trial 1 of at most 60",
         ),
         (
             job("ended", RESULT, round=1),
             [*CONFIRMED, trial(3, FASTER, round=1)],
-            "Ended while it was tuned again; before that: 1.56x (1.51 to 1.60) with "
-            "bucket 1 MiB, hierarchical",
+            "The training ended while it was being tuned again; before that: 1.56x (1.51 to 1.60) "
+            "with bucket 1 MiB, hierarchical",
         ),
     ],
 )
@@ -147,27 +146,31 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             CONFIRMED,
             {},
             "Of 2 configurations, bucket 1 MiB, hierarchical was the fastest; measured again in "
-            "turns with the default it was 1.56x (1.51 to 1.60) as fast.",
+            "turns with the default it was 1.56x (1.51 to 1.60) as fast: 219 ms a step, the "
+            "default 342 ms.",
         ),
         (
             RESULT,
             TRIED[:2],
             {},
-            "It was the best of an earlier run, and measured beside the default it still is: "
-            "1.56x (1.51 to 1.60).",
+            "It was the best in an earlier run, and measured beside the default it is again the "
+            "best, 1.56x (1.51 to 1.60) as fast: 219 ms a step, the default 342 ms.",
         ),
         (
-            replace(KEPT, reason="too few steps remain to earn a search"),
+            replace(KEPT, reason="too few steps remain to make up for a search"),
             [],
             {},
-            "The default stays: too few steps remain to earn a search; 0 configurations measured.",
+            "The default stays: too few steps remain to make up for a search; 0 configurations "
+            "measured.",
         ),
         (
             KEPT,
             TRIED[:2],
             {},
-            "The default stays: nothing measured faster; 2 configurations measured, the best of "
-            "the others bucket 1 MiB, hierarchical: 250 ms a step, the default 300 ms.",
+            "The default stays: nothing was clearly faster; 2 configurations measured. The best of "
+            "the others, bucket 1 MiB, hierarchical, was 1.20x (1.18 to 1.22) as fast as the "
+            "default, which was measured in trial 0 alone; the search took that for noise or for a "
+            "change of the machine.",
         ),
     ],
 )
@@ -177,14 +180,29 @@ def test_why_names_what_was_compared(
     assert why(job("finished" if result else "tuning", result), trials, exposed) == sentence
 
 
+def test_a_run_off_that_confirmed_nothing_says_what_it_measured() -> None:
+    """Not what the search saw of an earlier, faster machine: 141 ms, and 205 ms of the default."""
+    trials = [trial(0, DEFAULT, 0.15), trial(1, FASTER, 0.141)]
+    for side in (FASTER, DEFAULT, DEFAULT, FASTER) * 3:
+        trials.append(trial(len(trials), side, 0.205, purpose="confirm"))
+    found = why(job("finished", KEPT), trials)
+    measured = re.search(
+        r"hierarchical, was (\d\.\d\d)x .* when both were measured in turns", found
+    )
+    assert measured, found
+    assert float(measured[1]) == pytest.approx(1, abs=0.05)
+    assert "The machine itself changed during the tuning" in found
+    assert "141 ms" not in found
+
+
 def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
     """Round 1 was tuned again, on a machine of half the speed, when the training ended."""
     second = [trial(3, FASTER, 0.5, round=1), trial(4, DEFAULT, 0.6, round=1)]
     ended = job("ended", RESULT, round=1)
     assert why(ended, [*CONFIRMED, *second]) == (
-        "Ended while it was tuned again; before that: Of 2 configurations, bucket 1 MiB, "
-        "hierarchical was the fastest; measured again in turns with the default it was 1.56x "
-        "(1.51 to 1.60) as fast."
+        "The training ended while it was being tuned again; before that: Of 2 configurations, "
+        "bucket 1 MiB, hierarchical was the fastest; measured again in turns with the default it "
+        "was 1.56x (1.51 to 1.60) as fast: 219 ms a step, the default 342 ms."
     )
     found = make_figures(reading(ended, [*CONFIRMED, *second]), [])
     before = make_figures(reading(job("finished", RESULT), CONFIRMED), [])
@@ -193,13 +211,3 @@ def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
     again = make_figures(reading(job("tuning", RESULT, round=1), [*CONFIRMED, *second]), [])
     assert again.baseline_seconds == pytest.approx(0.6)
     assert again.speedup == pytest.approx(1.2)
-
-
-def test_the_snippet_is_python_and_says_what_is_missing() -> None:
-    plain = stock_ddp_snippet(Configuration(bucket_bytes=4 << 20, hierarchical="off"))
-    assert plain.endswith("model = DistributedDataParallel(model, bucket_cap_mb=4)")
-    assert "#" not in plain
-    more = stock_ddp_snippet(Configuration(FASTER, channels=2))
-    assert "# Stock DDP cannot do the rest: hierarchical, 2 channels." in more
-    for text in (plain, more):
-        compile(text, "snippet", "exec")

@@ -40,6 +40,7 @@ class _Script:
         self._closes = closes
         self._deciding = 0
         self._round = 0
+        self._is_over = False
         self._first = 0
         self._trial = 0
         self._measured: set[int] = set()
@@ -54,6 +55,7 @@ class _Script:
             self._deciding -= 1
         if kind == "diverged" and body["trial"] == self._trial:
             self._trial, self._measured = self._trial + 1, set()
+        self._is_over |= kind == "ended"
         if kind == "drift" and self._rounds:
             self._first, self._configurations = self._trial, self._rounds.pop(0)
             self._round += 1
@@ -62,8 +64,9 @@ class _Script:
     def _state(self) -> dict[str, Any]:
         trial = self._trial - 1 if self._deciding else self._trial
         place = trial - self._first
-        ended = place >= len(self._configurations)
+        ended = self._is_over or place >= len(self._configurations)
         configuration = self._configurations[-1 if ended else place]
+        has_result = self._round > 0 or (ended and not self._is_over)
         return {
             "trial": None if ended or (self._deciding and self._closes) else {"index": trial},
             "state": "finished" if ended else "tuning",
@@ -75,7 +78,7 @@ class _Script:
                 "incumbent": self._configurations[0] if place else None,
             },
             "round": self._round,
-            "result": RESULT if ended else None,
+            "result": RESULT if has_result else None,
             "deciding": self._deciding > 0 and not self._closes,
         }
 

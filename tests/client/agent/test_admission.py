@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
-from bagua_client import DistributedDataParallel, tune
+from bagua_client import DistributedDataParallel, Tuning, tune
 from bagua_client.agent import admission
 from bagua_client.communication import verdict
 from bagua_client.torch_private import reducer as torchs
@@ -26,18 +26,20 @@ from tests.ranks import RankPool
 
 @contextmanager
 def _autotune(**variables: str) -> Iterator[list[str]]:
-    """The client's warnings while it is on."""
+    """What the client says to everyone while it is on."""
     lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
+    handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("bagua_client")
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     url = {"BAGUA_AUTOTUNE_URL": "http://127.0.0.1:9"}
     try:
         with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", **url, **variables}):
             yield lines
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 def _trains(model: Any) -> bool:
@@ -59,7 +61,7 @@ def test_a_rank_on_torchs_own_class_turns_it_off_for_the_others(three_ranks: Ran
     assert [tunes for tunes, _, _ in results] == [False] * 3
     (line,) = [line for _, lines, _ in results for line in lines]
     assert line.startswith("autotune is off: ")
-    assert "on some ranks only" in line
+    assert "not all ranks have BAGUA_AUTOTUNE=1" in line
 
 
 def _with_no_interface_on(rank: int, hidden: bool) -> tuple[bool, list[str]]:
@@ -80,7 +82,7 @@ def test_a_rank_whose_gloo_has_no_interface_turns_it_off_for_all(
     assert [tunes for tunes, _ in results] == [False, False]
     lines = [line for _, lines in results for line in lines]
     assert any(f"rank {rank} cannot make a gloo group" in line for line in lines)
-    assert any("training goes on without" in line for line in lines)
+    assert any("training goes on untuned" in line for line in lines)
     assert any("GLOO_SOCKET_IFNAME" in line for line in results[rank][1])
 
 
@@ -91,9 +93,9 @@ REFUSED = [
         (
             "skip_all_reduce_unused_params",
             {"skip_all_reduce_unused_params": True, "find_unused_parameters": True},
-            "leaves buckets out",
+            "not every bucket is reduced",
         ),
-        ("bucket_cap_mb_list", {"bucket_cap_mb_list": [1, 2]}, "its buckets are kept"),
+        ("bucket_cap_mb_list", {"bucket_cap_mb_list": [1, 2]}, "already sets each bucket"),
     ]
     if argument in ARGUMENTS
 ]
@@ -139,7 +141,7 @@ def test_a_wrapper_of_somebody_elses_is_admitted_as_ours_is(two_ranks: RankPool)
         assert not any("autotune is off" in line for line in lines)
 
 
-def _hook_in_mid_tuning(stateful: bool) -> tuple[bool, list[str], bool]:
+def _hook_in_mid_tuning(stateful: bool, steps_before: int) -> tuple[Tuning, list[str], bool]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     calls = []
@@ -150,20 +152,54 @@ def _hook_in_mid_tuning(stateful: bool) -> tuple[bool, list[str], bool]:
 
     with _autotune() as lines:
         model = DistributedDataParallel(nn.Linear(4, 4))
-        assert _trains(model)
+        assert steps_before == 0 or _trains(model)
         model.register_comm_hook(None, hook if stateful else default_hooks.allreduce_hook)
         for _ in range(40):
             model(torch.ones(2, 4)).sum().backward()
             time.sleep(0.005)
-        return model.is_tuning, lines, bool(calls)
+        return model.tuning, lines, bool(calls)
 
 
+@pytest.mark.parametrize("steps_before", [0, 3])
 def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
+    two_ranks: RankPool, steps_before: int
+) -> None:
+    results = two_ranks.run(_hook_in_mid_tuning, True, steps_before)
+    for tuning, _, runs in results:
+        assert (tuning.state, runs) == ("off", True)
+        assert "hook _hook_in_mid_tuning.<locals>.hook may keep state" in tuning.reason
+    (said,) = [line for _, lines, _ in results for line in lines]
+    assert said == f"autotune is off: {tuning.reason}"
+    results = two_ranks.run(_hook_in_mid_tuning, False, steps_before)
+    assert [tuning.state for tuning, _, _ in results] == ["waiting"] * 2
+    (said,) = [line for _, lines, _ in results for line in lines if "hook" in line]
+    assert said == (
+        "autotune leaves some settings alone: the training's communication hook allreduce_hook "
+        "carries the buckets, so only their sizes are tuned"
+    )
+
+
+def _hook_on_one_rank() -> tuple[str, str, list[str]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    with _autotune() as lines:
+        model = DistributedDataParallel(nn.Linear(4, 4))
+
+        def own(state, bucket):  # type: ignore[no-untyped-def]
+            return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+        hook = own if dist.get_rank() == 1 else default_hooks.allreduce_hook
+        model.register_comm_hook(None, hook)
+        for _ in range(20):
+            model(torch.ones(2, 4)).sum().backward()
+        return model.tuning.state, model.tuning.reason, lines
+
+
+def test_a_hook_that_one_rank_alone_cannot_tune_with_ends_the_tuning_on_all(
     two_ranks: RankPool,
 ) -> None:
-    for tunes, lines, runs in two_ranks.run(_hook_in_mid_tuning, True):
-        assert (tunes, runs) == (False, True)
-        assert any("autotune stops: the training's communication hook" in line for line in lines)
-    for tunes, lines, _ in two_ranks.run(_hook_in_mid_tuning, False):
-        assert tunes
-        assert not any("stops" in line for line in lines)
+    results = two_ranks.run(_hook_on_one_rank)
+    for state, reason, _ in results:
+        assert state == "failed"
+        assert reason == "nothing can be tuned on rank 1; see the log of that rank"
+    assert any(line.startswith("autotune is off: ") for line in results[1][2])

@@ -76,14 +76,14 @@ def test_an_error_on_one_rank_ends_the_tuning_of_all_and_no_training(two_ranks: 
     for rank, (tunes, seen, lines) in enumerate(two_ranks.run(_tune_with_an_error_on_rank_0)):
         assert not tunes
         assert seen == {str(DEFAULT)}
-        assert lines == (["autotune stops: an error on rank 0"] if rank == 0 else [])
+        assert lines == (["autotune stops because of an error on rank 0"] if rank == 0 else [])
 
 
 def test_autotuning_that_is_on_for_some_ranks_only_is_off_for_all(two_ranks: RankPool) -> None:
     (first, lines), (second, silent) = two_ranks.run(_wrap_with_autotune_on, [0])
     assert (first, second) == (False, False)
     (line,) = lines
-    assert "set it on all" in line
+    assert "set both on all ranks" in line
     assert silent == []
 
 
@@ -94,4 +94,4 @@ def test_ranks_of_different_releases_train_without_autotuning(three_ranks: RankP
         assert [tunes for tunes, _ in results] == [False] * 3
         (line,) = [line for _, lines in results for line in lines]
         assert line.startswith("autotune is off")
-        assert f"release of bagua-client on rank {other} is not" in line
+        assert f"rank {other} has another release of bagua-autotune" in line

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from bagua_client.agent.announcement import announce
+from bagua_client.agent.announcement import announce, announce_page
 from tests.client.agent.scripted_service import ScriptedService
 
 TRAINING = """
@@ -40,13 +41,14 @@ def _printed(configuring: str) -> list[str]:
         command = [sys.executable, "-c", TRAINING, service.url, configuring]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == ""
-    return re.sub(rf"{service.url}/jobs/[0-9a-f]{{32}}$", "PAGE", done.stderr, flags=re.M).split(
-        "\n"
-    )
+    page, port = rf"{service.url}/jobs/[0-9a-f]{{32}}$", service.url.rpartition(":")[2]
+    return re.sub(page, "PAGE", done.stderr, flags=re.M).replace(port, "PORT").split("\n")
 
 
+TUNNEL = f"ssh -L PORT:127.0.0.1:PORT {socket.gethostname()}"
 LINES = [
     "autotune: job digits is being tuned, see PAGE",
+    f"autotune: to see it from another machine, run there first: {TUNNEL}",
     "autotune: trial 10 of at most 60, best so far 1.25x",
     "autotune: trial 20 of at most 60, best so far 1.25x",
     "autotune: the result",
@@ -55,6 +57,27 @@ LINES = [
 
 def test_a_user_who_configured_nothing_sees_the_start_every_tenth_trial_and_the_end() -> None:
     assert _printed("") == [*LINES, ""]
+
+
+@pytest.mark.parametrize(
+    ("page", "tunnel"),
+    [
+        ("http://127.0.0.1:8123/jobs/x#token=y", "8123:127.0.0.1:8123"),
+        ("http://localhost:8123/jobs/x", "8123:localhost:8123"),
+        ("http://[::1]:8123/jobs/x", "8123:[::1]:8123"),
+        ("http://tuner:8123/jobs/x", None),
+        ("https://10.0.0.7/jobs/x", None),
+    ],
+)
+def test_the_way_from_another_machine_is_said_where_the_address_is_of_this_one_alone(
+    page: str, tunnel: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+    announce_page(logging.getLogger("bagua_client.test"), "digits", page)
+    first, *rest = (record.message for record in caplog.records)
+    assert first == f"autotune: job digits is being tuned, see {page}"
+    expected = f"ssh -L {tunnel} {socket.gethostname()}"
+    assert [line.rpartition("first: ")[2] for line in rest] == ([expected] if tunnel else [])
 
 
 def test_a_user_who_configured_logging_sees_each_line_once_in_their_own_form() -> None:

@@ -16,8 +16,8 @@ from bagua_client.agent.circuit import (
 )
 from bagua_client.transport import ServiceDenied, ServiceUnavailable
 
-AWAY = ServiceUnavailable("nobody listens there")
-DENIED = ServiceDenied("it wants a token")
+AWAY = ServiceUnavailable("nothing listens there")
+DENIED = ServiceDenied("it needs a token")
 EAGER_SECONDS = 300.0
 
 
@@ -95,9 +95,9 @@ def test_the_user_hears_once_that_it_is_away_and_once_that_it_is_back(
             circuit.answered()
     (level, line), back, *again = _said(caplog)
     assert level == logging.WARNING
-    assert "at http://host:8123 cannot be used: nobody listens there" in line
-    assert "Training goes on" in line
-    assert back == (logging.INFO, "autotune: the service is back")
+    assert "at http://host:8123 cannot be used: nothing listens there" in line
+    assert "Training continues" in line
+    assert back == (logging.INFO, "autotune: the service answers again")
     assert again == [(level, line), back]
 
 
@@ -116,8 +116,8 @@ def test_a_wrong_token_is_said_at_once_and_once_and_tried_seldom(
     assert set(circuit.shortest) == {DENIED_PAUSE_SECONDS / 2}
     circuit.answered()
     away, back = _said(caplog)
-    assert "it wants a token" in away[1]
-    assert back[1] == "autotune: the service is back"
+    assert "it needs a token" in away[1]
+    assert back[1] == "autotune: the service answers again"
 
 
 def test_a_service_that_comes_back_and_wants_a_token_is_news(
@@ -127,4 +127,4 @@ def test_a_service_that_comes_back_and_wants_a_token_is_news(
     for error in (AWAY, DENIED):
         for _ in range(2 * OPENS_AFTER):
             circuit.fail(error)
-    assert ["nobody listens" in line for _, line in _said(caplog)] == [True, False]
+    assert ["nothing listens" in line for _, line in _said(caplog)] == [True, False]

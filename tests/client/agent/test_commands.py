@@ -48,7 +48,7 @@ def _tune(
 
 
 @pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
     with ScriptedService([[configuration.to_json() for configuration in TRIED]]) as service:
@@ -79,7 +79,7 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
 
 
 @pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) -> None:
     listing = Configuration(1000, buckets=(1,) * 200)

@@ -30,13 +30,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     return met_over
 
 
-def of_rank(rank: int, home: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> Handover:
+def of_rank(
+    rank: int, home: Path, monkeypatch: pytest.MonkeyPatch, url: str = "", fresh: bool = False
+) -> Handover:
     """Of one of four ranks on two nodes, whose files are in a home of its own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(home))
     communicator: Any = SimpleNamespace(
         rank=rank, topology=Topology(((0, 1), (2, 3))), group=SimpleNamespace(group_name="all")
     )
-    return Handover("digits", communicator, Environment(url=url or None))
+    return Handover("digits", communicator, Environment(url=url or None, fresh=fresh))
 
 
 def told(text: str) -> str:
@@ -63,6 +65,22 @@ def test_the_newest_that_a_node_kept_reaches_rank_0(
     assert is_of(taken, {"tensors": TENSORS})
     assert not is_of(taken, {"tensors": [{**TENSORS[0], "bytes": 16}]})
     assert not is_of({}, {"tensors": TENSORS})
+
+
+def test_one_that_begins_afresh_takes_nothing_and_leaves_what_it_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_rank(0, tmp_path, monkeypatch).write(told("earlier"))
+    afresh = of_rank(0, tmp_path, monkeypatch, fresh=True)
+    afresh.offer()
+    assert of_rank(0, tmp_path, monkeypatch).take() is None, "nothing was offered"
+    of_rank(0, tmp_path, monkeypatch).offer()
+    assert afresh.take() is None
+    afresh.share({"tensors": TENSORS, "said": "now"})
+    of_rank(0, tmp_path, monkeypatch).offer()
+    taken = of_rank(0, tmp_path, monkeypatch).take()
+    assert taken is not None
+    assert taken["said"] == "now"
 
 
 def test_where_nothing_was_kept_there_is_nothing(
@@ -161,8 +179,8 @@ def test_one_that_is_too_large_is_said_once(
         assert node.share({"tensors": TENSORS}) is None
         assert node.share({"tensors": TENSORS}) is None
     assert [record.message for record in caplog.records if "too large" in record.message] == [
-        "autotune: what is known of this job is too large for its nodes to keep; with "
-        "BAGUA_AUTOTUNE_URL it outlives the host of rank 0"
+        "autotune: the tuning's data are too large to be copied to the other nodes, and are lost "
+        "with the host of rank 0. A service of its own (BAGUA_AUTOTUNE_URL) would keep them"
     ]
 
 

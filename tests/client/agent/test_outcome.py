@@ -216,9 +216,9 @@ def test_an_error_on_one_rank_is_the_reason_on_all(two_ranks: RankPool, tmp_path
             (tuning,) = told
             assert (tuning.state, tuning.speedup, tuning.best) == ("failed", None, None)
             assert tuning.configuration == tuning.default
-            assert words == "failed: an error on rank 1, whose log says more"
+            assert words == "failed: an error on rank 1; see the log of that rank"
     (line,) = path.read_text().splitlines()
-    assert json.loads(line)["reason"] == "an error on rank 1, whose log says more"
+    assert json.loads(line)["reason"] == "an error on rank 1; see the log of that rank"
 
 
 def _without_a_result(url: str, path: str) -> list[str]:
@@ -238,7 +238,7 @@ def test_a_tuning_without_a_result_says_why(two_ranks: RankPool, tmp_path: Path)
     with ScriptedService([FIRST], steps=1000) as service:
         for off, refused in two_ranks.run(_without_a_result, service.url, str(path)):
             assert off == "off: BAGUA_AUTOTUNE=1 is not set"
-            assert refused == "off: bucket_cap_mb_list was given, and its buckets are kept"
+            assert refused == "off: bucket_cap_mb_list was given, which already sets each bucket"
     ended, refused = map(json.loads, path.read_text().splitlines())
     assert (ended["state"], refused["state"]) == ("failed", "off")
     assert ended["reason"] == ENDED_FIRST
@@ -264,8 +264,8 @@ def test_a_model_that_was_dropped_is_gone(two_ranks: RankPool) -> None:
         assert two_ranks.run(_drop, service.url) == [True, True]
 
 
-def _leave(url: str, path: str) -> None:
-    """What the interpreter does at its end."""
+def _leave(url: str, path: str) -> int:
+    """What the interpreter does at its end; how many steps were made until then."""
     with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
         job = _Job()
     job.train(_MadeUpClock(), 0.1, until="tuning")
@@ -274,14 +274,61 @@ def _leave(url: str, path: str) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     atexit._run_exitfuncs()
+    return len(job.seen)
 
 
-def test_a_process_that_ends_leaves_a_line(two_ranks: RankPool, tmp_path: Path) -> None:
+def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
     path = tmp_path / "results.jsonl"
     with ScriptedService([FIRST], steps=1000) as service:
-        two_ranks.run(_leave, service.url, str(path))
+        steps, _ = two_ranks.run(_leave, service.url, str(path))
+        deadline = time.monotonic() + 60
+        while not (told := service.bodies("ended")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert [body["step"] for body in told] == [steps]
     (line,) = map(json.loads, path.read_text().splitlines())
-    assert (line["state"], line["reason"]) == ("failed", ENDED_FIRST)
+    assert (line["state"], line["reason"], line["summary"]) == ("failed", ENDED_FIRST, ENDED_FIRST)
+    assert line["at_step"] == steps
+    for unknown in ("steps", "seconds", "cost_steps", "cost_seconds"):
+        assert line[unknown] is None
+
+
+def _leave_in_second_round(url: str, path: str) -> list[str]:
+    """What is said at the end."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    clock = _MadeUpClock()
+    with mock.patch.object(measurement, "clock_for", return_value=clock):
+        with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+            job = _Job()
+        job.train(clock, 0.1, until="finished")
+        job.train(clock, 0.1, steps=300)
+        job.train(clock, 0.2, until="tuning")
+    lines.clear()
+    atexit._run_exitfuncs()
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    return lines
+
+
+def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_which_round(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.jsonl"
+    summary = f"{ENDED_FIRST}; before that (round 0): {RESULT['summary']}"
+    with ScriptedService([FIRST, SECOND]) as service:
+        said, _ = two_ranks.run(_leave_in_second_round, service.url, str(path))
+    assert [line for line in said if "autotune" in line] == [f"autotune: {summary}"]
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["round"], first["state"], first["steps"]) == (0, "finished", RESULT["steps"])
+    assert (second["round"], second["state"], second["summary"]) == (1, "failed", summary)
+    assert (second["reason"], second["steps"], second["cost_steps"]) == (ENDED_FIRST, None, None)
 
 
 def test_a_service_that_refuses_the_job_is_the_reason() -> None:

@@ -15,6 +15,7 @@ import pytest
 from bagua_client.agent.clock import CpuClock
 from bagua_client.agent.connection import REGISTRATIONS
 from bagua_client.agent.inbox import LARGEST_INBOX, Event, RankTimes, Samples
+from bagua_client.agent.measurement import StepCount
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.reporter import MOST_REFUSALS, Reporter
 from bagua_client.agent.watch import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
@@ -26,7 +27,7 @@ SMALL, LARGE = {"bucket_bytes": 1024}, {"bucket_bytes": 2048}
 DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
 WATCHED = BLOCK_STEPS * (REFERENCE_BLOCKS + LASTING_BLOCKS)
 
-Start = Callable[[ScriptedService], Reporter]
+Start = Callable[..., Reporter]
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def start(caplog: pytest.LogCaptureFixture) -> Iterator[Start]:
     caplog.set_level(logging.INFO, "bagua_client")
     reporters = []
 
-    def make(service: ScriptedService) -> Reporter:
-        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION))
+    def make(service: ScriptedService, count: StepCount | None = None) -> Reporter:
+        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION, count=count))
         return reporters[-1]
 
     yield make
@@ -116,7 +117,7 @@ def test_a_service_that_takes_no_profiles_is_offered_none_again(
         reporter = start(service)
         for _ in range(MOST_REFUSALS):
             reporter.put(_recording(0))
-        wait_for(lambda: "takes no profiles" in caplog.text)
+        wait_for(lambda: "does not accept profiles" in caplog.text)
         service.refuses.clear()
         reporter.put(_recording(0))
         tell(reporter, 0, 1, [0.1] * 3)
@@ -173,7 +174,8 @@ def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: 
         assert drift["seconds"] == pytest.approx(0.3)
         assert drift["trial"] is None
         assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
-        assert len(service.requests) == said + 1
+        kinds = [kind for kind, _ in service.requests[said:]]
+        assert kinds == ["progress", "drift"], "how far it came under what it leaves, and why"
 
 
 def test_the_trials_of_another_round_are_counted_anew(
@@ -259,6 +261,17 @@ def test_the_end_of_the_training_is_told_and_called_early_only_while_tuning(
         assert ("ended before its tuning did" in caplog.text) is ends_while_tuning
 
 
+def test_the_end_of_the_training_names_its_step(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        count = StepCount()
+        reporter = start(service, count=count)
+        command_of(reporter)
+        count.made = 137
+        reporter.close(60.0)
+        wait_for(lambda: service.bodies("ended"))
+        assert [body["step"] for body in service.bodies("ended")] == [137]
+
+
 def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start: Start) -> None:
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
@@ -310,7 +323,7 @@ def test_an_earlier_service_is_soon_told_no_computing_times_and_misses_no_step(
         assert service.refused == MOST_REFUSALS
     steps = [step for batch in batches for step in batch]
     assert steps == [{"step": n, "seconds": [0.2, 0.2]} for n in range(1, len(steps) + 1)]
-    said = [r for r in caplog.records if "takes no computing times" in r.getMessage()]
+    said = [r for r in caplog.records if "does not accept computing times" in r.getMessage()]
     assert [record.levelno for record in said] == [logging.WARNING]
 
 
@@ -331,7 +344,7 @@ def test_refused_computing_times_are_no_reason_not_to_tell_the_next(
             _tell_computing(reporter, 1 + 3 * told)
             told += 1
             assert "compute_seconds" in _batches(service, told)[-1][0]
-    assert caplog.text.count("takes no computing times") == 0
+    assert caplog.text.count("does not accept computing times") == 0
 
 
 def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
@@ -386,7 +399,7 @@ def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away
         wait_for(lambda: len(service.bodies("observations")) == 2)
         assert service.bodies("drift") == []
         reporter.finish()
-    assert caplog.text.count("go back to their default") == 1
+    assert caplog.text.count("use their default") == 1
 
 
 def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -394,7 +407,7 @@ def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCapture
         start(service).put(_recording(0))
         wait_for(lambda: "cannot be used" in caplog.text)
         service.refuses["profiles"] = 422
-        wait_for(lambda: "the service is back" in caplog.text)
+        wait_for(lambda: "the service answers again" in caplog.text)
 
 
 def _steps_of(service: ScriptedService) -> list[int]:
@@ -432,8 +445,8 @@ def test_what_was_dropped_while_the_service_was_away_is_said_once(
         assert _steps_of(service) == [1, *range(32, told + 2)]
         assert len(service.bodies("observations")) <= 3  # what waited came together
     assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
-        "autotune: 30 reports were dropped meanwhile, to keep what waits for the service small; "
-        "the tuning measures anew what it misses"
+        "autotune: 30 reports were dropped while the service did not answer; the tuning measures "
+        "again what it needs"
     ]
 
 

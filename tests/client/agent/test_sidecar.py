@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 import requests
 
 from bagua_client.agent import sidecar as module
+from bagua_client.agent.connection import Connection
 from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
+from bagua_client.environment import Environment
+from bagua_client.service_client import StepTimes
 
 
 def test_without_the_service_installed_it_says_what_to_install(
@@ -69,8 +74,50 @@ def test_it_is_started_once_and_again_when_it_has_died() -> None:
         process.wait()
         assert sidecar.url().startswith("http://127.0.0.1:")
         assert sidecar._process is not process
+        assert sidecar.endings == ["was killed by signal 9"]
     finally:
         sidecar.stop()
+
+
+def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+    default = {"bucket_bytes": 1024}
+    description = {
+        "name": "killed",
+        "world_size": 1,
+        "ranks_per_node": [1],
+        "tensors": [{"name": "w", "elements": 1, "bytes": 4, "dtype": "float32", "group": "f"}],
+        "knobs": {"bucket_bytes": {"type": "log_integer", "low": 512, "high": 2048}},
+        "default_configuration": default,
+        "fingerprint": "f",
+    }
+    stopping = threading.Event()
+    connection = Connection(Environment(), "j", description, stopping, stopping.set, stopping.set)
+    shared = shared_sidecar(0)
+    try:
+        connection.register()
+        connection.call(lambda service: service.observe(0, [StepTimes(1, [0.1])]))
+        for call in (lambda: connection.call(lambda service: service.state()), connection.renew):
+            before = connection.page
+            assert shared._process is not None
+            shared._process.kill()
+            shared._process.wait()
+            caplog.clear()
+            call()
+            (line,) = [each for each in caplog.messages if "the service that rank 0" in each]
+            assert "was killed by signal 9, and was started again" in line
+            assert line.endswith(f"The job's page is now {connection.page}")
+            assert connection.page != before
+            token = {"Authorization": f"Bearer {shared.token}"}
+            steps = f"{connection.url}/api/v2/jobs/j/observations"
+            stored = requests.get(steps, headers=token, timeout=60).json()["observations"]
+            assert [step["step"] for step in stored] == [1]
+        assert not stopping.is_set()
+    finally:
+        shared.stop()
+        module._forget()
 
 
 def test_a_service_that_hangs_before_it_listens_is_ended(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -88,6 +89,7 @@ def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
     with ScriptedService([FIRST, SECOND]) as service:
         first, *others = four_ranks.run(_two_rounds, service.url)
         (drift,) = service.bodies("drift")
+        progress = service.bodies("progress")[0]
         observed = {batch["trial"] for batch in service.bodies("observations")}
     assert others == [first] * 3
     seen, changed, _ = first
@@ -96,6 +98,9 @@ def test_a_lasting_change_opens_a_round_on_all_ranks_in_the_same_step(
     assert [tuned[at] for at in rounds] == [False, True, False]
     assert changed < drift["step"] <= changed + 100
     assert rounds[1] > changed
+    # How far the job came with the first result, and what its steps took.
+    assert changed < progress["step"] <= rounds[1]
+    assert progress["seconds"] == pytest.approx(0.1)
     ran = [configuration for _, configuration in seen]
     assert ran[rounds[0] + 2] == Configuration(1000, "leaders")
     assert ran[rounds[1] + 2] == Configuration(5000)

@@ -126,7 +126,7 @@ def test_ranges_are_the_references_bit_for_bit_through_recuts(two_ranks: RankPoo
 
 
 def test_ranges_that_cannot_be_are_refused_before_the_first_step() -> None:
-    with pytest.raises(ValueError, match="1024 elements or 2048"):
+    with pytest.raises(ValueError, match="must have 1024, 2048"):
         ByteGradAlgorithm(range_elements=100)
 
 

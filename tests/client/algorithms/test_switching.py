@@ -190,7 +190,7 @@ def test_a_trial_that_harms_the_training_is_given_up_by_all_ranks(two_ranks: Ran
         found = two_ranks.run(_suffers, service.url)
         (event,) = service.bodies("diverged")
     assert event["trial"] == 1
-    assert "its loss is" in event["message"]
+    assert "the loss is" in event["message"]
     assert found[0] == found[1]
     words, _ = found[0]
     place = words.index(str(harmful))

@@ -189,5 +189,5 @@ def _each_row(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("range_elements", [0, 512, 3 * 1024])
 def test_ranges_that_a_gpus_programs_cannot_have_in_hand_are_refused(range_elements: int) -> None:
-    with pytest.raises(ValueError, match="1024 elements or 2048"):
+    with pytest.raises(ValueError, match="must have 1024, 2048"):
         compress(torch.zeros(1, 5000), None, range_elements)

@@ -362,7 +362,10 @@ def test_without_autotune_there_is_no_thread_no_group_and_no_agent(
 def _tune_what_is_ours() -> None:
     model = DistributedDataParallel(_model())
     assert tune(model, algorithm="gradient_allreduce") is model
-    with pytest.raises(ValueError, match="'gradient_allreduce' already; ask for 'bytegrad' there"):
+    with pytest.raises(
+        ValueError,
+        match="already wrapped with algorithm 'gradient_allreduce'; give 'bytegrad' there",
+    ):
         tune(model, algorithm="bytegrad")
     model = DistributedDataParallel(_model(), algorithm="bytegrad")
     assert tune(model) is tune(model, algorithm="bytegrad") is model

@@ -27,7 +27,7 @@ from tests.ranks import RankPool
 
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 LISTS = pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 
 
@@ -156,8 +156,8 @@ def test_what_changes_numbers_and_what_is_not_as_it_was_is_said(
         assert 1e-5 < found["difference"] < 0.1
         assert f"{words} (changes the numbers) (a.json, of job before)" in found["lines"][0]
         assert found["lines"][1].endswith(
-            "it may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl "
-            "then, gloo now"
+            "may not be the fastest here: ranks per node [2, 2] then, [2] now; backend nccl then, "
+            "gloo now"
         )
 
 
@@ -176,7 +176,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"configuration": {"hierarchical": "leaders"}},
         {},
-        "hierarchical leaders cannot be had here (off can; ranks per node: 2)",
+        "hierarchical leaders is not possible here, only off (ranks per node: 2)",
     ),
     ({"configuration": {"channels": 3}}, {}, "on rank 0 a.json: channels must be one of 1, 2"),
     ({"configuration": {"speed": 3}}, {}, "this client does not know the knob speed"),
@@ -199,7 +199,9 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_default_trains(
         found = _trained(two_ranks, tmp_path / "a.json", document, **options)
         assert {str(configuration) for configuration, _ in found[0]["seen"]} == {str(DEFAULT)}
         (line,) = [line for each in found for line in each["lines"]]
-        assert line.startswith("BAGUA_CONFIGURATION is not used, the default is: "), line
+        assert line.startswith(
+            "BAGUA_CONFIGURATION is not used; training begins with the default: "
+        ), line
         assert reason in line
 
 
@@ -219,11 +221,11 @@ def test_a_file_that_differs_or_is_missing_on_a_rank_is_used_by_none(
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     for this, others, reason in (
-        (str(other), str(one), "the file of rank 1 says something else than the others'"),
+        (str(other), str(one), "the file on rank 1 differs from that on the other ranks"),
         (str(absent), str(one), f"on rank 1 {absent} cannot be read: No such file or directory"),
         (str(broken), str(one), "on rank 1 broken.json is not JSON: "),
         # The variable itself.
-        (str(one), None, "it is set on some ranks only"),
+        (str(one), None, "not all ranks have it set"),
     ):
         results = two_ranks.run(_on_rank, 1, this, others)
         assert [configuration for configuration, _ in results] == [DEFAULT, DEFAULT]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as Stock
 
+import bagua_client
 from tests.client.launcher.programs import start
 from tests.ranks import RankPool
 
@@ -140,6 +141,20 @@ def test_children_have_it_too_and_saved_models_name_torchs_class(
     assert "<property object" in done.stdout
     name = "torch.nn.parallel.distributed.DistributedDataParallel"
     assert two_ranks.run(_loaded, str(tmp_path / "model.pt")) == [f"{name} on 0", f"{name} on 1"]
+
+
+@pytest.mark.parametrize("command", [["-m", "bagua_client"], ["bagua-run"]])
+def test_without_torch_a_command_says_in_a_sentence_what_to_install(
+    tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "bagua-run").write_text("import bagua_client.run")
+    # Without the packages that are installed, of which torch is one.
+    source = {"PYTHONPATH": str(Path(bagua_client.__file__).parents[1])}
+    done = start("-S", *command, "--help", folder=tmp_path, variables=source)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "bagua_client needs PyTorch, which is not installed: pip install torch\n"
+    )
 
 
 def test_a_strategy_of_lightnings_is_registered_when_the_script_imports_it(tmp_path: Path) -> None:

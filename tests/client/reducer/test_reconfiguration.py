@@ -19,7 +19,7 @@ from tests.client.comparison import difference, pair
 from tests.ranks import RankPool
 
 needs_bucket_caps = pytest.mark.skipif(
-    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 has no cap for each bucket"
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
 DEFAULT = Configuration(first_bucket_bytes=2**20)
 
@@ -317,6 +317,6 @@ def _log_of_a_change() -> tuple[list[str], list[float]]:
 def test_a_change_is_timed_and_logged_once_by_rank_0(two_ranks: RankPool) -> None:
     (lines, seconds), (others_lines, _) = two_ranks.run(_log_of_a_change)
     (line,) = lines
-    assert line.startswith("INFO cut 8 tensors into 8 buckets (bucket 1 B) in ")
+    assert line.startswith("INFO autotune: cut 8 tensors into 8 buckets (bucket 1 B) in ")
     assert seconds[0] > 0
     assert others_lines == []

@@ -8,9 +8,34 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The user of the Dockerfile. */}}
+{{- define "autotune.user" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "autotune.hardened" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
 {{- define "autotune.labels" -}}
 app.kubernetes.io/name: bagua-autotune
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* By digest where that is given; the tag then only tells a reader which release it is. */}}
+{{- define "autotune.image" -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- if and (eq $tag "latest") (not .Values.image.digest) -}}
+{{- fail "image.tag: latest is another image from one day to the next; name a version, or set image.digest" -}}
+{{- end -}}
+{{- .Values.image.repository }}:{{ $tag }}{{ with .Values.image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
 {{- define "autotune.secret" -}}
@@ -23,7 +48,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty: SQLite's file is on a volume that stays. */}}
+{{/* Not empty if SQLite's file is on a volume that stays. */}}
 {{- define "autotune.isPersistent" -}}
 {{- if and .Values.persistence.enabled (not .Values.secret.database) -}}
 {{- if gt (int .Values.replicas) 1 -}}

@@ -6,16 +6,18 @@ import { showBuckets } from "./job/buckets.js";
 import { showDetails } from "./job/details.js";
 import { showEvents } from "./job/events.js";
 import { showHeadline } from "./job/headline.js";
+import { showImportance } from "./job/importance.js";
 import { livesTable } from "./job/lives.js";
+import { showNow } from "./job/now.js";
 import { Part } from "./job/part.js";
 import { showStockDdp } from "./job/stock_ddp.js";
 import { trialsTable } from "./job/trials.js";
 import { showWarnings } from "./job/warnings.js";
 import { keepLive } from "./live.js";
-import { closed } from "./plots/measure.js";
 import { bestPlot } from "./plots/best.js";
+import { byKnobPlot } from "./plots/by_knob.js";
+import { closed } from "./plots/measure.js";
 import { ranksPlot } from "./plots/ranks.js";
-import { sizesPlot } from "./plots/sizes.js";
 import { stepsPlot } from "./plots/steps.js";
 
 const WAIT_MS = { tuning: 1000, confirming: 1000, finished: 5000, ended: 30_000 };
@@ -24,7 +26,7 @@ const id = location.pathname.split("/").pop(); // as it stands in the address, e
 const path = (what) => `jobs/${id}/${what}`;
 
 const showSteps = stepsPlot();
-const showSizes = sizesPlot();
+const showByKnob = byKnobPlot();
 const showBest = bestPlot();
 const showRanks = ranksPlot();
 const showTrials = trialsTable();
@@ -34,18 +36,21 @@ const bestOf = ({ trials }) => trials.find((trial) => trial.is_best);
 
 let shown = null;
 // What takes long to work out comes when it comes, and until then what was there stays.
-const curve = new Part(path("curve"), { curves: [], expected_gain: null }, "sizes-trouble", showCurve);
+const curve = new Part(path("curve"), { curves: [], expected_gain: null, importance: { shares: [], unknown: "" } }, "knob-trouble", showCurve);
 const buckets = new Part(path("buckets"), null, "buckets-trouble", showLayout);
 
 keepLive(async () => {
   const overview = await getJson(path("overview"));
   byId("content").hidden = false; // plots need to know their size
   showHeadline(overview);
+  showNow(overview);
   showWarnings(overview);
+  const isFirst = shown === null;
   if (overview !== shown) show(overview);
+  if (isFirst && location.hash) byId(location.hash.slice(1))?.scrollIntoView();
   // While the service works out another one it tells what it has, which rests on fewer trials.
   const isNewest = ({ trials }) => trials >= closed(overview).length;
-  curve.follow(`${overview.job.round} ${overview.best.length} ${bestOf(overview)?.index}`, isNewest);
+  curve.follow(`${overview.job.round} ${closed(overview).length} ${bestOf(overview)?.index}`, isNewest);
   buckets.follow(JSON.stringify(bestOf(overview)?.configuration ?? null));
   return WAIT_MS[overview.job.state];
 });
@@ -65,7 +70,8 @@ function show(overview) {
 }
 
 function showCurve() {
-  showSizes(shown, curve.data, buckets.data?.bytes ?? null);
+  showByKnob(shown, curve.data, buckets.data?.bytes ?? null);
+  showImportance(shown, curve.data.importance);
 }
 
 function showLayout() {

@@ -1,10 +1,11 @@
 // The list of jobs.
 
+import { choose, chosen } from "./address.js";
 import { getJson, secondsSince } from "./api.js";
-import { badge, stateWords } from "./badge.js";
 import { byId, element, setText } from "./dom.js";
 import { ago, count, seconds, times, timesInterval, timeUnit, fixed, grouped } from "./format.js";
 import { keepLive } from "./live.js";
+import { badge, isSettled, isSilent, stateWords } from "./state.js";
 import { SortedTable } from "./table.js";
 
 const NEWEST_JOBS = 100;
@@ -16,18 +17,22 @@ const HOW_TO_START = (service) =>
   `export BAGUA_AUTOTUNE=1\nexport BAGUA_AUTOTUNE_URL=${service}\ntorchrun --nproc_per_node=8 train.py`;
 
 let jobs = [];
-let limit = NEWEST_JOBS;
+let limit = chosen("older") ? MOST_JOBS : NEWEST_JOBS;
 
 const table = new SortedTable(byId("jobs"), {
   caption: "Jobs, each with its speed-up",
   identity: (job) => job.id,
+  rowClass: (job) => (job.isSilent ? "silent" : ""),
+  group: (job) => (job.isSilent ? 1 : 0),
+  parameter: "sort",
   sort: { key: "contact", direction: "descending" },
   columns: [
     { key: "name", title: "Job", kind: "job", text: (job) => `${job.name}\n${job.life}\n${job.headline}`,
       value: (job) => job.name, node: nameCell },
-    { key: "state", title: "State", kind: "state", text: stateWords, node: badge },
+    { key: "state", title: "State", kind: "state", text: (job) => stateWords(job, job.isSilent), node: (job) => badge(job, job.isSilent) },
     { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending",
-      text: speedupText, value: (job) => job.figures.speedup, node: speedupCell },
+      text: speedupText, value: (job) => job.figures.speedup, node: speedupCell,
+      group: (job) => (job.isSilent ? 2 : isSettled(job) ? 0 : 1) },
     { key: "step", title: "Step time", kind: "number step", text: stepText,
       value: stepSeconds },
     { key: "trials", title: "Trials", kind: "number trials", first: "descending",
@@ -43,16 +48,18 @@ function nameCell(job) {
   return element("div", {}, link, lives, element("p", { class: "muted" }, job.headline));
 }
 
-function speedupText(job) {
+function speedupNotes(job) {
   const { speedup, speedup_low: low, speedup_high: high } = job.figures;
-  return `${times(speedup)} ${timesInterval(low, high)}`.trim();
+  return [timesInterval(low, high), speedup === null || isSettled(job) ? "" : "not confirmed"].filter(Boolean);
+}
+
+function speedupText(job) {
+  return [times(job.figures.speedup), ...speedupNotes(job)].join(" ");
 }
 
 function speedupCell(job) {
-  const { speedup, speedup_low: low, speedup_high: high } = job.figures;
-  const interval = timesInterval(low, high);
-  return element("div", {}, element("b", {}, times(speedup)),
-    interval ? element("small", { class: "muted" }, interval) : null);
+  return element("div", {}, element(isSettled(job) ? "b" : "span", {}, times(job.figures.speedup)),
+    ...speedupNotes(job).map((note) => element("small", { class: "muted" }, note)));
 }
 
 function stepSeconds({ figures: { current_seconds: now, incumbent_seconds: best } }) {
@@ -70,9 +77,11 @@ function stepText(job) {
 function show() {
   const wanted = byId("filter").value.trim().toLowerCase();
   const state = byId("state").value;
-  const left = jobs.filter(
-    (job) => (!state || job.state === state) && job.name.toLowerCase().includes(wanted),
-  );
+  const isWanted = (job) => !state || (state === "silent" ? job.isSilent : job.state === state);
+  // Decided once: while the rows are made, the minute may pass.
+  const left = jobs
+    .map((job) => ({ ...job, isSilent: isSilent(job) }))
+    .filter((job) => isWanted(job) && job.name.toLowerCase().includes(wanted));
   table.update(left);
   byId("jobs").hidden = left.length === 0;
   byId("filters").hidden = jobs.length === 0;
@@ -84,8 +93,14 @@ function show() {
   setText(byId("count"), left.length === jobs.length ? all : `${grouped(left.length)} of ${all}`);
 }
 
-byId("filter").addEventListener("input", show);
-byId("state").addEventListener("change", show);
+for (const [id, event] of [["filter", "input"], ["state", "change"]]) {
+  byId(id).value = chosen(id);
+  byId(id).addEventListener(event, () => {
+    choose(id, byId(id).value);
+    show();
+  });
+}
+if (byId("state").selectedIndex < 0) byId("state").selectedIndex = 0; // the address named none of them
 setText(byId("start"), HOW_TO_START(new URL("./", location.href).href.replace(/\/$/, "")));
 
 const ask = keepLive(async () => {
@@ -98,6 +113,7 @@ const ask = keepLive(async () => {
 
 byId("older").addEventListener("click", () => {
   limit = MOST_JOBS;
+  choose("older", "shown");
   byId("older").hidden = true;
   ask();
 });

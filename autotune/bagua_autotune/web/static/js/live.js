@@ -63,7 +63,7 @@ export function keepLive(update) {
     const isRefusal = error instanceof Refused && error.status < 500;
     if (!isRefusal) console.info("no answer:", error);
     const since = lastAnswer ? ` for ${duration((Date.now() - lastAnswer) / 1000)}` : "";
-    const shown = byId("content").hidden ? "" : " What is shown is the last that it said.";
+    const shown = byId("content").hidden ? "" : " This page shows its last answer.";
     setText(
       byId("trouble"),
       isRefusal ? error.message : `The service has not answered${since}; trying again.${shown}`,

@@ -1,5 +1,6 @@
 // A table that is sorted by click or key, and updated in place: focus and selection stay.
 
+import { choose, chosen } from "./address.js";
 import { element } from "./dom.js";
 
 /**
@@ -7,13 +8,18 @@ import { element } from "./dom.js";
  * `text` is what is shown and decides whether a cell is made again; `value` is sorted by;
  * `node` makes the cell where text is not enough; `kind` is a CSS class, "number" aligns right;
  * `first` is the direction of the first click; `more` is a part of the title for wide screens.
+ * `group(row)` is 0 for most rows; those of a higher group stand below in both directions. A column
+ * may have groups of its own. `parameter` names the place in the address where the sort is kept.
  */
 export class SortedTable {
-  constructor(parent, { caption, columns, identity, sort, rowClass }) {
+  constructor(parent, { caption, columns, identity, sort, rowClass, group, parameter }) {
     this.columns = columns;
     this.identity = identity;
     this.rowClass = rowClass ?? (() => "");
-    this.sort = sort;
+    this.group = group ?? (() => 0);
+    this.parameter = parameter;
+    this.usualSort = sort;
+    this.sort = this.#sortInAddress() ?? sort;
     this.rows = [];
     this.shown = new Map(); // identity -> { row element, texts }
     this.heads = columns.map((column) => this.#head(column));
@@ -61,8 +67,16 @@ export class SortedTable {
     const other = first === "ascending" ? "descending" : "ascending";
     const isSame = this.sort.key === column.key;
     this.sort = { key: column.key, direction: isSame && this.sort.direction === first ? other : first };
+    if (this.parameter) choose(this.parameter, inAddress(this.sort) === inAddress(this.usualSort) ? "" : inAddress(this.sort));
     this.#markSort();
     this.update(this.rows);
+  }
+
+  #sortInAddress() {
+    const text = this.parameter ? chosen(this.parameter) : "";
+    const key = text.replace(/^-/, "");
+    if (!this.columns.some((column) => column.key === key)) return null;
+    return { key, direction: text === key ? "ascending" : "descending" };
   }
 
   #markSort() {
@@ -72,14 +86,16 @@ export class SortedTable {
     });
   }
 
-  /** Unknown values come last, whichever the direction; equal ones stay as they came. */
+  /** Within a group unknown values come last in both directions; equal ones stay as they came. */
   #sorted(rows) {
     const column = this.columns.find(({ key }) => key === this.sort.key);
     const value = column.value ?? column.text;
+    const group = column.group ?? this.group;
     const sign = this.sort.direction === "ascending" ? 1 : -1;
     return rows
-      .map((row) => ({ row, found: value(row) ?? null }))
+      .map((row) => ({ row, found: value(row) ?? null, group: group(row) }))
       .sort((a, b) => {
+        if (a.group !== b.group) return a.group - b.group;
         if (a.found === null || b.found === null) return (a.found === null) - (b.found === null);
         if (typeof a.found === "string") return sign * a.found.localeCompare(b.found, "en", { numeric: true });
         return sign * (a.found - b.found);
@@ -103,4 +119,9 @@ export class SortedTable {
     });
     return found;
   }
+}
+
+/** Such as "name", or "-speedup" where it is descending. */
+function inAddress({ key, direction }) {
+  return direction === "ascending" ? key : `-${key}`;
 }

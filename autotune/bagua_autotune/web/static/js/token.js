@@ -25,7 +25,7 @@ export function askForToken(onGiven) {
   });
   const form = element(
     "form", { class: "token" },
-    element("h1", {}, "This service wants a token"),
+    element("h1", {}, "This service needs a token"),
     wasWrong ? element("p", { class: "bad-text", role: "alert" }, "That token was refused.") : null,
     element("label", { for: "token" }, "Token"),
     input,

@@ -2,14 +2,16 @@
 
 import { byId, element } from "../dom.js";
 import { bytes, count, duration, grouped, moment, UNKNOWN } from "../format.js";
+import { knobName, knobValue } from "../knobs.js";
 
 export function showDetails({ job, ranks_per_node: nodes, software, fingerprint, limits, knobs, default_configuration: standard }, buckets) {
   const rows = [
     ["Id", job.id],
     ["Ranks", topology(job.world_size, nodes)],
     ["Gradients", buckets ? `${count(buckets.tensors, "tensor")}, ${bytes(buckets.bytes)}` : UNKNOWN],
-    ...Object.entries(knobs).map(([name, knob]) => [name, `${domain(name, knob)}; default ${value(name, standard[name])}`]),
-    ["Limits", `${count(limits.max_samples, "trial")}, ${duration(limits.trial_seconds)} each, ${count(limits.max_rounds, "round")}; ${grouped(limits.remaining_steps)} steps expected`],
+    ...Object.entries(knobs).map(([name, knob]) => [capitalised(knobName(name)), `${domain(name, knob)}; default ${knobValue(name, standard[name])}`]),
+    ["Limits", `at most ${count(limits.max_samples, "trial")} of ${duration(limits.trial_seconds)} in a search${limits.max_seconds ? `, ${duration(limits.max_seconds)} in all` : ""}, and ${count(limits.max_rounds, "search", "searches")}`],
+    ["Steps expected", grouped(limits.remaining_steps)],
     ...(Object.keys(software).length ? [["Software", Object.entries(software).map((named) => named.join(" ")).join(", ")]] : []),
     ["Protocol", job.protocol === "v1" ? "v1 (Bagua 0.9)" : job.protocol],
     ["Registered", moment(job.created_at)],
@@ -29,12 +31,9 @@ function topology(size, nodes) {
 }
 
 function domain(name, knob) {
-  if (knob.type === "log_integer") return `${value(name, knob.low)} to ${value(name, knob.high)}`;
-  if (knob.type === "categorical") return knob.values.map((choice) => value(name, choice)).join(", ");
-  return "a list of buckets";
+  if (knob.type === "log_integer") return `${knobValue(name, knob.low)} to ${knobValue(name, knob.high)}`;
+  if (knob.type === "categorical") return knob.values.map((choice) => knobValue(name, choice)).join(", ");
+  return "any list of buckets";
 }
 
-function value(name, given) {
-  if (Array.isArray(given)) return given.length ? count(given.length, "bucket") : "none";
-  return name.endsWith("_bytes") && given ? bytes(given) : String(given);
-}
+const capitalised = (name) => name[0].toUpperCase() + name.slice(1);

@@ -1,8 +1,8 @@
 // The first things to know: state, speed-up and how sure it is, what the search cost.
 
-import { badge, stateWords } from "../badge.js";
 import { byId, element, setText } from "../dom.js";
 import { count, duration, fixed, grouped, seconds, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
+import { badge, isOver, isSettled, stateWords } from "../state.js";
 
 export function showHeadline({ job }) {
   document.title = `${job.name} · ${stateWords(job)} · Bagua Autotune`;
@@ -20,23 +20,12 @@ export function showHeadline({ job }) {
   );
 }
 
-const isOver = ({ state }) => ["finished", "ended", "lost"].includes(state);
-
-// Before a result nothing is kept, nor was what it shows confirmed; what ends too early has none.
-const isSettled = (job) => isOver(job) && job.result !== null;
-
-/** Whether it shows that the confirmation measured another ratio than all trials together. */
-function isOfItsOwn(job) {
-  const { speedup: ratio, baseline_seconds: before, incumbent_seconds: best } = job.figures;
-  return isSettled(job) && ratio !== null && best > 0 && times(ratio) !== times(before / best);
-}
-
 function speedup(job) {
   const { figures, protocol } = job;
   const interval = timesInterval(figures.speedup_low, figures.speedup_high);
-  let note = "no second configuration measured yet";
-  if (interval) note = isSettled(job) ? `${interval}, 95 % interval${isOfItsOwn(job) ? ", measured in turns" : ""}` : `${interval} so far, not confirmed`;
-  else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds" : "over the default";
+  let note = "nothing to compare with the default yet";
+  if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
+  else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
   else if (isOver(job)) note = "nothing was compared";
   return { name: "Speed-up", value: times(figures.speedup), note };
 }
@@ -51,9 +40,8 @@ function stepTime(job) {
     return { name: "Step time", value: seconds(now ?? before ?? best), note: "at the default" };
   }
   const { factor, unit } = timeUnit(Math.max(before, best));
-  const which = isOfItsOwn(job) ? "default → best, all their trials" : "default → best";
   const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
-  return { name: "Step time", value, note: `${which}${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
+  return { name: "Step time", value, note: `default → best${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
 }
 
 // What a search costs is not known to three digits.
@@ -63,23 +51,21 @@ function cost(job) {
   const { cost_seconds: lost, cost_steps: steps } = job.figures;
   if (job.protocol === "v1") return null;
   const name = isOver(job) ? "Cost of the search" : "Cost so far";
-  if (steps === null) return { name, value: UNKNOWN, note: "counted once the default is measured" };
-  return { name, value: `${roughly(steps)} steps`, note: `${duration(lost)} lost at slower settings` };
+  if (steps === null) return { name, value: UNKNOWN, note: "known once the default is measured" };
+  return { name, value: `${roughly(steps)} steps`, note: `${duration(lost)} lost on slower configurations` };
 }
 
 function payback(job) {
   const { payback_steps: steps, incumbent_seconds: best } = job.figures;
   if (job.protocol === "v1") return null;
   const name = isOver(job) ? "Paid back after" : "Would be paid back after";
-  if (isOver(job) && !isSettled(job)) return { name, value: UNKNOWN, note: "it ended before there was a result" };
+  if (isOver(job) && !isSettled(job)) return { name, value: UNKNOWN, note: "the training ended before there was a result" };
   if (steps === null) return { name, value: UNKNOWN, note: isSettled(job) ? "the default was kept" : "nothing faster found yet" };
   return { name, value: count(steps, "step"), note: best === null ? "at the new speed" : `${duration(steps * best)} at the new speed` };
 }
 
 function tried(job) {
-  const { trials_measured: measured, seconds_left: left } = job.progress;
   const { search_steps: steps, search_seconds: spent } = job.figures;
-  const inSteps = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
-  const note = isOver(job) || left === null || left < 1 ? inSteps : `${inSteps}; at most ${duration(left)} left`;
-  return { name: "Tried", value: count(measured, "trial"), note };
+  const note = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
+  return { name: "Tried", value: count(job.progress.trials_measured, "trial"), note };
 }

@@ -15,6 +15,7 @@ export function livesTable() {
   const table = new SortedTable(byId("lives"), {
     caption: "Lives of this training",
     identity: (life) => life.job,
+    parameter: "lives",
     sort: { key: "number", direction: "descending" },
     columns: [
       { key: "number", title: "Life", kind: "number", text: (life) => String(life.number), value: (life) => life.number, node: link },

@@ -29,7 +29,7 @@ export class Part {
     } catch (error) {
       console.info("no answer:", error);
       this.notBefore = Date.now() + RETRY_MS;
-      setText(byId(this.note), "The service could not say what belongs here now; it is asked again.");
+      setText(byId(this.note), "The service did not answer this part. It will be asked again.");
     }
     this.isAsked = false;
   }

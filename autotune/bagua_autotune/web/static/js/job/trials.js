@@ -32,6 +32,7 @@ export function trialsTable() {
         caption: "Trials of this job",
         identity: ({ index }) => index,
         rowClass: (trial) => (trial.is_best ? "best" : ""),
+        parameter: "trials",
         sort: { key: "index", direction: "ascending" },
         columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => key !== "seconds" || job.protocol !== "v1")],
       });

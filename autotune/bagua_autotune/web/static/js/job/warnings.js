@@ -3,9 +3,9 @@
 import { secondsSince } from "../api.js";
 import { byId, element, setText } from "../dom.js";
 import { duration, percent } from "../format.js";
+import { isSilent } from "../state.js";
 import { atLength } from "./at_length.js";
 
-const SILENT_SECONDS = 60;
 const KINDS = { silence, slowRank, failures };
 
 const shown = new Map(); // kind -> its notice
@@ -34,11 +34,11 @@ export function showWarnings(overview) {
 
 const said = ({ text, more }) => `${text}${more?.textContent ?? ""}`;
 
-function silence({ job: { state, last_contact_at: last } }) {
-  const silent = secondsSince(last);
-  if (silent < SILENT_SECONDS || state === "finished" || state === "ended") return null;
-  if (state === "lost") return { text: "The training is lost: nothing is heard of it. Where its tuning stands is kept, and it goes on when the training does." };
-  return { text: `The job has not been heard of for ${duration(Math.floor(silent / 10) * 10)}, in the middle of its tuning.` };
+function silence({ job }) {
+  if (!isSilent(job)) return null;
+  if (job.state === "lost") return { text: "The service hears nothing from this training any more. Its trials are kept, and the tuning continues when the training comes back." };
+  const tens = Math.floor(secondsSince(job.last_contact_at) / 10) * 10;
+  return { text: `The service has heard nothing from this training for ${duration(tens)}, although its tuning is not finished.` };
 }
 
 function slowRank({ job: { figures } }) {

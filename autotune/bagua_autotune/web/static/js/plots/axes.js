@@ -1,6 +1,6 @@
 // Axes: units that suit the range, ticks at round numbers and never closer than can be read.
 
-import { bytes, short, timeUnit } from "../format.js";
+import { short, timeUnit } from "../format.js";
 
 const LABEL_PX = 62;
 
@@ -8,26 +8,18 @@ const LABEL_PX = 62;
 export function countAxis(colours, label) {
   return {
     ...look(colours),
-    label,
-    labelSize: 18,
-    labelFont: colours.font,
-    labelGap: 0,
-    size: 28,
+    ...labelled(colours, label),
     space: LABEL_PX,
     incrs: [1, 2, 5].flatMap((digit) => Array.from({ length: 10 }, (_, n) => digit * 10 ** n)).sort((a, b) => a - b),
     values: (_plot, splits) => splits.map((value) => value.toLocaleString("en-US")),
   };
 }
 
-/** Bytes on a logarithmic scale; the plot's x are log2. */
-export function bytesAxis(colours) {
+/** Sizes on a logarithmic scale; the plot's x are log2. `text` writes one. */
+export function sizeAxis(colours, label, text) {
   return {
     ...look(colours),
-    label: "bucket size",
-    labelSize: 18,
-    labelFont: colours.font,
-    labelGap: 0,
-    size: 28,
+    ...labelled(colours, label),
     splits: (plot, _axis, low, high) => {
       const most = Math.max(2, Math.floor(plot.width / LABEL_PX));
       const span = Math.floor(high) - Math.ceil(low) + 1;
@@ -35,7 +27,20 @@ export function bytesAxis(colours) {
       const first = Math.ceil(low / every) * every;
       return Array.from({ length: Math.floor((high - first) / every) + 1 }, (_, n) => first + n * every);
     },
-    values: (_plot, splits) => splits.map((power) => bytes(2 ** power)),
+    values: (_plot, splits) => splits.map((power) => text(2 ** power)),
+  };
+}
+
+/** Named values side by side, each word on a line; the plot's x are their places in the list. */
+export function choiceAxis(colours, label, names) {
+  const lines = names.map((name) => name.split(" "));
+  return {
+    ...look(colours),
+    ...labelled(colours, label),
+    size: 14 + 14 * Math.max(...lines.map(({ length }) => length)),
+    grid: { show: false },
+    splits: () => names.map((_name, place) => place),
+    values: () => lines.map((words) => words.join("\n")),
   };
 }
 
@@ -70,4 +75,8 @@ function look(colours) {
     ticks: { show: false },
     gap: 6,
   };
+}
+
+function labelled(colours, label) {
+  return { label, labelSize: 18, labelFont: colours.font, labelGap: 0, size: 28 };
 }

@@ -28,7 +28,7 @@ export function bestPlot() {
     shown = prepare(overview, trials);
     plot.show([trials.map(({ index }) => index), shown.best], shown.points, shown.label);
     showLegend(byId("best-legend"), trials.some(({ purpose }) => purpose === "confirm") ? [...LEGEND, CONFIRMING] : LEGEND);
-    setText(byId("best-note"), shown.beyond ? "Trials beyond the top are drawn as triangles there." : "");
+    setText(byId("best-note"), shown.beyond ? "Triangles mark trials above the range of the plot." : "");
   };
 }
 

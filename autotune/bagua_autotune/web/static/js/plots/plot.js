@@ -30,6 +30,12 @@ export class Plot {
     onThemeChange(() => this.#make());
   }
 
+  /** The options are asked for again at the next show. */
+  renew() {
+    this.uplot?.destroy();
+    this.uplot = null;
+  }
+
   show(data, points, label) {
     const isSame = this.uplot && this.data.length === data.length;
     this.data = data;

@@ -31,6 +31,7 @@ export function ranksPlot() {
   const table = new SortedTable(byId("ranks-table"), {
     caption: "Step and computing time of each rank",
     identity: ({ rank }) => rank,
+    parameter: "ranks",
     sort: { key: "rank", direction: "ascending" },
     columns: [
       { key: "rank", title: "Rank", kind: "number", text: ({ rank }) => String(rank), value: ({ rank }) => rank },

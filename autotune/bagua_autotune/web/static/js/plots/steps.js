@@ -12,7 +12,7 @@ const KINDS = [
   { kind: "best", label: "best", shape: "circle", className: "of-best" },
   { kind: "other", label: "other trials", shape: "circle", className: "of-other" },
 ];
-const LEVEL = { label: "measured", shape: "line", className: "of-other" };
+const LEVEL = { label: "trial's step time", shape: "line", className: "of-other" };
 const SWITCH = { label: "switch", shape: "rule", className: "of-switch" };
 
 const MARGIN = 0.02;
@@ -84,7 +84,7 @@ function legend({ kinds, levels, switches }) {
 function note({ beyond }, stride) {
   const parts = [];
   if (stride > 1) parts.push(`Each point is the median of ${grouped(stride)} steps.`);
-  if (beyond) parts.push(`${count(beyond, "point")} beyond the top ${beyond === 1 ? "is" : "are"} drawn as ${beyond === 1 ? "a triangle" : "triangles"} there.`);
+  if (beyond) parts.push(`${beyond === 1 ? "A triangle marks one point" : `Triangles mark ${grouped(beyond)} points`} above the range of the plot.`);
   return parts.join(" ");
 }
 

@@ -1,57 +1,78 @@
-// Trials as points over the bucket size, with the model's curve and its band.
+// Trials as points over one knob, which the reader chooses; over the bucket size with the model's
+// curve and its band.
 
-import { byId, setText } from "../dom.js";
+import { choose, chosen } from "../address.js";
+import { byId, element, setText } from "../dom.js";
 import { percent } from "../format.js";
-import { bytesAxis, valueAxis } from "./axes.js";
+import { knobName } from "../knobs.js";
+import { valueAxis } from "./axes.js";
+import { knobAxis, triedKnobs } from "./knob_axis.js";
 import { drawMark, showLegend } from "./marks.js";
 import { measured, measureOf } from "./measure.js";
 import { Plot } from "./plot.js";
 import { padded } from "./scale.js";
 import { wayOf, waysOf } from "./ways.js";
 
+const FIRST = "bucket_bytes";
 const BAND_ALPHA = 0.13;
 // So far the curve may leave the range of what was measured.
 const CURVE_ROOM = 0.35;
 
-export function sizesPlot() {
+export function byKnobPlot() {
   let shown = null;
-  const plot = new Plot(byId("sizes-plot"), (colours) => ({
+  let latest = null;
+  const plot = new Plot(byId("knob-plot"), (colours) => ({
     scales: { x: { time: false, range: () => shown.span }, y: { range: () => shown.range } },
-    axes: [bytesAxis(colours), valueAxis(colours, () => shown.measure.areSeconds)],
+    axes: [shown.axis(colours), valueAxis(colours, () => shown.measure.areSeconds)],
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => draw(u, shown, colours)] },
   }));
-  return (overview, { curves, expected_gain: gain }, totalBytes) => {
-    const trials = measured(overview).filter((trial) => sizeOf(trial, totalBytes) !== null);
-    byId("sizes-panel").hidden = trials.length === 0;
-    if (trials.length === 0) return;
-    shown = prepare(overview, trials, curves, totalBytes);
+  const show = (overview, { curves, expected_gain: gain }, totalBytes) => {
+    latest = [overview, { curves, expected_gain: gain }, totalBytes];
+    const knob = offer(triedKnobs(overview));
+    const trials = measured(overview);
+    const axis = knobAxis(knob, overview.knobs[knob], trials, totalBytes);
+    const placed = trials.filter((trial) => axis.place(trial) !== null);
+    byId("knob-panel").hidden = trials.length === 0;
+    if (placed.length === 0) return;
+    if (shown?.key !== axis.key) plot.renew();
+    shown = prepare(overview, placed, knob === FIRST ? curves : [], knob, axis);
     plot.show([shown.points.map(({ x }) => x), shown.points.map(({ y }) => y)], shown.points, shown.label);
-    showLegend(byId("sizes-legend"), legend(shown));
-    setText(byId("sizes-note"), [...notes(shown), ...expectation(overview.job, gain)].join(" "));
+    showLegend(byId("knob-legend"), legend(shown));
+    setText(byId("knob-note"), [...notes(shown), ...expectation(overview.job, gain)].join(" "));
   };
+  byId("knob").addEventListener("change", () => {
+    choose("knob", byId("knob").value === FIRST ? "" : byId("knob").value);
+    show(...latest);
+  });
+  return show;
 }
 
-/** log2 of the bucket size; of a list of buckets of its own, of the average one. */
-function sizeOf({ configuration }, totalBytes) {
-  const own = configuration.buckets?.length;
-  if (own) return totalBytes ? Math.log2(totalBytes / own) : null;
-  return Math.log2(configuration.bucket_bytes);
+/** Offer these knobs; the one that is chosen. */
+function offer(knobs) {
+  const select = byId("knob");
+  if (select.dataset.shown !== knobs.join()) {
+    select.dataset.shown = knobs.join();
+    select.replaceChildren(...knobs.map((knob) => element("option", { value: knob }, knobName(knob))));
+  }
+  const knob = knobs.includes(chosen("knob")) ? chosen("knob") : FIRST;
+  if (select.value !== knob) select.value = knob;
+  return knob;
 }
 
-function prepare(overview, trials, curves, totalBytes) {
+function prepare(overview, trials, curves, knob, { place, key, span, axis }) {
   const measure = measureOf(overview.job);
   const ways = waysOf([...trials.map(({ configuration }) => configuration), ...curves.map(({ values }) => values)]);
   const byName = new Map(ways.map((way) => [way.name, way]));
   const points = trials
     .map((trial) => ({
       trial,
-      x: sizeOf(trial, totalBytes),
+      x: place(trial),
       y: measure.value(trial),
       low: measure.low(trial),
       high: measure.high(trial),
       way: byName.get(wayOf(trial.configuration)),
-      isAverage: Boolean(trial.configuration.buckets?.length),
+      isAverage: knob === FIRST && Boolean(trial.configuration.buckets?.length),
       text: `trial ${trial.index}: ${trial.words}\n${measure.text(trial)}`,
     }))
     .sort((a, b) => a.x - b.x || a.y - b.y);
@@ -64,11 +85,11 @@ function prepare(overview, trials, curves, totalBytes) {
   const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
   const margin = Math.max(0.35, (most - least) * 0.04);
   return {
-    measure, points, lines, ways, best,
-    span: [least - margin, most + margin],
+    key, axis, measure, points, lines, ways, best,
+    span: span ?? [least - margin, most + margin],
     range: rangeOf(points, lines),
     label:
-      `${trials.length} measured trials over the bucket size.` +
+      `${trials.length} measured trials by ${knobName(knob)}.` +
       (best ? ` Best: trial ${best.index}, ${best.words}, ${measure.text(best)}.` : ""),
   };
 }
@@ -90,9 +111,9 @@ function legend({ ways, lines }) {
 
 function notes({ points, measure, lines }) {
   const parts = [];
-  if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Bars: 95 % interval of the step time.");
-  if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow: a list of buckets of its own, at their average size.");
-  if (lines.length) parts.push("Curves: what the search expects with the best trial's other settings.");
+  if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Lines through points: 95 % interval of the step time.");
+  if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow points: custom splits, at the size of their average bucket.");
+  if (lines.length) parts.push("Curves: what the search expects of each size, with the best trial's other settings.");
   return parts;
 }
 

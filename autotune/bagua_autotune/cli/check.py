@@ -1,0 +1,211 @@
+"""``bagua-autotune check``: how much a tuning could gain at most, from a short run of the job."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import click
+
+from bagua_autotune.cli.output import say
+from bagua_autotune.model.job import Observation
+from bagua_autotune.model.text import clean, describe_seconds
+from bagua_autotune.system.exposure import Exposure
+from bagua_autotune.system.job import Interrupted, Job, stopping
+from bagua_autotune.system.runs import Outcome
+from bagua_autotune.views.steps import exposed_seconds, step_seconds
+
+INTERRUPTED = 130
+# Below so many times what remains without exposed communication: no gain that a job shows, and
+# none that is worth much.
+NOTHING, LITTLE = 1.02, 1.10
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Medians over the measured steps, in seconds.
+
+    Attributes:
+        step_seconds: of the slowest rank.
+        computing_seconds: what is not exposed communication: passes forward and backward, the
+            optimizer, waiting for data; of the rank that computes longest.
+        communication_seconds: in which gradients travelled; None: not known.
+        exposed_seconds: of it, in which no rank had anything else to do; with it, the broadcasts
+            of buffers.
+        exposed_share: of the step.
+        most_speedup: if no communication were exposed any more.
+        models: wrapped by each process; only the first is measured.
+    """
+
+    step_seconds: float
+    computing_seconds: float
+    communication_seconds: float | None
+    exposed_seconds: float
+    exposed_share: float
+    most_speedup: float
+    steps: int
+    ranks: int
+    nodes: int
+    backend: str
+    device: str
+    models: int
+
+    @property
+    def verdict(self) -> str:
+        """For programs."""
+        if self.most_speedup < NOTHING:
+            return "nothing_to_gain"
+        return "little_to_gain" if self.most_speedup < LITTLE else "worth_tuning"
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--steps", type=click.IntRange(5), default=60, show_default=True,
+              help="Steps to measure; then the run is ended.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
+              show_default=True,
+              help="Or when the measured steps took so long together.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0,
+              show_default=True, metavar="SECONDS",
+              help="The run is ended after so long in any case.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def check(
+    steps: int, seconds: float, timeout: float, as_json: bool, command: Sequence[str]
+) -> None:
+    """Say how much faster COMMAND could train at most, if its communication were tuned.
+
+    Runs it, measures some steps after a warm-up, and ends it with all the processes that it
+    started. What it writes until then, such as logs and checkpoints, it writes. The script stays as
+    it is, and so do the numbers that it computes: nothing is tuned.
+
+    Exposed communication is what a step waits for after the last gradient is ready, and for
+    broadcasts of buffers; on GPUs the device's own clock says how long. All else counts as
+    computing: waiting for data and the optimizer, too. A job of several machines is started so on
+    each of them.
+
+    For example: bagua-autotune check -- torchrun --nproc-per-node 4 train.py
+    """
+    measure = Exposure(steps, seconds, _tell_first)
+    with stopping() as signals:
+        try:
+            outcome = Job(command, measure, lambda: bool(signals))({}, timeout)
+        except Interrupted:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+    if not measure.steps:
+        _tell_failure(outcome, command)
+        raise click.exceptions.Exit(outcome.exit_code or 1)
+    if outcome.failure:
+        _tell(f"the command {outcome.failure}; these are the steps before that")
+    figures = _figures(measure)
+    if as_json:
+        document = {"verdict": figures.verdict, **asdict(figures)}
+        click.echo(json.dumps(document, indent=2))
+        return
+    for line in _lines(figures, command):
+        say(line)
+
+
+def _figures(measure: Exposure) -> Figures:
+    """Raises click.ClickException where the ranks could not tell what they compute."""
+    steps, facts = measure.steps, measure.facts
+    observations = [
+        Observation(number, (seconds,), (computing,))
+        for number, (seconds, computing, _) in enumerate(steps)
+        if computing is not None
+    ]
+    took, exposed = step_seconds(observations), exposed_seconds(observations, [])
+    if took is None or exposed is None:
+        raise click.ClickException(_why_unknown(facts))
+    travelled = [travelling for _, _, travelling in steps if travelling is not None]
+    computing_seconds = took - exposed
+    return Figures(
+        step_seconds=took,
+        computing_seconds=computing_seconds,
+        communication_seconds=max(median(travelled), exposed) if travelled else None,
+        exposed_seconds=exposed,
+        exposed_share=exposed / took,
+        most_speedup=took / max(computing_seconds, 1e-9),
+        steps=len(observations),
+        **{name: facts[name] for name in ("ranks", "nodes", "backend", "device", "models")},
+    )
+
+
+def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
+    nodes = "1 node" if figures.nodes == 1 else f"{figures.nodes} nodes"
+    share = f"{figures.exposed_share * 100:.0f} %"
+    exposed = f"{describe_seconds(figures.exposed_seconds)} ({share})"
+    communication = f"exposed communication {exposed}"
+    if figures.communication_seconds is not None:
+        all_of_it = describe_seconds(figures.communication_seconds)
+        communication = f"communication {all_of_it}, of which {exposed} is exposed"
+    found = [
+        f"step {describe_seconds(figures.step_seconds)} on {figures.ranks} ranks of {nodes} "
+        f"({figures.device}, {figures.backend}; median of {figures.steps} steps): "
+        f"computing {describe_seconds(figures.computing_seconds)}, {communication}"
+    ]
+    if figures.models > 1:
+        found.append(
+            f"Each process wraps {figures.models} models: only the first is measured, and what the "
+            "others communicate counts as computing."
+        )
+    return [*found, _advice(figures, command)]
+
+
+def _advice(figures: Figures, command: Sequence[str]) -> str:
+    share = f"{figures.exposed_share * 100:.0f} % of a step is exposed communication"
+    if figures.verdict == "nothing_to_gain":
+        return f"Nothing to gain: {share}."
+    most = f"at most {figures.most_speedup:.2f}x"
+    if figures.verdict == "little_to_gain":
+        return f"Little to gain, {most}: {share}."
+    started = tuned_command(command)
+    how = f": {started}" if started else "; docs/launching.md says how to start it"
+    return f"Worth tuning, {most} could be gained{how}"
+
+
+def tuned_command(command: Sequence[str]) -> str:
+    """The same with our launcher before the script; empty where the script is not found in it."""
+    for place, word in enumerate(command):
+        following = command[place + 1] if place + 1 < len(command) else ""
+        is_launcher = following.startswith(("torch.distributed.", "accelerate.", "bagua_client"))
+        if word.endswith(".py") or (word == "-m" and following and not is_launcher):
+            python = ["python"] if place == 0 else []
+            launcher = [*python, "-m", "bagua_client", "--autotune"]
+            return shlex.join([*command[:place], *launcher, *command[place:]])
+    return ""
+
+
+def _why_unknown(facts: Mapping[str, Any]) -> str:
+    passes = facts["backward_passes"]
+    if passes > 1:
+        return (
+            f"each optimizer step has {passes} backward passes that communicate, so computing and "
+            "communication cannot be told apart. If they accumulate gradients, run all but the "
+            "last under model.no_sync(): that alone saves most of the communication"
+        )
+    return (
+        "computing and communication cannot be told apart: the model is on several devices, or on "
+        f"another than {facts['backend']} communicates from"
+    )
+
+
+def _tell_failure(outcome: Outcome, command: Sequence[str]) -> None:
+    _tell(f"Error: the command {outcome.failure}")
+    if outcome.exit_code is not None:
+        _tell(f"No step was measured. First make this run: {shlex.join(command)}")
+    if outcome.last_lines:
+        _tell("The last that it printed:")
+    for line in outcome.last_lines:
+        _tell(f"    {line}")
+
+
+def _tell_first(seconds: float) -> None:
+    _tell(f"measuring: the first steps took {describe_seconds(seconds)} each")
+
+
+def _tell(line: str) -> None:
+    click.echo(clean(line), err=True)

@@ -1,0 +1,37 @@
+"""What is to be known of a job at a glance, a line each; the same that the page has on top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from bagua_autotune.cli.output import times
+from bagua_autotune.model.text import describe, describe_seconds
+from bagua_autotune.views import JobSummary
+
+
+def fact_lines(job: JobSummary) -> Iterator[str]:
+    """For example ``step time: 228 ms by default, 186 ms with the best, 186 ms now``."""
+    figures, progress = job.figures, job.progress
+    yield f"in short: {job.headline}"
+    yield f"runs: {describe(job.configuration)}"
+    yield f"speed-up: {times(figures.speedup, figures.speedup_low, figures.speedup_high)}"
+    if job.protocol == "v2":  # Bagua's own workers tell no seconds
+        default, best, now = (
+            _seconds(seconds)
+            for seconds in (
+                figures.baseline_seconds,
+                figures.incumbent_seconds,
+                figures.current_seconds,
+            )
+        )
+        yield f"step time: {default} by default, {best} with the best, {now} now"
+    yield f"trials: {progress.trials_measured} measured; at most {progress.max_trials} in a search"
+    lost = "" if figures.cost_steps is None else f"; {figures.cost_steps:.1f} lost by slower trials"
+    yield f"steps: {figures.search_steps} under trials{lost}"
+    heard = datetime.fromtimestamp(job.last_contact_at).strftime("%Y-%m-%d %H:%M:%S")
+    yield f"last heard of: {heard}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else describe_seconds(seconds)

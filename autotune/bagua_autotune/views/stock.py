@@ -1,0 +1,112 @@
+"""What PyTorch's own DistributedDataParallel can take over from a tuning, as Python to paste.
+
+It cuts buckets by size and does nothing else that is tuned here. So this is the fastest of the
+trials that did no more than that, with its own speed-up: the size of a configuration that also
+reduces hierarchically, say, is not the best one without that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.model.text import describe, describe_speedup
+from bagua_autotune.model.view import View
+from bagua_autotune.tuning.standing import best_configuration, is_settled
+from bagua_autotune.views.figures import bounds
+from bagua_autotune.views.reading import Reading
+from bagua_autotune.views.words import fastest
+
+# Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.
+DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
+
+
+class StockSetting(View):
+    """For stock DDP the fastest setting that was measured, or else the default.
+
+    ``speedup``, with its 95 % interval: over the default, of the result if this is what was kept,
+    else of its trials in the search, which nothing confirmed; null of the default, where nothing
+    else was clearly faster. ``missing``: what the best configuration does besides, in words.
+    """
+
+    configuration: Configuration
+    speedup: float | None
+    low: float | None
+    high: float | None
+    is_confirmed: bool
+    missing: str
+
+
+def stock_setting(reading: Reading) -> StockSetting:
+    """Of the round that is shown."""
+    job = reading.job
+    best = best_configuration(job, reading.trials) or job.baseline
+    missing = _missing(best)
+    faster: Interval | None = None
+    chosen, is_confirmed = job.baseline, False
+    if job.result and is_settled(job) and not missing:
+        chosen, is_confirmed = best, True
+        faster = Interval(job.result.speedup, job.result.low, job.result.high)
+    else:
+        found = fastest(reading, lambda tried: not _missing(tried))
+        if found and found[1].low > 1:
+            chosen, faster = found
+    if chosen == job.baseline:
+        faster = None
+    low, high = bounds(faster) if faster else (None, None)
+    return StockSetting(
+        configuration=chosen,
+        speedup=faster.center if faster else None,
+        low=low,
+        high=high,
+        is_confirmed=is_confirmed,
+        missing=missing,
+    )
+
+
+def stock_ddp_line(setting: StockSetting) -> str:
+    """One line of Python; a comment says how much faster it is, and what it lacks."""
+    return f"{_call(setting.configuration)}  # {'; '.join(_remarks(setting))}"
+
+
+def stock_ddp_snippet(setting: StockSetting) -> str:
+    """The same in several lines, ready to paste."""
+    remarks = [f"# {remark[0].upper()}{remark[1:]}." for remark in _remarks(setting)]
+    lines = [
+        "from torch.nn.parallel import DistributedDataParallel",
+        "",
+        *remarks,
+        f"model = {_call(setting.configuration)}",
+    ]
+    return "\n".join(lines)
+
+
+def _remarks(setting: StockSetting) -> list[str]:
+    if setting.speedup is None:
+        what = "nothing that stock DDP can do" if setting.missing else "nothing"
+        gain = f"{what} was measured to be clearly faster than the default"
+    else:
+        gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
+        gain += "" if setting.is_confirmed else ", by trials of the search, not confirmed"
+    lacking = f"stock DDP cannot do the rest of the best configuration: {setting.missing}"
+    return [gain, lacking] if setting.missing else [gain]
+
+
+def _call(configuration: Mapping[str, Value]) -> str:
+    """The call, without what stock DDP cannot do."""
+    size = configuration.get(BUCKET_KNOB)
+    if _has_default_sizes(configuration) or not isinstance(size, int):
+        return "DistributedDataParallel(model)"
+    # It counts in units of 2**20 bytes and takes fractions.
+    return f"DistributedDataParallel(model, bucket_cap_mb={size / 1024**2:.4g})"
+
+
+def _missing(configuration: Mapping[str, Value]) -> str:
+    """What stock DDP cannot do, in words; empty if it can do all."""
+    its_own = DEFAULT_SIZES if _has_default_sizes(configuration) else (BUCKET_KNOB,)
+    return describe({k: v for k, v in configuration.items() if k not in its_own and v != "off"})
+
+
+def _has_default_sizes(configuration: Mapping[str, Value]) -> bool:
+    return all(configuration.get(knob) == size for knob, size in DEFAULT_SIZES.items())

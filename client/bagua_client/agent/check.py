@@ -1,0 +1,169 @@
+"""The ranks' part of ``bagua-autotune check``: how long a step computes, communicates and waits.
+
+Nothing is tuned, and no service is used. After each block of steps the ranks gather what they have
+measured, and each rank writes it to the file that ``check`` named. ``check`` reads the file, and
+ends the job when enough steps are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bagua_client.agent.admission import why_not_admitted
+from bagua_client.agent.job import device_name
+from bagua_client.agent.measurement import Measurement
+from bagua_client.reducer.tunable import Tunable
+from bagua_client.service_client import BucketTiming
+
+logger = logging.getLogger(__name__)
+
+WARMUP_STEPS = 5
+"""Not measured: in these connections are made, kernels are chosen, and torch cuts its buckets."""
+BLOCK_STEPS = 5
+"""So many steps are measured, then the ranks gather them."""
+DROPPED_STEPS = 2
+"""Not measured after a block, as the ranks have just waited for one another and their devices."""
+
+_checks: list[Check] = []
+"""At most one, of the first model that this process wrapped and that can be measured."""
+
+
+class Check:
+    """Measures one model. All of its ranks make theirs together.
+
+    Args:
+        tunable: of the model; its configuration is not changed.
+        optimizers: of the model, as far as they are known; their steps tell where a step ends.
+        path: of the file to write.
+
+    Attributes:
+        models: how many models this process has wrapped.
+    """
+
+    def __init__(
+        self, tunable: Tunable, optimizers: Iterable[torch.optim.Optimizer], path: str
+    ) -> None:
+        self._tunable = tunable
+        self._communicator = tunable.communicator
+        self._path = path
+        self._measurement = Measurement(tunable, optimizers, records=True)
+        self._steps: list[tuple[float, float | None, float | None]] = []
+        self._reductions = 0
+        self._block_begins: int | None = None
+        self.models = 1
+        tunable.attach()
+        tunable.after_reduction = self._reduction_done
+        self._measurement.follow()
+        self._write()
+
+    def _reduction_done(self) -> None:
+        """The end of a step's communication; all ranks are in the same one here."""
+        self._reductions += 1
+        begins = self._measurement.tick()
+        if self._block_begins is None:
+            if self._reductions < WARMUP_STEPS or not self._tunable.is_settled:
+                return
+            self._block_begins = self._reductions
+        if self._reductions == self._block_begins:
+            self._measurement.begin(0)
+        self._measurement.record(begins)
+        if self._reductions == self._block_begins + BLOCK_STEPS:
+            self._bring_together()
+            self._block_begins = self._reductions + DROPPED_STEPS
+
+    def _bring_together(self) -> None:
+        """Gather this block from all ranks, and sum each step up."""
+        device = self._communicator.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # so that all marks are known
+        own = torch.tensor(self._own(), dtype=torch.float64, device=device)
+        gathered = [torch.empty_like(own) for _ in range(self._communicator.world_size)]
+        dist.all_gather(gathered, own, group=self._communicator.group)
+        for row in torch.stack(gathered).transpose(0, 1).tolist():
+            seconds, computing, travelling = zip(*row, strict=True)
+            if (slowest := _known(max, seconds)) is not None:
+                # The shortest: the other ranks also wait in it for the last one to come.
+                self._steps.append((slowest, _known(max, computing), _known(min, travelling)))
+        self._write()
+
+    def _own(self) -> list[list[float]]:
+        """For each step of the block three times in seconds, NaN where not known: of the step, of
+        this rank's computing, and of communication."""
+        unknown = [math.nan] * 3
+        found: dict[int, list[float]] = {}
+        for time in self._measurement.take(True, BLOCK_STEPS):
+            computing = math.nan if time.compute_seconds is None else time.compute_seconds
+            found[time.step] = [time.seconds, computing, math.nan]
+        for recording in self._measurement.take_recordings():
+            if recording.step in found:
+                buckets = recording.read().buckets
+                found[recording.step][2] = travelling_seconds(buckets)
+        first = self._measurement.measured_from
+        return [found.get(step, unknown) for step in range(first, first + BLOCK_STEPS)]
+
+    def _write(self) -> None:
+        topology, device = self._communicator.topology, self._communicator.device
+        document = {
+            "ranks": self._communicator.world_size,
+            "nodes": len(topology.nodes),
+            "backend": str(dist.get_backend(self._communicator.group)),
+            "device": device_name(device),
+            "models": self.models,
+            "backward_passes": round(self._reductions / max(self._measurement.step, 1)),
+            "steps": self._steps,
+        }
+        _replace(self._path, document)
+
+
+def begin(
+    ddp: DistributedDataParallel,
+    tunable: Callable[[], Tunable],
+    optimizers: Iterable[torch.optim.Optimizer],
+    path: str,
+) -> None:
+    """Measure this model, or write why that is not possible. If a process wraps several models, the
+    first is measured and the others are only counted. All ranks call it together.
+
+    Args:
+        tunable: makes that of ``ddp``.
+        optimizers, path: see :class:`Check`.
+    """
+    if _checks:
+        _checks[0].models += 1
+    elif refusal := why_not_admitted(ddp, {}):
+        _replace(path, {"refusal": refusal})
+    else:
+        _checks.append(Check(tunable(), optimizers, path))
+
+
+def travelling_seconds(buckets: Sequence[BucketTiming]) -> float:
+    """How long at least one of the buckets was being communicated."""
+    total, until = 0.0, 0.0
+    for bucket in sorted(buckets, key=lambda bucket: bucket.started_seconds):
+        total += max(0.0, bucket.ended_seconds - max(until, bucket.started_seconds))
+        until = max(until, bucket.ended_seconds)
+    return total
+
+
+def _known(choose: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
+    """The largest or smallest value of all ranks; None if one of them is not known."""
+    return None if any(map(math.isnan, values)) else choose(values)
+
+
+def _replace(path: str, document: object) -> None:
+    """Write the file in one move, as others read it and the ranks of a machine all write it."""
+    new = f"{path}.{os.getpid()}"
+    try:
+        with open(new, "w") as file:
+            json.dump(document, file)
+        os.replace(new, path)
+    except OSError as error:
+        logger.warning("what was measured cannot be written: %s", error)

@@ -1,0 +1,68 @@
+"""What ``bagua-autotune check`` says of figures, and how it tells to start a tuned job."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_autotune.cli.check import Figures, _lines, tuned_command
+
+LAUNCHER = "-m bagua_client --autotune"
+
+
+def figures(computing_seconds: float, exposed_seconds: float, models: int = 1) -> Figures:
+    step_seconds = computing_seconds + exposed_seconds
+    return Figures(
+        step_seconds=step_seconds,
+        computing_seconds=computing_seconds,
+        communication_seconds=0.23,
+        exposed_seconds=exposed_seconds,
+        exposed_share=exposed_seconds / step_seconds,
+        most_speedup=step_seconds / computing_seconds,
+        steps=60,
+        ranks=4,
+        nodes=2,
+        backend="nccl",
+        device="NVIDIA H200",
+        models=models,
+    )
+
+
+def test_a_step_is_one_line_and_what_follows_from_it_another() -> None:
+    step, advice = _lines(figures(0.290, 0.122), ["torchrun", "train.py"])
+    assert step == (
+        "step 412 ms on 4 ranks of 2 nodes (NVIDIA H200, nccl; median of 60 steps): computing "
+        "290 ms, communication 230 ms, of which 122 ms (30 %) is exposed"
+    )
+    assert advice == f"Worth tuning, at most 1.42x could be gained: torchrun {LAUNCHER} train.py"
+
+
+@pytest.mark.parametrize(
+    ("exposed_seconds", "advice"),
+    [
+        (0.001, "Nothing to gain: 1 % of a step is exposed communication."),
+        (0.005, "Little to gain, at most 1.05x: 5 % of a step is exposed communication."),
+    ],
+)
+def test_a_small_share_is_not_worth_a_tuning(exposed_seconds: float, advice: str) -> None:
+    assert _lines(figures(0.1, exposed_seconds), ["torchrun", "train.py"])[-1] == advice
+
+
+def test_models_that_are_not_measured_are_told() -> None:
+    assert "wraps 2 models" in _lines(figures(0.1, 0.1, models=2), ["./train.sh"])[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "tuned"),
+    [
+        ("torchrun --standalone train.py --lr 1", "torchrun --standalone {} train.py --lr 1"),
+        ("torchrun -m package.train -m 3", "torchrun {} -m package.train -m 3"),
+        ("python -u train.py", "python -u {} train.py"),
+        ("python -m torch.distributed.run train.py", "python -m torch.distributed.run {} train.py"),
+        ("python -m torch.distributed.run -m train", "python -m torch.distributed.run {} -m train"),
+        ("./train.py", "python {} ./train.py"),
+        ("accelerate launch train.py", "accelerate launch {} train.py"),
+        ("./train.sh", ""),
+    ],
+)  # fmt: skip
+def test_the_launcher_goes_before_the_script(command: str, tuned: str) -> None:
+    assert tuned_command(command.split()) == tuned.format(LAUNCHER)

@@ -1,0 +1,86 @@
+"""``prune``, on a database and through a running service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bagua_autotune.cli import main
+from bagua_autotune.store import Store
+from bagua_autotune.store.retention import DAY_SECONDS
+from tests.autotune.server import ServeProcess
+from tests.autotune.support import make_spec
+
+TOKEN = "sesame"
+
+
+def prune(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["prune", "--older-than", "90", *arguments])
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A job last heard of 91 days ago and another of 89 days ago."""
+    path, now = tmp_path / "a.db", time.time()
+    store = Store(f"sqlite:///{path}")
+    store.create_job("old", make_spec(name="ancient"), at=now - 91 * DAY_SECONDS)
+    store.create_job("new", make_spec(), at=now - 89 * DAY_SECONDS)
+    store.close()
+    return path
+
+
+@pytest.fixture
+def service(database: Path) -> Iterator[str]:
+    # Else it might delete the job itself.
+    with ServeProcess(database, "--keep-days", "0", BAGUA_AUTOTUNE_TOKEN=TOKEN) as running:
+        yield running.url
+
+
+@pytest.fixture(params=["database", "service"])
+def source(
+    request: pytest.FixtureRequest, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    if request.param == "database":
+        return ["--database", f"sqlite:///{database}"]
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
+    return ["--url", request.getfixturevalue("service")]
+
+
+def stored(database: Path) -> list[str]:
+    store = Store(f"sqlite:///{database}")
+    found = [job.id for job in store.jobs()]
+    store.close()
+    return found
+
+
+def test_old_jobs_are_deleted_and_listed(source: list[str], database: Path) -> None:
+    result = prune(*source)
+    header, row = (line.split("\t") for line in result.stdout.splitlines())
+    assert header == ["job", "name", "state", "last contact"]
+    assert row[:3] == ["old", "ancient", "tuning"]
+    assert stored(database) == ["new"]
+    assert result.stderr == ""
+
+
+def test_a_dry_run_lists_what_would_go_and_deletes_nothing(
+    source: list[str], database: Path
+) -> None:
+    tried = prune("--dry-run", *source)
+    assert tried.exit_code == 0
+    assert tried.stderr == "nothing is deleted: without --dry-run 1 job would be\n"
+    assert stored(database) == ["new", "old"]
+    assert prune(*source).stdout == tried.stdout
+
+
+def test_a_service_deletes_nothing_for_who_has_not_its_token(
+    service: str, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BAGUA_AUTOTUNE_TOKEN", raising=False)
+    result = prune("--url", service)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{service} answered 401: " in result.stderr
+    assert stored(database) == ["new", "old"]

@@ -1,0 +1,108 @@
+"""What is taken away: the Python for PyTorch's own class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.views.stock import stock_ddp_line, stock_ddp_snippet, stock_setting
+from tests.autotune.support import MIB
+from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, reading, trial
+
+FLAT = Configuration(bucket_bytes=4 * MIB, hierarchical="off")
+LACKS_HIERARCHY = "stock DDP cannot do the rest of the best configuration: hierarchical"
+KEPT = replace(RESULT, configuration=DEFAULT, kept="baseline", speedup=1.0, low=1.0, high=1.0)
+
+
+def line(of: Job, trials: list[Trial]) -> str:
+    return stock_ddp_line(stock_setting(reading(of, trials)))
+
+
+@pytest.mark.parametrize(
+    ("of", "trials", "megabytes", "remark"),
+    [
+        (
+            # Not 1 MiB, the size of the hierarchical one.
+            job("finished", RESULT),
+            [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FLAT, 0.25)],
+            "4",
+            "1.20x (1.18 to 1.22) over the default, by trials of the search, not confirmed; "
+            + LACKS_HIERARCHY,
+        ),
+        (
+            job("finished", RESULT),
+            [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FLAT, 0.298)],
+            "25",
+            "nothing that stock DDP can do was measured to be clearly faster than the default; "
+            + LACKS_HIERARCHY,
+        ),
+        (
+            job("finished", replace(RESULT, configuration=FLAT)),
+            [trial(0, DEFAULT, 0.3), trial(1, FLAT, 0.25), trial(2, SLOWER, 0.2)],
+            "4",
+            "1.56x (1.51 to 1.60) over the default",
+        ),
+        (
+            # What the search promised, the run-off did not hold.
+            job("finished", KEPT),
+            [trial(0, DEFAULT, 0.3), trial(1, FLAT, 0.25)],
+            "25",
+            "nothing was measured to be clearly faster than the default",
+        ),
+        (
+            # The machine became twice as fast: half of that was not the setting.
+            job(),
+            [trial(0, DEFAULT, 0.3), trial(1, FLAT, 0.15), trial(2, DEFAULT, 0.15)],
+            "4",
+            "1.41x (1.39 to 1.44) over the default, by trials of the search, not confirmed",
+        ),
+        (job(), [], "25", "nothing was measured to be clearly faster than the default"),
+    ],
+)  # fmt: skip
+def test_the_line_names_the_best_flat_setting_and_its_own_speed_up(
+    of: Job, trials: list[Trial], megabytes: str, remark: str
+) -> None:
+    assert line(of, trials) == (
+        f"DistributedDataParallel(model, bucket_cap_mb={megabytes})  # {remark}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "missing"),
+    [
+        ({"channels": 1, "first_bucket_bytes": 0, "last_bucket_bytes": 0, "buckets": ()}, ""),
+        ({"channels": 2}, "2 channels"),
+        ({"buckets": (3, 2)}, "custom split, 2 buckets"),
+        ({"hierarchical": "shards"}, "hierarchical (sharded)"),
+        ({"wire_precision": "bf16"}, "bf16 on the wire (changes the numbers)"),
+    ],
+)
+def test_only_what_stock_ddp_can_do_is_flat(more: dict[str, object], missing: str) -> None:
+    tried = Configuration({**FLAT, **more})  # type: ignore[dict-item]
+    found = stock_setting(reading(job(), [trial(0, DEFAULT, 0.3), trial(1, tried, 0.2)]))
+    assert found.missing == missing
+    assert found.configuration == (DEFAULT if missing else tried)
+
+
+def test_what_torch_does_without_arguments_is_pasted_without() -> None:
+    """With them all buckets are of one size, and without the first is of 1 MiB."""
+    default = Configuration(bucket_bytes=25 * MIB, hierarchical="off", first_bucket_bytes=MIB)
+    of = replace(job("finished", replace(KEPT, configuration=default)), baseline=default)
+    found = stock_setting(reading(of, [trial(0, default, 0.3)]))
+    assert found.missing == ""
+    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing was")
+    smaller = Configuration(default, bucket_bytes=4 * MIB)
+    trials = [trial(0, default, 0.3), trial(1, smaller, 0.2)]
+    assert stock_setting(reading(replace(of, phase="tuning", result=None), trials)).missing == (
+        "first bucket 1 MiB"
+    )
+
+
+def test_the_snippet_is_python() -> None:
+    trials = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FLAT, 0.25)]
+    text = stock_ddp_snippet(stock_setting(reading(job("finished", RESULT), trials)))
+    compile(text, "snippet", "exec")
+    assert f"# S{LACKS_HIERARCHY[1:]}.\nmodel = DistributedDataParallel(model, bucket" in text

@@ -1,0 +1,99 @@
+"""What the ranks of a checked job measure and write; nothing of the training changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from bagua_client import DistributedDataParallel
+from bagua_client.agent import check
+from bagua_client.service_client import BucketTiming
+from tests.client.comparison import difference
+from tests.ranks import RankPool
+
+# The last rank computes longest.
+COMPUTING_SECONDS = 0.02
+STEPS = 25
+
+
+def _train(path: str, models: int, passes: int) -> None:
+    """So many models beside a stock one, which takes the same steps."""
+    rank = torch.distributed.get_rank()
+    check._checks.clear()
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE_CHECK": path}):
+        wrapped = [DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(models)]
+    model = wrapped[0]
+    stock = TorchDistributedDataParallel(torch.nn.Linear(64, 64))
+    stock.module.load_state_dict(model.module.state_dict())
+    both = [(each, torch.optim.SGD(each.parameters(), lr=0.01)) for each in (model, stock)]
+    for step in range(STEPS):
+        torch.manual_seed(10 * step + rank)
+        inputs = torch.randn(4, 64)
+        for each, optimizer in both:
+            optimizer.zero_grad()
+            for _ in range(passes):
+                time.sleep(COMPUTING_SECONDS * rank)
+                each(inputs).square().mean().backward()
+            optimizer.step()
+    assert difference(stock, model, "at the end") is None
+
+
+def checked(pool: RankPool, path: Path, models: int = 1, passes: int = 1) -> Any:
+    pool.run(_train, str(path), models, passes)
+    return json.loads(path.read_text())
+
+
+def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    found = checked(two_ranks, tmp_path / "found.json", models=2)
+    assert (found["ranks"], found["nodes"], found["backend"]) == (2, 1, "gloo")
+    assert (found["models"], found["backward_passes"]) == (2, 1)
+    # The stock model's part of a step is computing, as nobody knows better.
+    assert len(found["steps"]) == 15
+    for seconds, computing, _ in found["steps"]:
+        assert 2 * COMPUTING_SECONDS <= computing <= seconds
+    recorded = [travelled for *_, travelled in found["steps"] if travelled is not None]
+    assert len(recorded) == 9
+    assert all(travelled > 0 for travelled in recorded)
+
+
+def test_of_steps_with_several_backward_passes_computing_is_not_known(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    found = checked(two_ranks, tmp_path / "found.json", passes=2)
+    assert found["backward_passes"] == 2
+    assert found["steps"]
+    assert all(computing is None for _, computing, _ in found["steps"])
+
+
+def test_a_single_rank_writes_that_it_communicates_nothing(tmp_path: Path) -> None:
+    pool = RankPool([1])
+    try:
+        found = checked(pool, tmp_path / "found.json")
+    finally:
+        pool.close()
+    assert found == {"refusal": "a single rank communicates nothing"}
+
+
+@pytest.mark.parametrize(
+    ("buckets", "seconds"),
+    [
+        ([], 0.0),
+        ([(1.0, 2.0), (3.0, 5.0)], 3.0),
+        ([(1.0, 4.0), (2.0, 3.0), (3.5, 6.0)], 5.0),
+    ],
+)
+def test_time_in_which_several_buckets_travel_counts_once(
+    buckets: list[tuple[float, float]], seconds: float
+) -> None:
+    timings = [BucketTiming(8, *each) for each in buckets]
+    assert check.travelling_seconds(timings) == pytest.approx(seconds)

@@ -1,0 +1,142 @@
+"""The wheel and the sdist: they have all that they need, and the wheel works where no source is.
+
+deploy/build_distributions.sh does the same with build environments of their own, from PyPI.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer")
+pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 or newer builds them")
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+PACKAGES = ("autotune/bagua_autotune", "autotune/bagua_simulator", "client/bagua_client")
+BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+# Asks for the page, and for every file of it.
+LOOK = """
+from contextlib import closing
+from pathlib import Path
+import bagua_autotune, bagua_client.service_client
+from bagua_autotune.app import create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+
+web = Path(bagua_autotune.__file__).parent / "web"
+with closing(Store("sqlite://")) as store:
+    client = create_app(Settings(database="sqlite://"), store).test_client()
+    for file in filter(Path.is_file, (web / "static").rglob("*")):
+        assert client.get(f"/static/{file.relative_to(web / 'static')}").status_code == 200
+    assert client.get("/").status_code == 200
+print(web)
+"""
+
+
+def run(*command: object, folder: Path) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False, env={}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, as building writes beside the sources."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("autotune", "client", "tests"):
+        unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-c", "import sys; " + BUILD.format(kind="sdist"), out, folder=folder)
+    return out / f"bagua_autotune-{VERSION}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist alone, as everybody may."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    shutil.unpack_archive(sdist, folder)
+    source = folder / f"bagua_autotune-{VERSION}"
+    build = "import sys; " + BUILD.format(kind="wheel")
+    run(sys.executable, "-c", build, sdist.parent, folder=source)
+    return sdist.parent / f"bagua_autotune-{VERSION}-py3-none-any.whl"
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*"))
+    expected = {
+        path.relative_to(ROOT).as_posix().partition("/")[2]
+        for path in files
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert packed == expected
+    assert "bagua_autotune/web/jobs.html" in packed
+
+
+def test_the_sdist_has_no_tests_and_the_licence(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
+def test_the_installed_wheel_has_its_command_and_its_page(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", folder=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(run(python, "-c", code, folder=tmp_path))
+    # What it requires comes from the environment of the test; the wheel is found before.
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
+    run(*pip, "--ignore-installed", wheel, folder=tmp_path)
+    said = run(python.with_name("bagua-autotune"), "--version", folder=tmp_path)
+    assert said == f"bagua-autotune, version {VERSION}"
+    assert Path(run(python, "-c", LOOK, folder=tmp_path)).is_relative_to(packages)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_only_what_is_pinned_and_here(workflow: Path) -> None:
+    document = yaml.safe_load(workflow.read_text())
+    assert document["permissions"] == {"contents": "read"}
+    for job in document["jobs"].values():
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])
+            for script in re.findall(r"(?:deploy|\.ci)/\w+(?:\.sh)?", step.get("run", "")):
+                assert (ROOT / script).stat().st_mode & 0o111, script
+
+
+def test_the_release_says_where_each_of_its_parts_comes_from() -> None:
+    (release,) = [path for path in WORKFLOWS if path.name == "release.yml"]
+    jobs = yaml.safe_load(release.read_text())["jobs"]
+    used = {
+        name: [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+        for name, job in jobs.items()
+    }
+    for name in ("distributions", "image"):
+        assert "actions/attest-build-provenance" in used[name]
+        assert jobs[name]["permissions"]["attestations"] == "write"
+    (pushed,) = [step for step in jobs["image"]["steps"] if step.get("id") == "build"]
+    assert pushed["with"]["provenance"] == "mode=max"
+    assert pushed["with"]["sbom"] is True
+    assert "latest" not in pushed["with"]["tags"]
+    # Trusted publishing, after everything else: what is on PyPI cannot be taken back.
+    assert jobs["pypi"]["needs"] == ["distributions", "image"]
+    assert jobs["pypi"]["permissions"] == {"id-token": "write"}

@@ -1,0 +1,71 @@
+"""Trainings for ``bagua-autotune check``: what their steps are made of is known.
+
+``exposed``: far more to communicate than to compute; ``hidden``: the other way round; ``several``:
+two backward passes that communicate in each step; ``fsdp``: no DistributedDataParallel; ``alone``:
+one process; ``crash``: fails. None of them knows anything of bagua_client.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+COMPUTING_SECONDS = 0.05
+
+
+class Few(nn.Module):
+    """Two weights, and a while to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(COMPUTING_SECONDS)
+        return (self.weight * x).sum()
+
+
+class Many(nn.Module):
+    """64 MB of weights, of which only some are computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2**12, 2**12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight[:2] * x[0]).sum()
+
+
+def wrapped(kind: str) -> nn.Module:
+    model: nn.Module = Many() if kind == "exposed" else Few()
+    if kind == "alone":
+        return model
+    dist.init_process_group("gloo")
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+        return model
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def main(kind: str, steps: int) -> None:
+    model = wrapped(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        if kind == "crash":
+            raise ValueError("the data are not there")
+        optimizer.zero_grad()
+        for _ in range(2 if kind == "several" else 1):
+            model(torch.ones(2)).backward()
+        optimizer.step()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,104 @@
+"""``bagua-autotune check`` on trainings of two ranks under torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.check_job import COMPUTING_SECONDS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+ROOT = Path(__file__).parents[2]
+TRAINING = Path(__file__).with_name("check_job.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+ENDLESS = "1000000"
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # It would be kept for the whole test session, not only for this job.
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bagua_autotune", "check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=190, check=False)
+
+
+def figures(*arguments: str) -> Any:
+    done = check("--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def training(kind: str, steps: str = ENDLESS) -> list[str]:
+    return ["--", *TORCHRUN, str(TRAINING), kind, steps]
+
+
+def test_a_job_that_communicates_more_than_it_computes_is_worth_tuning() -> None:
+    done = check("--steps", "10", *training("exposed"))
+    assert done.returncode == 0, done.stderr
+    step, advice = done.stdout.splitlines()
+    share = re.fullmatch(
+        r"step .* on 2 ranks of 1 node \(.* cpu, gloo; median of \d+ steps\): computing .*, "
+        r"communication .*, of which .* \((\d+) %\) is exposed",
+        step,
+    )
+    assert share is not None, step
+    assert int(share.group(1)) > 20
+    how = re.fullmatch(r"Worth tuning, at most [\d.]+x could be gained: (.*)", advice)
+    assert how is not None, advice
+    assert how.group(1).endswith(f"-m bagua_client --autotune {TRAINING} exposed {ENDLESS}")
+    found = psutil.process_iter(["cmdline"])
+    assert [p for p in found if str(TRAINING) in (p.info["cmdline"] or [])] == []
+
+
+def test_a_job_that_hardly_communicates_is_measured_as_far_as_it_comes() -> None:
+    found = figures("--steps", "1000", *training("hidden", "20"))
+    assert 5 <= found["steps"] <= 15
+    assert found["computing_seconds"] >= COMPUTING_SECONDS
+    assert found["exposed_share"] < 0.5
+    parts = found["computing_seconds"] + found["exposed_seconds"]
+    assert found["step_seconds"] == pytest.approx(parts)
+
+
+def test_a_training_with_our_own_class_is_measured_too() -> None:
+    found = figures("--steps", "5", "--", *TORCHRUN, str(ROOT / "examples" / "digits.py"))
+    assert (found["ranks"], found["nodes"], found["models"]) == (2, 1, 1)
+    assert 0 < found["computing_seconds"] <= found["step_seconds"]
+    assert 0 < found["exposed_seconds"] <= found["communication_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (training("fsdp"), "the model is sharded by FSDP"),
+        (training("several"), "each optimizer step has 2 backward passes that communicate"),
+        (["--", sys.executable, str(TRAINING), "alone", ENDLESS], "has one process only"),
+        (["--", sys.executable, "-c", ""], "made no step of a PyTorch optimizer"),
+        (["--", "no-such-command"], "cannot be started: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(command: list[str], sentence: str) -> None:
+    done = check("--steps", "5", *command)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_command_that_fails_gives_its_status_and_what_it_printed() -> None:
+    done = check(*training("crash"))
+    assert done.returncode == 1
+    assert "the command ended with exit code 1" in done.stderr
+    assert "the data are not there" in done.stderr
+    assert check("--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7

@@ -1,0 +1,361 @@
+"""What is known of a job is the same wherever it is read: page, terminal, API, Prometheus, log.
+
+Five jobs are tuned over HTTP by the real tuner; each place is read as its reader would, and every
+number that it shows must be the API's, to the digits that it shows.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from flask import Flask
+from playwright.sync_api import Page, expect, sync_playwright
+from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.serving import make_server
+
+from bagua_autotune.api import v2
+from bagua_autotune.model.knobs import Value
+from bagua_autotune.model.text import describe
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_autotune.views import Overviews
+from bagua_client import Configuration, Tuning
+from bagua_client.agent.reporter import told_of
+from bagua_client.result_line import write_result_line
+from bagua_client.service_client import ServiceClient
+from tests.autotune.server import ServeProcess
+from tests.browser import CHROMIUM, launched
+from tests.e2e.driven_job import DrivenJob
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs Chromium at {CHROMIUM}"),
+]
+
+JOBS = ("finished", "being-tuned", "nothing-faster", "drifted", "silent")
+# So long ago that the page warns, and not yet so long that the job is lost.
+SILENT_SECONDS = 120.0
+QUICK = {
+    "BAGUA_AUTOTUNE_WARMUP_TIME_S": "0",
+    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "0.01",
+    "BAGUA_IS_OUTPUT_AUTOTUNE_LOG": "1",
+}
+FACTS = (
+    "phase", "configuration", "speed-up", "low", "high", "default's step", "best's step",
+    "step now", "trials", "limit", "steps", "cost", "reason", "last heard of",
+)  # fmt: skip
+UNITS = {"s": 1.0, "ms": 1e3, "µs": 1e6}
+NUMBER = r"[\d,]*\.?\d+"
+Facts = dict[str, str | None]
+
+
+def even(_configuration: Mapping[str, Value]) -> float:
+    """Seconds of a step, whatever is in force."""
+    return 0.2
+
+
+@contextmanager
+def service_of_the_past(database: Path, seconds_ago: float) -> Iterator[str]:
+    """The service as it answered then."""
+    store = Store(f"sqlite:///{database}")
+    tuner = Tuner(store, clock=lambda: time.time() - seconds_ago)
+    app = Flask("past")
+    app.register_blueprint(v2.blueprint(tuner, Overviews(store)))
+    server = make_server("127.0.0.1", 0, app)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service runs and writes its logs."""
+    return tmp_path_factory.mktemp("facts")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ServeProcess]:
+    """That knows the five jobs."""
+    database = folder / "facts.db"
+    few: dict[str, Any] = {"limits": {"max_samples": 6, "warmup_seconds": 0, "max_rounds": 1}}
+    with ServeProcess(database, **QUICK) as running:
+
+        def driven(job_id: str, **changes: Any) -> DrivenJob:
+            changes |= {"name": job_id, "fingerprint": job_id}
+            return DrivenJob(running.url, job_id, **few, **changes)
+
+        driven("finished").finish()
+        driven("nothing-faster", step_seconds=even).finish()
+        drifted = driven("drifted")
+        drifted.finish()
+        drifted.drift(2.0)
+        tuning = driven("being-tuned")
+        tuning.run_trials(3)
+        tuning.begin_trial()
+        with service_of_the_past(database, SILENT_SECONDS) as url:
+            silent = DrivenJob(url, "silent", name="silent", fingerprint="silent", **few)
+            silent.run_trials(4)
+            silent.begin_trial()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(service: ServeProcess) -> Iterator[Page]:
+    with sync_playwright() as playwright, launched(playwright) as browser:
+        context = browser.new_context(base_url=service.url, timezone_id="UTC")
+        yield context.new_page()
+        context.close()
+
+
+def of_api(url: str, job_id: str) -> dict[str, Any]:
+    """Numbers as they are; step times in seconds."""
+    answer = requests.get(f"{url}/api/v2/jobs/{job_id}/overview", timeout=30)
+    answer.raise_for_status()
+    overview = answer.json()
+    job = overview["job"]
+    figures, progress = job["figures"], job["progress"]
+    return {
+        "phase": job["state"],
+        "configuration": job["configuration"],
+        "speed-up": figures["speedup"],
+        "low": figures["speedup_low"],
+        "high": figures["speedup_high"],
+        "default's step": figures["baseline_seconds"],
+        "best's step": figures["incumbent_seconds"],
+        "step now": figures["current_seconds"],
+        "trials": progress["trials_measured"],
+        "limit": progress["max_trials"],
+        "steps": figures["search_steps"],
+        "cost": figures["cost_steps"],
+        "reason": job["headline"],
+        "reason code": job["reason"],
+        "last heard of": datetime.fromisoformat(job["last_contact_at"]).timestamp(),
+        "result": job["result"],
+        "trial": job["trial"],
+    }
+
+
+def of_terminal(url: str, job_id: str) -> Facts:
+    """What ``bagua-autotune show`` prints."""
+    command = [sys.executable, "-m", "bagua_autotune", "show", job_id, "--url", url]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = dict(line.split(": ", 1) for line in run.stdout.splitlines() if ": " in line)
+    heard = datetime.strptime(lines["last heard of"], "%Y-%m-%d %H:%M:%S")
+    default, best, now = re.findall(rf"({NUMBER} \S+) (?:by|with|now)", lines["step time"])
+    trials, limit = re.findall(NUMBER, lines["trials"])
+    steps, cost = re.findall(NUMBER, lines["steps"])
+    return {
+        "phase": lines[f"job {job_id} ({job_id})"],
+        "configuration": lines["runs"],
+        **_speedup(lines["speed-up"]),
+        **{"default's step": default, "best's step": best, "step now": now},
+        **{"trials": trials, "limit": limit, "steps": steps, "cost": cost},
+        "reason": lines["in short"],
+        "last heard of": str(heard.timestamp()),
+    }
+
+
+def of_page(page: Page, job_id: str) -> Facts:
+    """What a browser shows of the job."""
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#trials tbody tr").first).to_be_visible()
+    figures = {
+        name: page.locator("#figures > div", has=page.get_by_text(name)).inner_text()
+        for name in ("Speed-up", "Step time", "Cost", "Tried")
+    }
+    details = page.locator("#details > div")
+    texts = dict(text.split("\n", 1) for text in details.all_inner_texts())
+    rows = page.locator("#trials tbody tr")
+    open_trial = rows.filter(has=page.locator(".tag.state"))
+    is_open = open_trial.count() > 0
+    in_force = open_trial if is_open else rows.filter(has=page.locator(".tag.best")).first
+    steps = figures["Step time"]
+    shown = re.search(rf"({NUMBER})(?: → ({NUMBER}))? (\S+)", steps)
+    assert shown, steps
+    default, best, unit = shown[1], shown[2] or shown[1], shown[3]
+    now = re.search(rf"now ({NUMBER} \S+)", steps)
+    tried = re.findall(NUMBER, figures["Tried"])
+    limit, cost = re.search(NUMBER, texts["Limits"]), re.search(NUMBER, figures["Cost"])
+    heard = datetime.strptime(f"{texts['Last contact']} +0000", "%d %b %Y, %H:%M:%S %z")
+    assert limit
+    assert cost
+    return {
+        "phase": page.locator("#badge").inner_text().partition(",")[0].lower(),
+        "configuration": in_force.locator(".configuration").inner_text(),
+        **_speedup(figures["Speed-up"]),
+        "default's step": f"{default} {unit}",
+        "best's step": f"{best} {unit}",
+        "step now": now[1] if now else f"{best} {unit}",
+        **{"trials": tried[0], "limit": limit[0], "steps": tried[1], "cost": cost[0]},
+        "reason": page.locator("#headline").inner_text(),
+        "last heard of": str(heard.timestamp()),
+    }
+
+
+def of_metrics(url: str, job_id: str) -> dict[str, Any]:
+    """What Prometheus scrapes."""
+    text = requests.get(f"{url}/metrics", timeout=30).text
+    samples = [
+        sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("job_name") == job_id
+    ]
+
+    def value(name: str) -> float | None:
+        found = [each.value for each in samples if each.name == f"bagua_autotune_{name}"]
+        return found[0] if found else None
+
+    def labels(name: str, label: str) -> list[str]:
+        of_name = (each for each in samples if each.name == f"bagua_autotune_{name}")
+        return [each.labels[label] for each in of_name if each.value == 1]
+
+    def measured(name: str) -> float:
+        of_name = (each for each in samples if each.name == f"bagua_autotune_{name}")
+        return next(each.value for each in of_name if each.labels["state"] == "measured")
+
+    return {
+        "phase": labels("job_state", "state"),
+        "configuration": sorted(labels("configuration_info", "state")),
+        "speed-up": value("speedup_ratio"),
+        "low": value("speedup_lower_ratio"),
+        "high": value("speedup_upper_ratio"),
+        "default's step": value("baseline_step_seconds"),
+        "best's step": value("incumbent_step_seconds"),
+        "step now": value("current_step_seconds"),
+        "trials": measured("trials"),
+        "limit": value("trials_limit"),
+        "steps": value("search_steps_total"),
+        "cost": value("search_cost_steps"),
+        "reason": labels("job_result", "reason"),
+        "last heard of": value("job_last_contact_timestamp_seconds"),
+    }
+
+
+def of_training(url: str, job_id: str, folder: Path) -> dict[str, Any]:
+    """The line that the training writes for scripts, from what its client is told."""
+    service = ServiceClient(url, job_id)
+    overview = requests.get(f"{url}/api/v2/jobs/{job_id}/overview", timeout=30).json()
+    default = overview["default_configuration"]
+    state = service.state()
+    told = told_of(state, default)
+    best = told.pop("best", None)
+    tuning = Tuning(
+        configuration=Configuration.from_json(state.configuration),
+        default=Configuration.from_json(default),
+        best=Configuration.from_json(best) if best else None,
+        job=job_id,
+        rank=0,
+        **told,
+    )
+    path = folder / f"{job_id}.jsonl"
+    write_result_line(str(path), tuning)
+    return dict(json.loads(path.read_text()))
+
+
+def _speedup(text: str) -> Facts:
+    times = re.search(rf"({NUMBER})x", text)
+    interval = re.search(rf"({NUMBER}) to ({NUMBER})", text)
+    assert times, text
+    low, high = interval.groups() if interval else (None, None)
+    return {"speed-up": times[1], "low": low, "high": high}
+
+
+def shows(text: str | None, value: float) -> bool:
+    """Whether this is the number, with as many decimals as it has, or to three digits."""
+    if text is None:
+        return False
+    number, _, unit = text.replace(",", "").partition(" ")
+    decimals = len(number.partition(".")[2])
+    return abs(float(number) - value * UNITS.get(unit, 1.0)) <= 0.5001 * 10**-decimals
+
+
+def check_numbers(place: str, found: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """That all that is shown in words is what is known."""
+    for name in FACTS:
+        is_a_number = isinstance(known[name], (int, float)) and name != "last heard of"
+        if not is_a_number:
+            continue
+        # An interval of no width is none to a reader.
+        if name in ("low", "high") and known["low"] == known["high"]:
+            assert found[name] is None, (place, name)
+            continue
+        assert shows(found[name], known[name]), (place, name, found[name], known[name])
+
+
+@pytest.mark.parametrize("job_id", JOBS)
+def test_every_fact_is_the_same_wherever_it_is_read(
+    service: ServeProcess, page: Page, job_id: str
+) -> None:
+    known = of_api(service.url, job_id)
+    assert all(known[name] is not None for name in FACTS), known
+    for place, found in (
+        ("terminal", of_terminal(service.url, job_id)),
+        ("page", of_page(page, job_id)),
+    ):
+        assert found["phase"] == known["phase"], place
+        assert found["configuration"] == describe(known["configuration"]), place
+        assert found["reason"] == known["reason"], place
+        assert float(found["last heard of"] or 0) == int(known["last heard of"]), place
+        check_numbers(place, found, known)
+    scraped = of_metrics(service.url, job_id)
+    assert scraped["phase"] == [known["phase"]]
+    assert scraped["reason"] == ([known["reason code"]] if known["reason code"] else [])
+    assert scraped["last heard of"] == pytest.approx(known["last heard of"], abs=1e-3)
+    assert len(scraped["configuration"]) == len(known["configuration"])
+    assert known["configuration"]["hierarchical"] in scraped["configuration"]
+    for name in FACTS:
+        if isinstance(known[name], (int, float)) and name != "last heard of":
+            assert scraped[name] == pytest.approx(known[name]), name
+
+
+@pytest.mark.parametrize("job_id", JOBS)
+def test_the_logs_tell_the_same(service: ServeProcess, folder: Path, job_id: str) -> None:
+    known = of_api(service.url, job_id)
+    line = of_training(service.url, job_id, folder)
+    is_over = known["result"] is not None
+    assert line["state"] == ("finished" if is_over else "tuning")
+    assert line["configuration"]["bucket_bytes"] == known["configuration"]["bucket_bytes"]
+    assert line["speedup"] == known["speed-up"]
+    assert line["trials"] == known["trials"]
+    if is_over:
+        assert (line["low"], line["high"]) == (known["low"], known["high"])
+        assert line["steps"] == known["steps"]
+        assert line["cost_steps"] == pytest.approx(known["cost"])
+        assert line["summary"] == known["result"]["summary"]
+        # And the service's own log says how it ended.
+        assert f"job {job_id} ({job_id}): {line['summary']}" in service.log()
+    log = folder / f"bagua_autotune_{job_id}.csv"
+    if job_id != "silent":  # it was told of another process
+        with log.open() as file:
+            assert len(list(csv.DictReader(file))) == known["trials"]
+
+
+def test_the_jobs_stand_as_they_are_called(service: ServeProcess) -> None:
+    """So that the facts above are of five kinds of jobs."""
+    known = {job_id: of_api(service.url, job_id) for job_id in JOBS}
+    assert known["finished"]["reason code"] == known["drifted"]["reason code"] == "winner"
+    assert known["nothing-faster"]["reason code"] == "nothing_faster"
+    assert known["being-tuned"]["phase"] == known["silent"]["phase"] == "tuning"
+    drifted = known["drifted"]
+    assert drifted["step now"] == pytest.approx(0.4)
+    assert drifted["best's step"] < 0.3
+    assert time.time() - known["silent"]["last heard of"] > SILENT_SECONDS - 60
