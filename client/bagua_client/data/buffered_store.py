@@ -45,7 +45,6 @@ class BufferedStore:
         self.store = store
         self._size = size
         self._process = 0
-        self._begin()
 
     def get(self, key: str) -> bytes | None:
         """The value; None: there is none, or the store is away."""
@@ -85,7 +84,7 @@ class BufferedStore:
         self._pending = {}
         self._pending_since = 0.0
         self._failures, self._away_until = 0, 0.0
-        # A worker's end runs these, and none of atexit's.
+        # A worker's end runs these, and none of atexit's; its start drops what is there already.
         util.Finalize(None, _flush_living, args=(weakref.ref(self),), exitpriority=10)
 
     def _attempt(self, action: Callable[[], Result]) -> Result | None:

@@ -12,7 +12,6 @@ can run code in the training.
 from __future__ import annotations
 
 import logging
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from torch.utils.data import Dataset
 
 from bagua_client.data import log_store
 from bagua_client.data.buffered_store import BufferedStore
+from bagua_client.data.pickling import dumps, loads
 from bagua_client.data.statistics import CacheStatistics, Counters
 from bagua_client.data.store import Store
 
@@ -114,7 +114,7 @@ class CacheLoader:
         kept = self._buffered.get(name)
         if kept is not None:
             try:
-                value: Sample = pickle.loads(kept)
+                value: Sample = loads(kept)
             except Exception as error:  # Of a class that is gone, for example; loaded anew.
                 logger.debug("cache: %s cannot be unpickled: %s", name, error)
             else:
@@ -122,7 +122,7 @@ class CacheLoader:
                 return value
         self._counters.count(hit=False)
         value = load_fn(key)
-        self._buffered.put(name, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+        self._buffered.put(name, dumps(value))
         return value
 
     def num_keys(self) -> int:

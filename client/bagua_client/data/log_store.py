@@ -2,9 +2,7 @@
 
 The file begins with a header (how far it is used, how many keys it has) and a table of offsets, one
 for each value of a hash. Each record has the offset of the one before it with the same hash. A
-record is complete before the table has its offset, so readers need no lock. A checksum tells
-a record that is torn, by a crash of the machine or by ``clear`` while it was read: it counts as
-absent.
+record is complete before the table has its offset, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -35,7 +33,16 @@ RECORDS = TABLE + TABLE_ENTRIES * OFFSET.size
 
 
 class Found(NamedTuple):
+    """A record.
+
+    Attributes:
+        offset: where it begins.
+        head: all of it but the value.
+        length: of the value, in bytes.
+    """
+
     offset: int
+    head: bytes
     length: int
     checksum: int
 
@@ -48,11 +55,13 @@ class LogStore(Store):
 
     Args:
         capacity_bytes: of the file.
+        is_checked: a checksum tells values that a crash of the machine left torn on a disk.
     """
 
-    def __init__(self, file: SharedFile, capacity_bytes: int) -> None:
+    def __init__(self, file: SharedFile, capacity_bytes: int, is_checked: bool = False) -> None:
         self._file = file
         self._capacity_bytes = capacity_bytes
+        self._is_checked = is_checked
         self._is_full = False
         with file.locked():
             if file.read(len(MAGIC), 0) != MAGIC:
@@ -98,8 +107,14 @@ class LogStore(Store):
         found = self._find(key)
         if found is None:
             return None
-        value = self._file.read(found.length, found.offset)
-        return value if zlib.crc32(value) == found.checksum else None
+        value = self._file.read(found.length, found.offset + len(found.head))
+        # A record that ``clear`` dropped meanwhile is overwritten from its beginning on.
+        if self._file.read(len(found.head), found.offset) != found.head:
+            return None
+        return value if self._checksum(value) == found.checksum else None
+
+    def _checksum(self, value: bytes) -> int:
+        return zlib.crc32(value) if self._is_checked else 0
 
     def _find(self, key: bytes) -> Found | None:
         offset = self._newest(_entry(key))
@@ -109,9 +124,9 @@ class LogStore(Store):
                 return None
             before, checksum, key_length, length = RECORD.unpack_from(record)
             if key_length == len(key) and record[RECORD.size :] == key:
-                return Found(offset + RECORD.size + key_length, length, checksum)
+                return Found(offset, record, length, checksum)
             if before >= offset:
-                return None  # Torn: older records stand before newer ones.
+                return None  # Overwritten: older records stand before newer ones.
             offset = before
         return None
 
@@ -125,7 +140,7 @@ class LogStore(Store):
         is_new = self._find(key) is None
         end, keys = self._header()
         entry = _entry(key)
-        header = RECORD.pack(self._newest(entry), zlib.crc32(value), len(key), len(value))
+        header = RECORD.pack(self._newest(entry), self._checksum(value), len(key), len(value))
         record = header + key + value
         if end + len(record) > self._capacity_bytes:
             self._tell_full(keys)
@@ -198,7 +213,8 @@ def disk(
         if other.name.startswith(beginning) and other.suffix == ".samples" and other != path:
             other.unlink(missing_ok=True)
     file = SharedFile(path=path)
-    return LogStore(file, capacity_per_node or (file.size_bytes + free_disk_bytes(folder)) // 2)
+    room = file.size_bytes + free_disk_bytes(folder)
+    return LogStore(file, capacity_per_node or room // 2, is_checked=True)
 
 
 def _entry(key: bytes) -> int:
