@@ -137,7 +137,9 @@ unittest.main(module=None)
 @pytest.mark.parametrize("name", ["test_cached_dataset", "test_store"])
 def test_bagua_s_own_tests_pass(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SHIM, str(release_path()), f"tests.contrib.{name}"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # They are skipped where there is a GPU.
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": ""
+    }  # They are skipped where there is a GPU.
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
     )
