@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any, TypeVar
 
@@ -46,14 +46,17 @@ class BufferedStore:
         self._size = size
         self._process = 0
 
-    def get(self, key: str) -> bytes | None:
-        """The value; None: there is none, or the store is away."""
+    def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The keys' values; None: there is none, or the store is away."""
         self._begin()
-        if key in self._pending:
-            return self._pending[key]
         if self._pending and time.monotonic() - self._pending_since > OLDEST_SECONDS:
             self.flush()
-        return self._attempt(lambda: self.store.get(key))
+        asked = [key for key in keys if key not in self._pending]
+        found: dict[str, bytes | None] = {**self._pending}
+        if asked:
+            values = self._attempt(lambda: self.store.mget(asked))
+            found.update(zip(asked, values or [None] * len(asked), strict=True))
+        return [found[key] for key in keys]
 
     def put(self, key: str, value: bytes) -> None:
         self._begin()

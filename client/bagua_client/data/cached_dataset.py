@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -58,6 +58,10 @@ class CachedDataset(Dataset[Sample]):
 
     def __getitem__(self, item: int) -> Sample:
         return self.cache_loader.get(item, self.dataset.__getitem__)
+
+    def __getitems__(self, items: Sequence[int]) -> list[Sample]:
+        """A batch at once, which DataLoader asks for: one way to a server and back."""
+        return self.cache_loader.get_many(items, self.dataset.__getitem__)
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -110,8 +114,24 @@ class CacheLoader:
         Raises:
             Exception: whatever ``load_fn`` raises, and pickling what it returns.
         """
-        name = f"{self._prefix}{key}"
-        kept = self._buffered.get(name)
+        return self.get_many([key], load_fn)[0]
+
+    def get_many(self, keys: Sequence[Any], load_fn: Callable[[Any], Sample]) -> list[Sample]:
+        """The values of several keys, looked for at once.
+
+        Raises:
+            Exception: whatever ``load_fn`` raises, and pickling what it returns.
+        """
+        names = [f"{self._prefix}{key}" for key in keys]
+        kept = self._buffered.mget(names)
+        return [
+            self._unpickled_or_loaded(name, found, key, load_fn)
+            for name, found, key in zip(names, kept, keys, strict=True)
+        ]
+
+    def _unpickled_or_loaded(
+        self, name: str, kept: bytes | None, key: Any, load_fn: Callable[[Any], Sample]
+    ) -> Sample:
         if kept is not None:
             try:
                 value: Sample = loads(kept)

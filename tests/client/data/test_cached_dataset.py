@@ -183,7 +183,7 @@ def test_a_store_that_does_not_answer_is_not_asked_for_each_sample(
         loader = CacheLoader(hosts=[server.host])
         server.stop()
         asked = Counter[str]()
-        monkeypatch.setattr(loader.store, "get", lambda key: (asked.update([key]), 1 / 0))
+        monkeypatch.setattr(loader.store, "mget", lambda keys: (asked.update(keys), 1 / 0))
         monkeypatch.setattr(buffered_store, "FIRST_PAUSE_SECONDS", 60.0)
         for key in range(LENGTH):
             assert loader.get(key, lambda key: key) == key
