@@ -182,8 +182,18 @@ def memory_of_node(capacity_per_node: int | None = None) -> LogStore:
     node = share_on_node("memory", make)
     if "memory" not in _kept:
         told, address = node.own.split()
-        _kept["memory"] = made[0] if made else LogStore(SharedFile(address), int(told))
+        _kept["memory"] = made[0] if made else LogStore(_opened(address), int(told))
     return _kept["memory"]
+
+
+def _opened(address: str) -> SharedFile:
+    try:
+        return SharedFile(address)
+    except OSError as error:
+        raise OSError(
+            f"this rank cannot open the memory that its node's first rank made for the cache: "
+            f'{error}. If they are in containers of their own, use backend="redis"'
+        ) from error
 
 
 _kept: dict[str, LogStore] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -15,6 +16,8 @@ import torch.distributed as dist
 
 from bagua_client.communication.topology import Place, place_of, topology_of
 from bagua_client.torch_private import groups
+
+logger = logging.getLogger(__name__)
 
 WAIT = timedelta(minutes=5)
 LOOPBACK = "127.0.0.1"
@@ -47,6 +50,11 @@ def share_on_node(name: str, make: Callable[[], str]) -> Made:
             the ranks that did.
     """
     if name not in _made:
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            logger.warning(
+                "cache: made before init_process_group, so each rank has one of its own; make it "
+                "afterwards"
+            )
         _made[name] = _share(name, make) if _ranks() > 1 else Made((make(),), 0)
     return _made[name]
 
@@ -117,13 +125,13 @@ def _share(name: str, make: Callable[[], str]) -> Made:
 def _tell(key: str, value: object) -> None:
     store = groups.store()
     assert store is not None
-    store.set(f"bagua_cache/{key}", json.dumps(value))
+    store.set(_of_this_life(key), json.dumps(value))
 
 
 def _told(key: str, rank: int) -> Any:
     store = groups.store()
     assert store is not None
-    key = f"bagua_cache/{key}"
+    key = _of_this_life(key)
     try:
         store.wait([key], WAIT)
     except RuntimeError as error:
@@ -132,6 +140,12 @@ def _told(key: str, rank: int) -> Any:
             f"{dist.get_rank()}; all ranks must make it"
         ) from error
     return json.loads(store.get(key))
+
+
+def _of_this_life(key: str) -> str:
+    """Torchrun may give ranks that it starts anew the store that those before them wrote to."""
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"bagua_cache/{life}/{dist.get_world_size()}/{key}"
 
 
 def _lines(path: Path) -> list[str]:

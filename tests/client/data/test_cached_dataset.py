@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -146,6 +149,47 @@ def test_memory_is_shared_inside_a_node(four_ranks: RankPool) -> None:
 def test_redis_servers_are_shared_by_all_nodes(four_ranks: RankPool) -> None:
     name = uuid.uuid4().hex
     assert four_ranks.run(_two_nodes, {"backend": "redis", "dataset_name": name}) == [4] * 4
+
+
+ELASTIC = """
+import os, sys
+import torch.distributed as dist
+from bagua_client.data import CacheLoader
+
+dist.init_process_group("gloo")
+loaders = [CacheLoader(backend) for backend in sys.argv[1:]]
+rank = dist.get_rank()
+for loader in loaders:
+    loader.get(rank, str)
+dist.barrier()
+found = [loader.get(1 - rank, lambda key: "loaded") for loader in loaders]
+assert found == [str(1 - rank)] * len(loaders), found
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 0:
+    os._exit(1)
+dist.barrier()
+print(f"rank {rank} started anew")
+"""
+
+
+def test_ranks_that_are_started_anew_share_a_new_cache(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ELASTIC)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--max-restarts=1"]
+    backends = ["memory", "redis"] if has_redis() else ["memory"]
+    # Else gloo itself may meet what the ranks before wrote to the store.
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(
+        [*command, str(script), *backends],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 started anew" in done.stdout
+    assert "rank 1 started anew" in done.stdout
 
 
 @pytest.fixture
