@@ -97,7 +97,7 @@ class OwnServer:
         from redis.retry import Retry
 
         deadline = time.monotonic() + START_SECONDS
-        with redis.Redis(**self.host, retry=Retry(NoBackoff(), 0)) as client:
+        with redis.Redis(**self.host, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as client:
             while self._process is not None and self._process.poll() is None:
                 try:
                     return bool(client.ping())
