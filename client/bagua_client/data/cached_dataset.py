@@ -1,0 +1,183 @@
+"""Samples that are slow to load or to prepare are loaded once, and kept for all processes.
+
+Bagua's idea: the first epoch fills a store that the ranks and their workers share, the next read
+from it. Beyond Bagua: stores without a server, in memory or on disk; a server that has a password
+and ends with the job; a store that goes away costs time only; a version, so that what an older
+program prepared is not served.
+
+Samples are pickled. Unpickling runs code that the pickle names, so whoever can write to the store
+can run code in the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from torch.utils.data import Dataset
+
+from bagua_client.data import log_store
+from bagua_client.data.buffered_store import BufferedStore
+from bagua_client.data.pickling import dumps, loads
+from bagua_client.data.statistics import CacheStatistics, Counters
+from bagua_client.data.store import Store
+
+logger = logging.getLogger(__name__)
+
+Sample = TypeVar("Sample")
+
+
+class CachedDataset(Dataset[Sample]):
+    """A dataset whose samples are loaded once.
+
+    All ranks must make it, with the same arguments, after ``init_process_group``. What is random in
+    ``dataset[index]`` is decided once, too: augment what comes out of this, not what goes in.
+
+    Args:
+        dataset: with a length and ``dataset[index]``; its samples can be pickled.
+        backend, dataset_name, writer_buffer_size, version, kwargs: of :class:`CacheLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Sample],
+        backend: str = "redis",
+        dataset_name: str = "",
+        writer_buffer_size: int = 20,
+        version: str = "",
+        **kwargs: Any,
+    ) -> None:
+        self.dataset = dataset
+        self.cache_loader = CacheLoader(
+            backend, dataset_name, writer_buffer_size, version, **kwargs
+        )
+        _warn_of_another(self, (backend, dataset_name, version))
+
+    def __getitem__(self, item: int) -> Sample:
+        return self.cache_loader.get(item, self.dataset.__getitem__)
+
+    def __getitems__(self, items: Sequence[int]) -> list[Sample]:
+        """A batch at once, which DataLoader asks for: one way to a server and back."""
+        return self.cache_loader.get_many(items, self.dataset.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+class CacheLoader:
+    """What is loaded by a key is kept.
+
+    Args:
+        backend: ``"memory"`` of each node, ``"disk"`` of each node, or ``"redis"``.
+        dataset_name: different for all that is kept in the same place.
+        writer_buffer_size: so many values are written at once. Until then, but for a second at
+            most while this process reads, other processes do not find them.
+        version: of what makes the values: change it when that changes, and nothing old is found.
+        kwargs: of the backend. ``memory``: ``capacity_per_node`` in bytes. ``disk``: ``folder``,
+            ``capacity_per_node``. ``redis``: those of ``RedisStore``.
+
+    Raises:
+        ValueError: there is no such backend, or ``writer_buffer_size`` is below 1.
+        ImportError, RuntimeError, OSError: the backend cannot be set up, which the text explains.
+    """
+
+    def __init__(
+        self,
+        backend: str = "redis",
+        dataset_name: str = "",
+        writer_buffer_size: int = 1,
+        version: str = "",
+        **kwargs: Any,
+    ) -> None:
+        self._buffered = BufferedStore(
+            _store(backend, dataset_name, version, kwargs), writer_buffer_size
+        )
+        self._prefix = f"{quote(dataset_name, safe='')}/{quote(version, safe='')}/"
+        self._counters = Counters()
+
+    @property
+    def store(self) -> Store:
+        """Where the values are."""
+        return self._buffered.store
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        """Of this process and its workers, those that have ended included."""
+        return self._counters.statistics()
+
+    def get(self, key: object, load_fn: Callable[[Any], Sample]) -> Sample:
+        """The value of ``key``: what was kept, else ``load_fn(key)``.
+
+        Raises:
+            Exception: whatever ``load_fn`` raises, and pickling what it returns.
+        """
+        return self.get_many([key], load_fn)[0]
+
+    def get_many(self, keys: Sequence[Any], load_fn: Callable[[Any], Sample]) -> list[Sample]:
+        """The values of several keys, looked for at once.
+
+        Raises:
+            Exception: whatever ``load_fn`` raises, and pickling what it returns.
+        """
+        names = [f"{self._prefix}{key}" for key in keys]
+        kept = self._buffered.mget(names)
+        return [
+            self._unpickled_or_loaded(name, found, key, load_fn)
+            for name, found, key in zip(names, kept, keys, strict=True)
+        ]
+
+    def _unpickled_or_loaded(
+        self, name: str, kept: bytes | None, key: Any, load_fn: Callable[[Any], Sample]
+    ) -> Sample:
+        if kept is not None:
+            try:
+                value: Sample = loads(kept)
+            except Exception as error:  # Of a class that is gone, for example; loaded anew.
+                logger.debug("cache: %s cannot be unpickled: %s", name, error)
+            else:
+                self._counters.count(hit=True)
+                return value
+        self._counters.count(hit=False)
+        value = load_fn(key)
+        self._buffered.put(name, dumps(value))
+        return value
+
+    def num_keys(self) -> int:
+        """In the store, of all that is kept there."""
+        self.flush()
+        return self.store.num_keys()
+
+    def flush(self) -> None:
+        """Write what this process holds back, so that all processes find it."""
+        self._buffered.flush()
+
+
+def _store(backend: str, name: str, version: str, options: dict[str, Any]) -> Store:
+    if backend == "memory":
+        return log_store.memory_of_node(**options)
+    if backend == "disk":
+        return log_store.disk(name=name, version=version, **options)
+    if backend == "redis":
+        from bagua_client.data.redis_store import RedisStore  # redis-py is an extra
+
+        return RedisStore(**options)
+    raise ValueError(f"backend is memory, disk or redis, not {backend!r}")
+
+
+_living: weakref.WeakValueDictionary[tuple[str, str, str], CachedDataset[Any]] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _warn_of_another(cached: CachedDataset[Any], place: tuple[str, str, str]) -> None:
+    """Two datasets of one name would be given each other's samples."""
+    other = _living.setdefault(place, cached)
+    if other.dataset is not cached.dataset:
+        logger.warning(
+            "cache: two datasets have the dataset_name %r and will be given each other's samples; "
+            "give each its own",
+            place[1],
+        )

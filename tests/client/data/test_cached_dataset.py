@@ -1,0 +1,295 @@
+"""Each sample is loaded once, by whatever process; what cannot be kept is loaded again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from bagua_client.data import CachedDataset, CacheLoader, buffered_store
+from tests.client.data.servers import has_redis, redis_server
+from tests.ranks import RankPool
+
+LENGTH = 60
+BACKENDS = [
+    "memory",
+    "disk",
+    pytest.param("redis", marks=pytest.mark.skipif(not has_redis(), reason="no Redis")),
+]
+
+
+class Squares(Dataset[torch.Tensor]):
+    """Counts how often this process loaded each sample."""
+
+    def __init__(self) -> None:
+        self.loaded: Counter[int] = Counter()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.loaded[index] += 1
+        return torch.full((3,), float(index * index))
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+@pytest.fixture(params=BACKENDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The arguments for a cache that has nothing yet."""
+    options = {"backend": request.param, "dataset_name": uuid.uuid4().hex}
+    return options | ({"folder": str(tmp_path)} if request.param == "disk" else {})
+
+
+def test_a_sample_is_loaded_once_and_stays_the_same(place: dict[str, Any]) -> None:
+    squares = Squares()
+    cached = CachedDataset(squares, **place)
+    for _ in range(3):
+        for index in range(LENGTH):
+            assert torch.equal(cached[index], torch.full((3,), float(index * index)))
+    assert len(cached) == LENGTH
+    assert set(squares.loaded.values()) == {1}
+    assert cached.cache_loader.statistics == (2 * LENGTH, LENGTH)
+    assert cached.cache_loader.statistics.hit_rate == pytest.approx(2 / 3)
+    cached[0][:] = -1  # A copy: the training may change what it is given.
+    assert cached[0].eq(0).all()
+
+
+def test_names_and_versions_do_not_mix(place: dict[str, Any]) -> None:
+    place |= {"dataset_name": "a/1"}
+    one, two, three = (
+        CacheLoader(**place | other)
+        for other in ({"version": uuid.uuid4().hex}, {"dataset_name": "a"}, {"version": "2"})
+    )
+    assert [loader.get("1/2", lambda _, n=n: n) for n, loader in enumerate((one, two, three))] == [
+        0,
+        1,
+        2,
+    ]
+    one.store.clear()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_share_what_they_loaded(place: dict[str, Any], persistent: bool) -> None:
+    cached = CachedDataset(Squares(), **place, writer_buffer_size=1 if persistent else 20)
+    loader = DataLoader(
+        cached,
+        batch_size=5,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=persistent,
+        multiprocessing_context="fork",
+    )
+    for epoch in range(3):
+        seen = torch.cat([batch[:, 0] for batch in loader]).sqrt().long()
+        assert seen.sort().values.tolist() == list(range(LENGTH))
+        assert cached.cache_loader.statistics == (epoch * LENGTH, LENGTH)
+
+
+def test_spawned_workers_use_the_same_cache(place: dict[str, Any]) -> None:
+    cached = CachedDataset(Squares(), **place)
+    for index in range(LENGTH // 2):
+        cached[index]
+    cached.cache_loader.flush()
+    loader = DataLoader(cached, num_workers=1, multiprocessing_context="forkserver")
+    assert len(list(loader)) == LENGTH
+    assert cached.cache_loader.statistics == (LENGTH // 2, LENGTH)
+    assert torch.equal(cached[LENGTH - 1], torch.full((3,), float((LENGTH - 1) ** 2)))
+    assert not cached.dataset.loaded[LENGTH - 1]
+
+
+def _epochs(place: dict[str, Any]) -> list[tuple[int, int]]:
+    # Ranks of a test are daemons; those of a job are not, and have workers.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    cached = CachedDataset(Squares(), **place)
+    sampler = DistributedSampler(cached)
+    loader = DataLoader(
+        cached, batch_size=5, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+    )
+    found = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        list(loader)
+        torch.distributed.barrier()
+        found.append(tuple(cached.cache_loader.statistics))
+    return found
+
+
+def test_ranks_share_what_their_workers_loaded(two_ranks: RankPool, place: dict[str, Any]) -> None:
+    each = LENGTH // 2
+    assert two_ranks.run(_epochs, place) == [[(0, each), (each, each)]] * 2
+
+
+def _two_nodes(place: dict[str, Any]) -> int:
+    loader = CacheLoader(**place)
+    rank = torch.distributed.get_rank()
+    loader.get(rank, lambda key: key)
+    torch.distributed.barrier()
+    for key in range(4):
+        loader.get(key, lambda key: key)
+    return loader.statistics.hits
+
+
+def test_memory_is_shared_inside_a_node(four_ranks: RankPool) -> None:
+    name = uuid.uuid4().hex
+    hits = four_ranks.run(_two_nodes, {"backend": "memory", "dataset_name": name})
+    assert all(2 <= found <= 4 for found in hits)
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_redis_servers_are_shared_by_all_nodes(four_ranks: RankPool) -> None:
+    name = uuid.uuid4().hex
+    assert four_ranks.run(_two_nodes, {"backend": "redis", "dataset_name": name}) == [4] * 4
+
+
+ELASTIC = """
+import os, sys
+import torch.distributed as dist
+from bagua_client.data import CacheLoader
+
+dist.init_process_group("gloo")
+loaders = [CacheLoader(backend) for backend in sys.argv[1:]]
+rank = dist.get_rank()
+for loader in loaders:
+    loader.get(rank, str)
+dist.barrier()
+found = [loader.get(1 - rank, lambda key: "loaded") for loader in loaders]
+assert found == [str(1 - rank)] * len(loaders), found
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 0:
+    os._exit(1)
+dist.barrier()
+print(f"rank {rank} started anew")
+"""
+
+
+def test_ranks_that_are_started_anew_share_a_new_cache(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ELASTIC)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--max-restarts=1"]
+    backends = ["memory", "redis"] if has_redis() else ["memory"]
+    # Else gloo itself may meet what the ranks before wrote to the store.
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(
+        [*command, str(script), *backends],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 started anew" in done.stdout
+    assert "rank 1 started anew" in done.stdout
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffered_store, "FIRST_PAUSE_SECONDS", 0.0)
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+@pytest.mark.usefixtures("no_pauses")
+def test_a_server_that_goes_away_costs_loading_only(caplog: pytest.LogCaptureFixture) -> None:
+    with redis_server() as server:
+        squares = Squares()
+        cached = CachedDataset(squares, hosts=[server.host], writer_buffer_size=7)
+        for index in range(LENGTH):
+            if index == LENGTH // 2:
+                server.stop()
+            assert cached[index][0] == index * index
+            assert len(cached.cache_loader._buffered._pending) < 7
+        assert not cached.cache_loader.store.status()
+        assert caplog.text.count("cache: it cannot be used") == 1
+        server.start()
+        for _ in range(2):
+            for index in range(LENGTH):
+                assert cached[index][0] == index * index
+        assert caplog.text.count("cache: it is back") == 1
+        assert caplog.text.count("cache: it cannot be used") == 1
+        assert max(squares.loaded.values()) == 2  # Once before, once after.
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_a_store_that_does_not_answer_is_not_asked_for_each_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with redis_server() as server:
+        loader = CacheLoader(hosts=[server.host])
+        server.stop()
+        asked = Counter[str]()
+        monkeypatch.setattr(loader.store, "mget", lambda keys: (asked.update(keys), 1 / 0))
+        monkeypatch.setattr(buffered_store, "FIRST_PAUSE_SECONDS", 60.0)
+        for key in range(LENGTH):
+            assert loader.get(key, lambda key: key) == key
+        assert asked.total() == 1
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_full_a_server_drops_samples_and_the_rest_is_right() -> None:
+    with redis_server(capacity=3_000_000) as server:
+        loader = CacheLoader(hosts=[server.host], writer_buffer_size=5)
+        for _ in range(2):
+            for key in range(LENGTH):
+                value = loader.get(key, lambda key: numpy.full(25_000, key))
+                assert (value == key).all()
+        assert 0 < loader.num_keys() < LENGTH
+
+
+def test_a_slow_reader_does_not_keep_its_samples_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (CacheLoader("disk", writer_buffer_size=20, folder=tmp_path) for _ in range(2))
+    one.get(1, str)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + buffered_store.OLDEST_SECONDS + 1)
+    one.get(2, str)
+    assert two.get(1, lambda _: "loaded again") == "1"
+
+
+class Gone:
+    """Pickled by the name of a class that is there no more when it is read."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Gone, ()
+
+
+def test_what_cannot_be_unpickled_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = CacheLoader("disk", folder=tmp_path)
+    loader.get(1, lambda _: Gone())
+    monkeypatch.delitem(globals(), "Gone")
+    assert loader.get(1, str) == "1"
+    assert loader.get(1, lambda _: "loaded again") == "1"
+
+
+def test_two_datasets_of_one_name_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = CachedDataset(Squares(), "disk", folder=tmp_path)
+    assert not caplog.text
+    two = CachedDataset(Squares(), "disk", folder=tmp_path)
+    assert "give each its own" in caplog.text
+    assert len(one) == len(two)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "mongodb"}, "backend is memory, disk or redis, not 'mongodb'"),
+        ({"backend": "memory", "writer_buffer_size": 0}, "writer_buffer_size is at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CacheLoader(**arguments)

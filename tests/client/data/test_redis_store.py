@@ -1,0 +1,156 @@
+"""The job's own Redis servers, and Bagua's own tests of its store and its cached dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bagua_release import release_path
+from tests.client.data.servers import has_redis
+
+if not has_redis():
+    pytest.skip("needs redis-py and redis-server", allow_module_level=True)
+
+import redis
+
+from bagua_client.data import redis_server
+from bagua_client.data.redis_store import RedisStore
+
+JOB = """
+import json, sys, time
+from torch.utils.data import DataLoader
+from bagua_client.data import CachedDataset
+from bagua_client.data.redis_store import _own_servers
+
+class Slow:
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return index
+
+    def __len__(self):
+        return 10**6
+
+redis, memory = CachedDataset(Slow()), CachedDataset(Slow(), "memory")
+memory[0]
+for number, _ in enumerate(DataLoader(redis, num_workers=2, multiprocessing_context="fork")):
+    if number == 10:
+        server = _own_servers["redis"]
+        print(json.dumps({"pid": server._process.pid, **server.host}), flush=True)
+"""
+
+
+def test_nothing_is_left_of_a_job_whose_first_rank_is_killed() -> None:
+    before = set(os.listdir("/dev/shm"))
+    job = subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    server = json.loads(job.stdout.readline())
+    pid = server.pop("pid")
+    with redis.Redis(**server) as client:
+        assert client.dbsize() >= 0
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert server["password"].encode() not in command
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    deadline = time.monotonic() + 60
+    while _is_open(server) or (Path(f"/proc/{pid}").exists() and not _is_zombie(pid)):
+        assert time.monotonic() < deadline, "the server goes on"
+        time.sleep(0.02)
+    job.stdout.read()  # To the workers' end, which torch sees to.
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "bagua" in name]
+
+
+def _is_open(server: dict[str, Any]) -> bool:
+    """Whether its port is, which the kernel closes when the last of its threads has ended."""
+    try:
+        socket.create_connection((server["host"], server["port"])).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, and nobody has asked for its status yet."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.fixture
+def server() -> Any:
+    found = redis_server.OwnServer("127.0.0.1", 10_000_000)
+    yield found
+    found.stop()
+
+
+def test_without_the_password_it_is_refused(server: redis_server.OwnServer) -> None:
+    host = dict(server.host)
+    with redis.Redis(**host) as client:
+        assert client.ping()
+    for password in (None, "guessed"):
+        client = redis.Redis(**host | {"password": password})
+        with pytest.raises(redis.AuthenticationError):
+            client.get("1")
+
+
+def test_it_listens_on_one_address_only(server: redis_server.OwnServer) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.host["port"]))
+
+
+def test_a_port_that_was_taken_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [redis_server.free_port(), taken.getsockname()[1]]
+        monkeypatch.setattr(redis_server, "free_port", lambda address: ports.pop())
+        server = redis_server.OwnServer("127.0.0.1", 10_000_000)
+        server.stop()
+    assert not ports
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="redis-server is not installed"):
+        redis_server.OwnServer("127.0.0.1", 10_000_000)
+
+
+def test_no_hosts_are_refused() -> None:
+    with pytest.raises(ValueError, match="hosts is empty"):
+        RedisStore(hosts=[])
+
+
+SHIM = """
+import sys, types, unittest
+from bagua_client.data import cached_dataset, redis_server, redis_store
+
+names = {
+    "bagua.torch_api.contrib.cached_dataset": cached_dataset,
+    "bagua.torch_api.contrib.utils.redis_store": redis_store,
+    "bagua.torch_api.env": types.SimpleNamespace(find_free_network_port=redis_server.free_port),
+}
+for name in ("", ".torch_api", ".torch_api.contrib", ".torch_api.contrib.utils"):
+    sys.modules["bagua" + name] = types.ModuleType("bagua" + name)
+sys.modules.update(names)
+sys.path.insert(0, sys.argv.pop(1))
+unittest.main(module=None)
+"""
+
+
+@pytest.mark.parametrize("name", ["test_cached_dataset", "test_store"])
+def test_bagua_s_own_tests_pass(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHIM, str(release_path()), f"tests.contrib.{name}"]
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": ""
+    }  # They are skipped where there is a GPU.
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    ran = {"test_cached_dataset": 1, "test_store": 2}[name]
+    assert f"Ran {ran} test" in done.stderr
+    assert "skipped" not in done.stderr
