@@ -16,7 +16,7 @@ def main() -> None:
             raise
         sys.exit(
             f"bagua-autotune needs the packages of the service, of which {error.name} is not "
-            "installed: pip install 'bagua-autotune[service]'"
+            "installed. In a clone: pip install '.[service]'"
         )
 
 

@@ -58,7 +58,7 @@ class Settings(BaseModel):
     trust_network: bool = False
     parent_pid: int | None = None
     csv_log: bool = False
-    # A job of 8 ranks takes 0.1 to 2 MB, and 0.1 MB when thinned: 100 jobs a day stay near 1 GB.
+    # A job of 8 ranks takes 0.1 to 2 MB, and 0.1 MB when thinned: 100 a day take 0.9 to 2.2 GB.
     thin_days: float = Field(default=7.0, ge=0, le=36_500)
     keep_days: float = Field(default=90.0, ge=0, le=36_500)
     upkeep_minutes: float = Field(default=60.0, ge=0.01, le=1440)

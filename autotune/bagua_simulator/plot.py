@@ -27,9 +27,7 @@ def plot(path: Path, sweep: Sweep) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter
     except ImportError as error:
-        raise PlotError(
-            "plots need matplotlib: pip install 'bagua-autotune[service,plot]'"
-        ) from error
+        raise PlotError("plots need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(title=sweep.title, xlabel="bucket size", ylabel="ms per step")
     for hierarchical, points in sweep.lines.items():

@@ -22,5 +22,4 @@ render > "$folder/cluster.yaml"
 render_one servicemonitor --set serviceMonitor.enabled=true
 render_one prometheusrule --set prometheusRule.enabled=true
 render_one cronjob --set prune.enabled=true
-render_one ingress --set ingress.enabled=true \
-    --set 'ingress.annotations.nginx\.ingress\.kubernetes\.io/proxy-body-size=16m'
+render_one ingress --set ingress.enabled=true

@@ -47,7 +47,7 @@ WAYS = {
         "service.type=LoadBalancer,service.port=80,service.annotations.a=b",
         f"image.digest={DIGEST}",
         "ingress.enabled=true,ingress.className=nginx,ingress.tlsSecret=tls",
-        "ingress.annotations.nginx\\.ingress\\.kubernetes\\.io/proxy-body-size=16m",
+        "ingress.annotations.cert-manager\\.io/cluster-issuer=own",
         "serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus",
         "prometheusRule.enabled=true,prometheusRule.labels.release=prometheus",
         "prune.enabled=true,prune.schedule=@daily,prune.olderThanDays=30",
@@ -169,6 +169,13 @@ def test_tls_ends_at_the_ingress_unless_it_is_told_not_to() -> None:
     assert tls == {"hosts": ["autotune.example.com"], "secretName": "bagua-autotune-tls"}
     plain = render((*OWN_SECRET, "ingress.enabled=true,ingress.tlsSecret="))
     assert "tls" not in plain["Ingress"]["spec"]
+
+
+def test_the_ingress_keeps_its_limit_of_bodies_beside_other_annotations() -> None:
+    assert set(render(WAYS["everything"])["Ingress"]["metadata"]["annotations"]) == {
+        "cert-manager.io/cluster-issuer",
+        "nginx.ingress.kubernetes.io/proxy-body-size",
+    }
 
 
 def test_a_long_name_is_one_that_a_cron_job_may_have() -> None:

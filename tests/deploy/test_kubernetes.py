@@ -15,7 +15,7 @@ import yaml
 from click import Context
 from torch.distributed.run import get_args_parser
 
-from bagua_autotune.app import create_app
+from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
 from bagua_autotune.cli import main as cli
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
@@ -155,7 +155,8 @@ def test_the_cron_job_asks_the_service_and_is_not_taken_for_it() -> None:
 
 def test_the_ingress_leads_to_the_service_by_tls() -> None:
     service = resources("cluster.yaml")["Service"]
-    spec = resources("ingress.yaml")["Ingress"]["spec"]
+    ingress = resources("ingress.yaml")["Ingress"]
+    spec = ingress["spec"]
     ((rule,), (tls,)) = spec["rules"], spec["tls"]
     assert tls["hosts"] == [rule["host"]]
     (path,) = rule["http"]["paths"]
@@ -163,6 +164,8 @@ def test_the_ingress_leads_to_the_service_by_tls() -> None:
     assert path["backend"]["service"]["port"]["name"] in {
         p["name"] for p in service["spec"]["ports"]
     }
+    limit = ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
+    assert limit == f"{LARGEST_BODY_BYTES // 1024**2}m"
 
 
 def test_the_pod_monitor_finds_the_sidecars() -> None:

@@ -172,7 +172,7 @@ class Helm(Check):
     def __call__(self, command: str, place: Place) -> None:
         Files("tests/deploy/test_helm.py")(command, place)
         if shutil.which("helm") is not None:
-            place.run(command.replace("helm install", "helm template"))
+            place.run(command.replace("helm upgrade --install", "helm template"))
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),
     (r"kubectl .*", KUBERNETES, "there is no Kubernetes here"),
-    (r"helm install .*", Helm(), "there is no Kubernetes here"),
+    (r"helm upgrade --install .*", Helm(), "there is no Kubernetes here"),
     (r"deploy/build_distributions\.sh .*", Files("tests/deploy/test_distributions.py"), "PyPI"),
     (r"gh attestation .*", Files("tests/deploy/test_distributions.py"), "nothing is released"),
     (r"deploy/pin_images\.sh.*", Files("tests/deploy/test_references.py"), "asks registries"),

@@ -26,7 +26,8 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
             )
         )
         yield f"step time: {default} by default, {best} with the best, {now} now"
-    yield f"trials: {progress.trials_measured} measured; at most {progress.max_trials} in a search"
+    most = f"at most {progress.max_trials} in a search, besides those that confirm"
+    yield f"trials: {progress.trials_measured} measured; {most}"
     lost = "" if figures.cost_steps is None else f"; {figures.cost_steps:.1f} lost by slower trials"
     yield f"steps: {figures.search_steps} under trials{lost}"
     heard = datetime.fromtimestamp(job.last_contact_at).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from bagua_autotune.cli.output import print_json, print_table, say_beside, times
+from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
 from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobList, JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
 
-COLUMNS = ("job", "name", "state", "trials", "speed-up", "configuration", "lives")
+COLUMNS = ("job", "name", "state", "trials", "speed-up", "runs now", "lives")
 
 
 @click.command()
@@ -39,12 +40,14 @@ def jobs(limit: int, is_json: bool, database: str | None, url: str | None) -> No
 
 
 def _row(job: JobSummary) -> tuple[str, ...]:
+    # Without a result the speed-up is that of the best trial, and what runs now may be another.
+    doubt = ", not confirmed" if job.figures.speedup is not None and job.reason is None else ""
     return (
         job.id,
         job.name,
-        job.state,
+        f"{job.state}, silent" if silence(job) else job.state,
         str(job.progress.trials_measured),
-        times(job.figures.speedup),
+        times(job.figures.speedup) + doubt,
         describe(job.configuration),
         str(job.life),
     )

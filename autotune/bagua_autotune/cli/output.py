@@ -19,8 +19,8 @@ from rich.text import Text
 from bagua_autotune.model.text import clean, describe_speedup
 
 # What may be long, and which of it stands below the figures where there is little room.
-WORDS = ("job", "name", "configuration", "note", "began", "found")
-BELOW = ("name", "configuration", "note", "began", "found")
+WORDS = ("job", "name", "runs now", "configuration", "note", "began", "found")
+BELOW = ("name", "runs now", "configuration", "note", "began", "found")
 NARROWEST_WORDS = 14
 INDENT = 6
 WIDEST = 10_000

@@ -8,9 +8,10 @@ import click
 
 from bagua_autotune.cli.facts import fact_lines
 from bagua_autotune.cli.output import print_json, print_table, say, times
+from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
-from bagua_autotune.model.text import describe, describe_count
+from bagua_autotune.model.text import describe, describe_count, describe_seconds
 from bagua_autotune.views import JobOverview, JobSummary, Life, ShownTrial, name_life
 from bagua_autotune.views.stock import stock_ddp_line
 
@@ -49,6 +50,8 @@ def _show(overview: JobOverview) -> None:
     _print_trials(overview.trials)
     for line in fact_lines(found):
         say(line)
+    if overview.limits.max_seconds is not None:
+        say(f"limit of time: {describe_seconds(overview.limits.max_seconds)} for a search")
     if found.result:
         _say_result(found.result)
     chosen = found.configuration
@@ -57,8 +60,8 @@ def _show(overview: JobOverview) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    if overview.machine_change:
-        say(f"note: {overview.machine_change}")
+    for note in filter(None, (overview.machine_change, silence(found))):
+        say(f"note: {note}")
     say(f"stock DDP: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
@@ -82,7 +85,7 @@ def _say_result(result: Result) -> None:
     say(f"result: {result.summary}")
     if result.cost_seconds:  # jobs tuned by an older release have none
         cost = f"{result.cost_steps:.3g} steps of the default ({result.cost_seconds:.3g} s)"
-        say(f"cost: the search took as long as {cost}")
+        say(f"cost: slower trials and switches lost the time of {cost}")
     if result.payback_steps is not None:
         say(f"paid back: after {describe_count(result.payback_steps, 'step')} of the result")
 

@@ -84,7 +84,7 @@ class Sidecar:
             "flask"
         ):
             raise SidecarError(
-                "the service is not installed here: pip install 'bagua-autotune[service]', or "
+                "the service is not installed here: pip install '.[service]' in a clone, or "
                 "set BAGUA_AUTOTUNE_URL to one that runs elsewhere"
             )
         command = [sys.executable, "-m", "bagua_autotune", "serve", "--host", "127.0.0.1"]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -76,9 +77,9 @@ def lines(result: Result) -> list[list[str]]:
 
 def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
     header, *rows = lines(run("jobs", *source))
-    assert header == ["job", "name", "state", "trials", "speed-up", "configuration", "lives"]
+    assert header == ["job", "name", "state", "trials", "speed-up", "runs now", "lives"]
     assert [row[0] for row in rows] == ["x", "new", "old"]
-    assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
+    assert [row[2] for row in rows] == ["tuning, silent", "tuning, silent", "finished"]
     assert rows[0][4] == "-"
     assert rows[2][4].endswith("x")
 
@@ -89,6 +90,8 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
     header, first, *_ = lines(result)[1:]
     assert first[: len(header)][:3] == ["0", "search", "measured"]
     assert "job digits (old): finished" in text
+    assert "last reported" not in text
+    assert re.search("note: the job last reported .* ago", run("show", "new", *source).output)
     assert "result: bucket 4 MiB, hierarchical: 1." in text
     assert "over the 25 MiB default; " in text
     assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=" in text
@@ -119,7 +122,10 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     assert header[:2] == ["round", "trial"]
     assert [row[:2] for row in rows[:4]] == [["0", "0"], ["0", "1"], ["1", "2"], ["1", "3"]]
     assert [row[-1] for row in rows[:4]] == ["", "", "", "best"]
-    assert "cost: the search took as long as 12.3 steps of the default (3.7 s)" in result.output
+    assert (
+        "cost: slower trials and switches lost the time of 12.3 steps of the default (3.7 s)"
+        in result.output
+    )
     assert "paid back: after 61 steps of the result" in result.output
     assert "job digits (job): finished, round 1" in result.output
     store = Store(url)

@@ -264,8 +264,8 @@ def test_without_the_packages_of_the_service_a_sentence_says_what_to_install() -
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "bagua-autotune needs the packages of the service, of which click is not installed: "
-        "pip install 'bagua-autotune[service]'\n"
+        "bagua-autotune needs the packages of the service, of which click is not installed. "
+        "In a clone: pip install '.[service]'\n"
     )
 
 
