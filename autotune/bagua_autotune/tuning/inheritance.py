@@ -16,6 +16,7 @@ from bagua_autotune.tuning.decision import (
     BEST_BEFORE,
     NOTHING_FASTER,
     REASON_CODES,
+    TIME_WAS_UP,
     WINNER_CODE,
     result_code,
 )
@@ -182,7 +183,7 @@ def _is_telling(job: Job) -> bool:
     code = result_code(result)
     if code in (WINNER_CODE, REASON_CODES[BEST_BEFORE]):
         return True
-    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER]
+    is_nothing_faster = code == REASON_CODES[NOTHING_FASTER] and TIME_WAS_UP not in result.reason
     return is_nothing_faster and 1 < result.trials < job.limits.max_samples
 
 

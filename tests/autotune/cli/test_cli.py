@@ -79,8 +79,9 @@ def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
     header, *rows = lines(run("jobs", *source))
     assert header == ["job", "name", "state", "trials", "speed-up", "runs now", "lives"]
     assert [row[0] for row in rows] == ["x", "new", "old"]
-    assert [row[2] for row in rows] == ["tuning, silent", "tuning, silent", "finished"]
+    assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
     assert rows[0][4] == "-"
+    assert rows[1][4].endswith("x, not confirmed")
     assert rows[2][4].endswith("x")
 
 
@@ -90,13 +91,24 @@ def test_show_tells_all_of_a_finished_job(source: list[str]) -> None:
     header, first, *_ = lines(result)[1:]
     assert first[: len(header)][:3] == ["0", "search", "measured"]
     assert "job digits (old): finished" in text
-    assert "last reported" not in text
-    assert re.search("note: the job last reported .* ago", run("show", "new", *source).output)
     assert "result: bucket 4 MiB, hierarchical: 1." in text
     assert "over the 25 MiB default; " in text
     assert "stock DDP: DistributedDataParallel(model, bucket_cap_mb=" in text
     assert "stock DDP cannot do the rest of the best configuration: hierarchical" in text
     assert text.count("\tbest\n") == 1
+
+
+def test_a_silent_job_is_called_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    store = Store(url)
+    store.create_job("job", make_spec(), at=1.0)
+    configuration = Configuration(make_spec().default_configuration)
+    store.advance("job", Step(2.0, next_trial=Trial(0, "search", configuration)))
+    store.close()
+    _, row = lines(run("jobs", "--database", url))
+    assert row[2] == "tuning, silent"
+    text = run("show", "job", "--database", url).output
+    assert re.search("note: the job last reported .* ago", text)
 
 
 def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_without_the_service_installed_it_says_what_to_install(
         return None if name == "flask" else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_flask)
-    with pytest.raises(SidecarError, match=r"bagua-autotune\[service\].*BAGUA_AUTOTUNE_URL"):
+    with pytest.raises(SidecarError, match=r"'\.\[service\]' in a clone.*BAGUA_AUTOTUNE_URL"):
         Sidecar().url()
 
 
