@@ -33,7 +33,9 @@ def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) ->
     variables = {"XDG_DATA_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = start("-m", COMMANDS[program], *words, folder=ROOT, variables=variables)
     assert done.returncode == 0, done.stderr
-    assert "is being tuned, see http://" in done.stderr
+    # On a busy machine the training may be over before its service has started.
+    said = "is being tuned, see http://|the training ended before its tuning did"
+    assert re.search(f"autotune: .*({said})", done.stderr), done.stderr
     assert re.search("step +20  loss|.train_loss.:", done.stdout), done.stdout
 
 
