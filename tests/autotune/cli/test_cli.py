@@ -28,10 +28,9 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.tuning.tuner import Tuner
+from tests.autotune.cli.conftest import TOKEN
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, Ranks, make_spec
-
-TOKEN = "sesame"
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +53,6 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(database: Path) -> Iterator[str]:
     with ServeProcess(database, BAGUA_AUTOTUNE_TOKEN=TOKEN) as running:
         yield running.url
-
-
-@pytest.fixture(params=["database", "service"])
-def source(
-    request: pytest.FixtureRequest, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    if request.param == "database":
-        return ["--database", f"sqlite:///{database}"]
-    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
-    return ["--url", request.getfixturevalue("service")]
 
 
 def run(*arguments: str) -> Result:

@@ -12,10 +12,9 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
 from bagua_autotune.store.retention import DAY_SECONDS
+from tests.autotune.cli.conftest import TOKEN
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import make_spec
-
-TOKEN = "sesame"
 
 
 def prune(*arguments: str) -> Result:
@@ -38,16 +37,6 @@ def service(database: Path) -> Iterator[str]:
     # Else it might delete the job itself.
     with ServeProcess(database, "--keep-days", "0", BAGUA_AUTOTUNE_TOKEN=TOKEN) as running:
         yield running.url
-
-
-@pytest.fixture(params=["database", "service"])
-def source(
-    request: pytest.FixtureRequest, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    if request.param == "database":
-        return ["--database", f"sqlite:///{database}"]
-    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
-    return ["--url", request.getfixturevalue("service")]
 
 
 def stored(database: Path) -> list[str]:

@@ -1,0 +1,20 @@
+"""The two places that the commands read: a database, or a service that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TOKEN = "a-secret"
+
+
+@pytest.fixture(params=["database", "service"])
+def source(
+    request: pytest.FixtureRequest, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Options that name the place; the module has both as fixtures, the service with the token."""
+    if request.param == "database":
+        return ["--database", f"sqlite:///{database}"]
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", TOKEN)
+    return ["--url", request.getfixturevalue("service")]
