@@ -51,8 +51,8 @@ class BufferedStore:
         self._begin()
         if self._pending and time.monotonic() - self._pending_since > OLDEST_SECONDS:
             self.flush()
-        asked = [key for key in keys if key not in self._pending]
-        found: dict[str, bytes | None] = {**self._pending}
+        found: dict[str, bytes | None] = {**self._pending}  # Another thread may write them now.
+        asked = [key for key in keys if key not in found]
         if asked:
             values = self._attempt(lambda: self.store.mget(asked))
             found.update(zip(asked, values or [None] * len(asked), strict=True))
