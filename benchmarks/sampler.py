@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=TRAINED, help="of the job, at most")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
