@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from bagua_client.data import CachedDataset, CacheLoader, CacheStatistics, buffered_store
+from bagua_client.data import (
+    CachedDataset,
+    CacheLoader,
+    CacheStatistics,
+    buffered_store,
+    log_store,
+    node,
+)
 from tests.client.data.servers import has_redis, redis_server
 from tests.ranks import RankPool
 
@@ -191,6 +199,45 @@ def test_ranks_that_are_started_anew_share_a_new_cache(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 0 started anew" in done.stdout
     assert "rank 1 started anew" in done.stdout
+
+
+def _lives(names: list[str]) -> list[int]:
+    """Each life makes its cache; all but the process ends with one, the store stays."""
+    rank = torch.distributed.get_rank()
+    found = []
+    for name in names:
+        for kept in (node._made, node._places, node._lives, log_store._kept):
+            kept.clear()  # type: ignore[attr-defined]
+        # Torchrun counts the restarts of each node by itself.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)
+        loader = CacheLoader("memory", dataset_name=name)
+        loader.get(rank, str)
+        torch.distributed.barrier()
+        assert loader.get(1 - rank, lambda _: "loaded") == str(1 - rank)
+        found.append(loader.num_keys())
+        torch.distributed.barrier()
+    return found
+
+
+def test_a_life_uses_nothing_of_an_earlier_one(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_lives, ["first", "second"]) == [[2, 2]] * 2
+
+
+def _absent() -> str:
+    node._made.clear(), node._lives.clear(), node._places.clear()  # type: ignore[func-returns-value]
+    node.WAIT = timedelta(seconds=0.5)
+    if torch.distributed.get_rank():
+        return ""
+    with pytest.raises(RuntimeError) as caught:
+        CacheLoader("memory")
+    return str(caught.value)
+
+
+def test_a_rank_that_makes_none_is_named() -> None:
+    pool = RankPool([2])  # Of its own: it shortens the wait.
+    said, _ = pool.run(_absent)
+    pool.close()
+    assert said.startswith("rank 1 has not made its CachedDataset")
 
 
 @pytest.fixture
