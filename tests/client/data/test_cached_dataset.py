@@ -104,16 +104,25 @@ def test_workers_share_what_they_loaded(place: dict[str, Any], persistent: bool)
         assert cached.cache_loader.statistics == (epoch * LENGTH, LENGTH)
 
 
-def test_spawned_workers_use_the_same_cache(place: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", ["fork", "forkserver"])
+def test_workers_find_what_was_loaded_before_they_started(place: dict[str, Any], way: str) -> None:
     cached = CachedDataset(Squares(), **place)
     for index in range(LENGTH // 2):
-        cached[index]
-    cached.cache_loader.flush()
-    loader = DataLoader(cached, num_workers=1, multiprocessing_context="forkserver")
+        cached[index]  # The last ten are not written by then.
+    loader = DataLoader(cached, num_workers=1, multiprocessing_context=way)
     assert len(list(loader)) == LENGTH
     assert cached.cache_loader.statistics == (LENGTH // 2, LENGTH)
     assert torch.equal(cached[LENGTH - 1], torch.full((3,), float((LENGTH - 1) ** 2)))
     assert not cached.dataset.loaded[LENGTH - 1]
+
+
+def test_spawned_workers_that_stay_use_the_same_cache() -> None:
+    cached = CachedDataset(Squares(), "memory", uuid.uuid4().hex)
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = DataLoader(cached, 5, num_workers=1, **options)
+    for epoch in range(2):
+        assert len(list(loader)) == LENGTH // 5
+        assert cached.cache_loader.statistics == (epoch * LENGTH, LENGTH)
 
 
 def _epochs(place: dict[str, Any]) -> list[tuple[int, int]]:
