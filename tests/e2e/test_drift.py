@@ -46,7 +46,7 @@ def test_a_lasting_change_is_tuned_for(
     assert not course.tuning[-1]
     assert course.configurations[-1] == Configuration.from_json(job["result"]["configuration"])
     # One bucket for all hides nothing of a slow network; what is found hides some of it.
-    assert course.configurations[-1] != before
+    assert course.configurations[-1] != before, (job["result"], own, course.logged)
     then = median(course.seconds[course.slowed_at + 2 : begun])
     assert median(course.seconds[-20:]) < 0.9 * then
     events = service.get(f"jobs/{job['id']}/events")["events"]
