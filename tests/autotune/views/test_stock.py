@@ -93,7 +93,7 @@ def test_what_torch_does_without_arguments_is_pasted_without() -> None:
     of = replace(job("finished", replace(KEPT, configuration=default)), baseline=default)
     found = stock_setting(reading(of, [trial(0, default, 0.3)]))
     assert found.missing == ""
-    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing was")
+    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing is")
     smaller = Configuration(default, bucket_bytes=4 * MIB)
     trials = [trial(0, default, 0.3), trial(1, smaller, 0.2)]
     assert stock_setting(reading(replace(of, phase="tuning", result=None), trials)).missing == (
