@@ -251,7 +251,7 @@ def test_under_re_cut_buckets_the_numbers_are_right(two_ranks: RankPool, as_view
 
 
 def test_bagua_s_own_tests_pass(tmp_path: Path) -> None:
-    """21 settings of torch's optimizers for 101 steps, and mutual groups; six others are for GPUs."""
+    """21 settings of torch's optimizers, 101 steps each; mutual groups. Six others are for GPUs."""
     printed = bagua_tests.run("test_fused_optimizer", release_path(), tmp_path)
     assert "Ran 8 tests" in printed
     assert "OK (skipped=6)" in printed
