@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 TRIED_STEPS = frozenset((1, 2, 10, 100))
 """In the first, states are made; a later one may show what an optimizer does only now and then."""
-MOST_ELEMENTS = {"cpu": 1 << 17}
-"""Of a long parameter: on a CPU, what a step computes of it should stay in the cache."""
-MOST_ELEMENTS_ELSEWHERE = 1 << 25
+MOST_ELEMENTS = {"cpu": 1 << 15}
+"""Of a long parameter. On a CPU, torch computes so many in one thread, and they stay in the cache:
+more of them wait for threads that other processes hold up."""
+MOST_ELEMENTS_ELSEWHERE = 1 << 24
 """On a GPU, it limits the memory for what a step computes."""
-FEWEST_PARAMETERS = 8
+FEWEST_PARAMETERS = 4
 """That fill a long one. A larger parameter is stepped alone: its work outweighs the calls."""
 
 
