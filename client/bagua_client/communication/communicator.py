@@ -50,10 +50,10 @@ class Communicator:
     """The process groups of the ranks that train one model. All ranks must make theirs together.
 
     Buckets travel on channels in turn; large buckets are split into parts. Each channel has its own
-    process groups, so that no bucket waits for the one before it. The first channel's flat group
-    is the user's. For each place in a chain, one thread issues what travels on a channel, in the
-    order of the layout. So all ranks issue the same order on each group, provided that each
-    operation of an exchange has its own group.
+    process groups, so that what travels on one channel does not wait for another. The first
+    channel's flat group is the user's. For each place in a chain, one thread issues what travels on
+    a channel, in the order of the layout. So all ranks issue the same order on each group, provided
+    that each operation of an exchange has its own group.
 
     On CUDA each chain is issued as a whole, in the order of the layout, whatever its channel. The
     kernels of several NCCL groups fit on the GPU together (see nccl).
@@ -171,9 +171,9 @@ class Communicator:
     ) -> tuple[Operation, ...]:
         """The chain that leaves the sum over all ranks on all ranks, for a bucket on ``channel``.
 
-        Call :meth:`prepare` first. Every operation sums and none averages, so that each rank has
-        the same weight, however many ranks its node has. On one node, or with one rank on each
-        node, the chain is always flat. On nodes of different sizes ``shards`` means ``leaders``.
+        Call :meth:`prepare` first. Every operation sums and none averages, so that all ranks count
+        equally, however many ranks their nodes have. On one node, or with one rank on each node,
+        the chain is always flat. On nodes of different sizes ``shards`` means ``leaders``.
 
         Args:
             exchange: makes the operations that leave the sum over a group's ranks on all of these

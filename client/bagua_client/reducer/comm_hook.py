@@ -79,9 +79,9 @@ class Travel:
         return arrival.then(lambda done: flat.copy_(done.value()[: flat.numel()]))
 
     def _onto_wire(self, flat: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor to send: ``flat`` itself, scaled, if it needs no padding and no cast;
-        else a copy, scaled and cast in one pass. A sum of unscaled 16-bit numbers could overflow,
-        so the tensor is scaled before it is sent."""
+        """Returns the tensor to send: ``flat`` itself if it needs no padding and no cast, else a
+        copy. It is scaled first, unless the algorithm scales by itself: a sum of unscaled 16-bit
+        numbers soon overflows. A copy is scaled and cast in one pass."""
         dtype = WIRE_DTYPES.get(self.configuration.wire_precision, flat.dtype)
         if not flat.is_floating_point() or flat.itemsize <= dtype.itemsize:
             dtype = flat.dtype
