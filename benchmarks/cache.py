@@ -1,4 +1,4 @@
-"""The cached dataset: what a hit costs, and what an epoch gains.
+"""The cached dataset: the cost of a hit, and the time saved in an epoch.
 
 Hits: one process reads samples in a random order, from each backend, from a Redis server as one
 would use it by hand (``pickle`` and ``GET``), and from torch's own ``TensorDataset``, which has all
