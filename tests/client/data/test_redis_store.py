@@ -27,7 +27,8 @@ from bagua_client.data import redis_server
 from bagua_client.data.redis_store import RedisStore
 
 JOB = """
-import json, sys, time
+import json, os, sys, time
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from bagua_client.data import CachedDataset
 from bagua_client.data.redis_store import _own_servers
@@ -40,8 +41,18 @@ class Slow:
     def __len__(self):
         return 10**6
 
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 redis, memory = CachedDataset(Slow()), CachedDataset(Slow(), "memory")
-memory[0]
+memory[rank]
+memory.cache_loader.flush()
+dist.barrier()
+if rank == 1:
+    input()  # Until rank 0 is killed.
+    assert [redis[index] for index in range(3)] == [0, 1, 2]
+    assert memory[0] == 0
+    print(memory.cache_loader.statistics.hits, flush=True)
+    os._exit(0)
 for number, _ in enumerate(DataLoader(redis, num_workers=2, multiprocessing_context="fork")):
     if number == 10:
         server = _own_servers["redis"]
@@ -49,9 +60,16 @@ for number, _ in enumerate(DataLoader(redis, num_workers=2, multiprocessing_cont
 """
 
 
-def test_nothing_is_left_of_a_job_whose_first_rank_is_killed() -> None:
+def test_nothing_is_left_of_a_first_rank_that_is_killed(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
-    job = subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE)
+    job, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", JOB, str(tmp_path / "store"), rank],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for rank in "01"
+    )
     assert job.stdout is not None
     server = json.loads(job.stdout.readline())
     pid = server.pop("pid")
@@ -65,6 +83,9 @@ def test_nothing_is_left_of_a_job_whose_first_rank_is_killed() -> None:
     while _is_open(server) or (Path(f"/proc/{pid}").exists() and not _is_zombie(pid)):
         assert time.monotonic() < deadline, "the server goes on"
         time.sleep(0.02)
+    told, _ = other.communicate(b"\n", timeout=60)
+    assert other.returncode == 0
+    assert told == b"1\n"  # The memory is there until the last rank of its node has ended.
     job.stdout.read()  # To the workers' end, which torch sees to.
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "bagua" in name]
 
