@@ -27,7 +27,7 @@ class Twins:
     def backward(self, unused: tuple[int, ...] = ()) -> None:
         """Gradients that are new each time; some parameters have none."""
         for ours, theirs in zip(*self.parameters(), strict=True):
-            ours.grad = torch.randn(ours.shape, generator=self.generator)
+            ours.grad = torch.randn(ours.shape, generator=self.generator).to(ours.device)
             theirs.grad = ours.grad.clone()
         for place in unused:
             for parameters in self.parameters():
