@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import inspect
 import logging
-import sysconfig
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Functions(Dataset[Tensor]):
 
 def _functions() -> Iterator[str]:
     for module in MODULES:
-        text = Path(sysconfig.get_path("stdlib"), f"{module}.py").read_text()
+        text = inspect.getsource(importlib.import_module(module))
         lines = text.splitlines(keepends=True)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):

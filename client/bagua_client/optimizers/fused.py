@@ -98,7 +98,8 @@ def _fuse_step(optimizer: Any, closure: Closure | None = None) -> Any:
     """
     optimizer._opt_called = True  # what learning rate schedulers ask for
     fused: FusedStep = optimizer._bagua_fused_step
-    if fused.refusal:
+    # Compiled, the kernels of a plain step are joined by the compiler.
+    if fused.refusal or torch.compiler.is_compiling():
         return step_plainly(optimizer, closure)
     if closure is None:
         loss, known = None, None

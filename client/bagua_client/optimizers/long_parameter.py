@@ -33,11 +33,8 @@ def kind(parameter: Tensor, state: Mapping[str, Any]) -> Hashable:
     for name, value in state.items():
         if _is_part(value, parameter):
             kept.append((name, value.dtype))
-        elif isinstance(value, Tensor):
-            # Of a GPU's numbers we would have to wait for each.
-            if value.numel() != 1 or value.device.type != "cpu":
-                return None
-            kept.append((name, value.item()))
+        elif isinstance(value, Tensor) and value.numel() == 1:
+            kept.append((name, value.device, value.item()))
         elif isinstance(value, Scalar):
             kept.append((name, value))
         else:
@@ -78,13 +75,17 @@ class LongParameter:
         self._kind = self._kind_of(parameters[0])
         self._wholes: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
+        self._counts: dict[str, list[tuple[Tensor, int]]] = {}
         states = [state.get(parameter, {}) for parameter in parameters]
         for name, value in states[0].items():
             if _is_part(value, parameters[0]):
                 self.state[name] = whole([each[name] for each in states], self._like)
                 self._give_parts(name, states)
+            elif isinstance(value, Tensor):
+                self.state[name] = value.clone()
+                self._note_counts(name, states)
             else:
-                self.state[name] = value.clone() if isinstance(value, Tensor) else value
+                self.state[name] = value
 
     @staticmethod
     def _kind_of(parameter: Parameter) -> Any:
@@ -109,10 +110,13 @@ class LongParameter:
                 if not all(map(operator.is_, found, self._parts[name])):
                     return False
             elif isinstance(value, Tensor):
-                number = value.item()
-                if any(not isinstance(each, Tensor) or each.item() != number for each in found):
+                # By versions, as for values of a GPU we would have to wait.
+                if any(
+                    each is not count or count._version != version
+                    for each, (count, version) in zip(found, self._counts[name], strict=True)
+                ):
                     return False
-            elif any(each != value for each in found):
+            elif not isinstance(value, Scalar) or any(each != value for each in found):
                 return False
         return True
 
@@ -138,9 +142,14 @@ class LongParameter:
                 else:
                     for each in states:
                         each[name] = value.clone()
+                self._note_counts(name, states)
             else:
                 for each in states:
                     each[name] = value if isinstance(value, Scalar) else copy.deepcopy(value)
+
+    def _note_counts(self, name: str, states: Sequence[dict[str, Any]]) -> None:
+        """Remember states of one number, in which all are alike, to see whether they change."""
+        self._counts[name] = [(each[name], each[name]._version) for each in states]
 
     def _give_parts(self, name: str, states: Sequence[dict[str, Any]]) -> None:
         self._wholes[name] = self.state[name]

@@ -31,9 +31,9 @@ def used_by(optimizer: Optimizer, by_default: bool) -> str:
 def _used(group: dict[str, Any], by_default: bool) -> str:
     if group.get("fused"):
         return "fused"
-    is_foreach = group.get("foreach") or (
-        by_default and "foreach" in group and _is_left_to_torch(group)
-    )
+    # Who captures steps in a graph does not look for kernels of ours in it.
+    is_left = (by_default or group.get("capturable")) and _is_left_to_torch(group)
+    is_foreach = group.get("foreach") or ("foreach" in group and is_left)
     # On a CPU, foreach is the loop.
     is_on_cpu = any(parameter.device.type == "cpu" for parameter in group["params"])
     return "foreach" if is_foreach and not is_on_cpu else ""
