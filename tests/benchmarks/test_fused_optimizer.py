@@ -15,7 +15,10 @@ def test_its_shapes_are_bert_s() -> None:
     assert sorted(bert(768)) == sorted(tuple(p.shape) for p in model.parameters())
 
 
-def test_it_prints_a_row_for_each_pair(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_row_for_each_pair(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     main(["--device", "cpu", "--models", "small", "--pairs", "1"])
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 7
