@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from datetime import timedelta
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
 from bagua_client.torch_private import groups as torch_groups
+from bagua_client.torch_private import optimizer as torch_optimizer
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
@@ -228,3 +231,39 @@ def _groups() -> tuple[timedelta | None, bool, int, bool]:
 def test_groups_timeouts_and_the_store(two_ranks: RankPool) -> None:
     expected = (timedelta(seconds=50), False, 5, True)
     assert two_ranks.run(_groups) == [expected] * 2
+
+
+def test_what_torch_puts_around_the_step_of_an_optimizer() -> None:
+    optimizer: Any = torch.optim.SGD(_model().parameters(), lr=0.1)
+    seen: list[str] = []
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        register(lambda *_: seen.append("hook"))
+    assert all(getattr(optimizer, name) for name in torch_optimizer.HOOKS)
+    torch_optimizer.unhooked_step(optimizer)(optimizer)
+    assert not seen
+    optimizer.step()
+    assert seen == ["hook"] * 2
+    torch_optimizer.clear_step_hooks(optimizer)
+    optimizer.step()
+    assert len(seen) == 2
+
+
+def test_what_schedulers_look_at() -> None:
+    """They warn neither of a step that they did not wrap nor of one that they did not see."""
+    optimizer: Any = torch.optim.SGD(_model().parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def step(_: Any) -> None:
+        torch_optimizer.mark_as_stepped(optimizer)
+
+    optimizer.step = MethodType(step, optimizer)
+    with pytest.warns(UserWarning, match="has been overridden after"):
+        scheduler.step()
+    torch_optimizer.mark_as_seen_by_schedulers(step)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert optimizer.step.__func__ is step
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
+    assert [name for name in vars(optimizer) if torch_optimizer.is_torchs(name)]

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from bagua_client.optimizers import torch_kernels
 from bagua_client.optimizers.fused_step import FusedStep
 from bagua_client.optimizers.trial import Closure, known_loss, step_plainly
+from bagua_client.torch_private.optimizer import mark_as_seen_by_schedulers, mark_as_stepped
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def _fuse_step(optimizer: Any, closure: Closure | None = None) -> Any:
     Returns:
         What the closure returns.
     """
-    optimizer._opt_called = True  # what learning rate schedulers ask for
+    mark_as_stepped(optimizer)
     fused: FusedStep = optimizer._bagua_fused_step
     # Compiled, the kernels of a plain step are joined by the compiler.
     if fused.refusal or torch.compiler.is_compiling():
@@ -111,4 +112,4 @@ def _fuse_step(optimizer: Any, closure: Closure | None = None) -> Any:
     return step_plainly(optimizer, known) if fused.refusal else loss
 
 
-vars(_fuse_step)["_wrapped_by_lr_sched"] = True  # It does what schedulers would wrap it for.
+mark_as_seen_by_schedulers(_fuse_step)

@@ -67,6 +67,7 @@ class FusedStep:
     Attributes:
         shadow: a copy of the optimizer that steps over the long parameters.
         refusal: why the optimizer is left plain; empty while it is not.
+        steps: in which something was fused.
     """
 
     def __init__(self, optimizer: Optimizer, do_flatten: bool, check_flatten: bool) -> None:
@@ -91,15 +92,16 @@ class FusedStep:
         Returns:
             In how many parameter groups something was fused.
         """
-        self.steps += 1
         self.look()
-        if self.steps in TRIED_STEPS:
+        fused_groups = sum(1 for group in self._groups if group.longs)
+        self.steps += fused_groups > 0
+        if fused_groups and self.steps in TRIED_STEPS:
             self.refusal = self._reason_to_refuse(loss)
             if self.refusal:
                 logger.warning(self.refusal)
                 return 0
         self.step(loss)
-        return sum(1 for group in self._groups if group.longs)
+        return fused_groups
 
     def look(self) -> None:
         """Find what is stepped as one, if anything has changed since."""

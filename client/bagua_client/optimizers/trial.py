@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+
+from bagua_client.torch_private.optimizer import clear_step_hooks, is_torchs, unhooked_step
 
 MOST_ELEMENTS = 1 << 20
 """So that the copies that are compared need little memory."""
@@ -23,11 +25,8 @@ Step = Callable[[Optimizer, Closure | None], object]
 
 
 def step_plainly(optimizer: Optimizer, closure: Closure | None) -> Any:
-    """The step of its class, without the hooks that torch has put around it."""
-    step: Any = type(optimizer).step
-    if getattr(step, "hooked", False):
-        step = step.__wrapped__
-    return step(optimizer, *([] if closure is None else [closure]))
+    """The step of its class; no hooks are called."""
+    return unhooked_step(optimizer)(optimizer, *([] if closure is None else [closure]))
 
 
 def copy_of(optimizer: Optimizer) -> Optimizer:
@@ -35,8 +34,7 @@ def copy_of(optimizer: Optimizer) -> Optimizer:
     found: Optimizer = object.__new__(type(optimizer))
     vars(found).update(vars(optimizer))
     vars(found).pop("step", None)
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(found, name, OrderedDict())
+    clear_step_hooks(found)
     return found
 
 
@@ -46,7 +44,7 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in ours and not name.startswith(("_optimizer_", "_bagua_", "_opt_called"))
+        if name not in ours and not name.startswith("_bagua_") and not is_torchs(name)
     }
 
 

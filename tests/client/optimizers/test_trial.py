@@ -127,3 +127,14 @@ def test_copies_are_of_the_parameters_that_are_tried_alone() -> None:
     assert difference(twins.fused, chosen, step, None) == ""
     assert len(seen) == 6
     assert not any(seen)
+
+
+def test_it_is_tried_in_the_first_step_that_would_be_fused() -> None:
+    twins = Twins(LoopLamb)
+    for number in range(4):
+        # At first, only one parameter of each group has a gradient.
+        twins.backward((2, 3, 4, 5) if number < 3 else ())
+        twins.fused.fuse_step()
+        twins.plain.step()
+        twins.check()
+    assert "in step 1 the fused" in twins.fused._bagua_fused_step.refusal

@@ -1,0 +1,40 @@
+"""What torch has put around the step of an optimizer: hooks, and marks of its schedulers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def unhooked_step(optimizer: Optimizer) -> Callable[..., Any]:
+    """The step of its class as it was written; torch wraps it, and calls all hooks there."""
+    step: Any = type(optimizer).step
+    plain: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return plain
+
+
+def clear_step_hooks(optimizer: Optimizer) -> None:
+    """Its own dictionaries, not those of the optimizer that it was copied from; torch gives a hook
+    a handle and offers no list of them."""
+    for name in HOOKS:
+        setattr(optimizer, name, OrderedDict())
+
+
+def is_torchs(name: str) -> bool:
+    """Whether an attribute of this name is torch's own bookkeeping in an optimizer."""
+    return name.startswith("_optimizer_") or name == "_opt_called"
+
+
+def mark_as_seen_by_schedulers(step: Callable[..., Any]) -> None:
+    """Schedulers warn of a step that they have not wrapped, and wrap one without this mark."""
+    vars(step)["_wrapped_by_lr_sched"] = True
+
+
+def mark_as_stepped(optimizer: Any) -> None:
+    """What a scheduler's wrapper does: it warns where it steps before the optimizer has."""
+    optimizer._opt_called = True
