@@ -1,6 +1,6 @@
 """``import bagua_client.compat.torch_api as bagua``: what a Bagua script imports."""
 
-from bagua_client.compat.torch_api import communication
+from bagua_client.compat.torch_api import algorithms, communication, data_parallel
 from bagua_client.compat.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -31,11 +31,17 @@ from bagua_client.compat.torch_api.env import (
     get_rank,
     get_world_size,
 )
+from bagua_client.compat.torch_api.module import BaguaModule, install
+from bagua_client.compat.torch_api.tensor import BaguaTensor
 
 communication.patch_process_group()
+install()
 
 __all__ = [
+    "BaguaModule",
+    "BaguaTensor",
     "ReduceOp",
+    "algorithms",
     "allgather",
     "allgather_inplace",
     "allreduce",
@@ -47,6 +53,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "communication",
+    "data_parallel",
     "gather",
     "gather_inplace",
     "get_local_rank",

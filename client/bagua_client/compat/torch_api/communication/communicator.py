@@ -79,6 +79,11 @@ class Communicator:
         self.device = device_of(group)
         self._is_aborted = threading.Event()
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Torch's, of the same ranks."""
+        return self._group
+
     def nranks(self) -> int:
         """How many ranks there are."""
         return self._nranks
