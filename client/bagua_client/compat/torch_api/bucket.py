@@ -210,6 +210,9 @@ class BaguaBucket:
         return [tensor.bagua_getter_closure().detach() for tensor in self._all]
 
     def _flatten(self) -> None:
+        # Gradients that are not there yet come as views into torch's bucket: in one piece.
+        if any(tensor.bagua_getter_closure() is None for tensor in self.tensors):
+            return
         if self.check_flatten():
             return
         storage, offset = self.flattened_tensor().untyped_storage(), 0
