@@ -1,6 +1,6 @@
 """``import bagua_client.compat.torch_api as bagua``: what a Bagua script imports."""
 
-from bagua_client.compat.torch_api import communication
+from bagua_client.compat.torch_api import checkpoint, communication, contrib
 from bagua_client.compat.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -46,7 +46,9 @@ __all__ = [
     "alltoall_v_inplace",
     "barrier",
     "broadcast",
+    "checkpoint",
     "communication",
+    "contrib",
     "gather",
     "gather_inplace",
     "get_local_rank",
