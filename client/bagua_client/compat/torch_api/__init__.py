@@ -1,6 +1,12 @@
 """``import bagua_client.compat.torch_api as bagua``: what a Bagua script imports."""
 
-from bagua_client.compat.torch_api import algorithms, communication, data_parallel
+from bagua_client.compat.torch_api import (
+    algorithms,
+    checkpoint,
+    communication,
+    contrib,
+    data_parallel,
+)
 from bagua_client.compat.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -52,7 +58,9 @@ __all__ = [
     "alltoall_v_inplace",
     "barrier",
     "broadcast",
+    "checkpoint",
     "communication",
+    "contrib",
     "data_parallel",
     "gather",
     "gather_inplace",
