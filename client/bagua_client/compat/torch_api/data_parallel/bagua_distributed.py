@@ -22,6 +22,7 @@ from bagua_client.compat.torch_api.communication import (
 )
 from bagua_client.compat.torch_api.data_parallel.optimizer_state import broadcast_optimizer_state
 from bagua_client.compat.torch_api.data_parallel.user_algorithm import UserAlgorithm
+from bagua_client.compat.torch_api.model_parallel.moe import is_moe_param
 from bagua_client.torch_private.wrapper import after_module, before_module, let_go
 
 Wrap = Callable[..., DistributedDataParallel]
@@ -176,12 +177,13 @@ class BaguaDistributedDataParallel:
             device = torch.device("cpu")
         source = dist.get_global_rank(group, 0)
         ignored = self.parameters_to_ignore
+        own = [p for name, p in self.module.named_parameters() if name in ignored]
         tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
         for name, tensor in tensors:
             if name not in ignored:
                 dist.broadcast(tensor.detach(), src=source, group=group)
         for optimizer in self.bagua_optimizers:
-            broadcast_optimizer_state(optimizer, group, device)
+            broadcast_optimizer_state(optimizer, group, device, own)
 
     def _follow(self) -> None:
         module = self.module
@@ -249,5 +251,5 @@ def _wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
 def _ignored(module: nn.Module) -> list[str]:
     """Names of what is not communicated; experts of a mixture are each rank's own."""
     found = {name for attribute in IGNORED for name in getattr(module, attribute, ())}
-    experts = [name for name, p in module.named_parameters() if getattr(p, "expert", False)]
+    experts = [name for name, p in module.named_parameters() if is_moe_param(p)]
     return sorted({name.removeprefix(".") for name in found} | set(experts))
