@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from bagua_client.torch_private.wrapper import after_module, before_module, let_
 
 Wrap = Callable[..., DistributedDataParallel]
 IGNORED = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
-_numbers = itertools.count()
 
 
 class BaguaDistributedDataParallel:
@@ -43,7 +41,7 @@ class BaguaDistributedDataParallel:
         optimizers: of the module.
         algorithm: one of ours, or one that was written for Bagua.
         process_group: Bagua's or torch's; None: of all ranks.
-        bagua_module_name: None: one that is new.
+        bagua_module_name: None: the module's own.
         gradient_as_bucket_view, find_unused_parameters: as torch's.
         wrap: makes the wrapper. None: the module is called itself.
 
@@ -67,7 +65,8 @@ class BaguaDistributedDataParallel:
     ) -> None:
         _let_go_of(module)
         self.module = module
-        self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{next(_numbers)}"
+        named: Any = module
+        self.bagua_module_name: str = bagua_module_name or named.bagua_module_name
         self.bagua_optimizers = list(optimizers)
         self.process_group = _bagua_group(process_group)
         if self.process_group.torch_group is None:
@@ -136,7 +135,6 @@ class BaguaDistributedDataParallel:
     @property
     def _bagua_backend(self) -> Backend:
         """Under the name that user-written algorithms know."""
-        assert self.bagua_module_name is not None
         return backend_of(self.bagua_module_name)
 
     def parameters(self) -> list[nn.Parameter]:
