@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -227,3 +228,21 @@ def test_a_rank_outside_the_group_is_told_so(two_ranks: RankPool) -> None:
         "",
         "rank 1 cannot train Sequential: it is not in the process group, which has ranks [0]",
     ]
+
+
+def _evaluates() -> tuple[float, list[str]]:
+    """The buffer of a rank that evaluates alone; warnings of wrapping."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _wrapped(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.full((2, 3), float(dist.get_rank()))).sum().backward()
+    with torch.no_grad():
+        for _ in range(2 * dist.get_rank()):
+            model.eval()(torch.ones(1, 3))
+    mean = model[1].running_mean
+    return float(_apart(mean) > 0), [str(each.message) for each in caught]
+
+
+def test_buffers_stay_local_after_the_start_and_one_rank_may_evaluate(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_evaluates) == [(1.0, [])] * 2

@@ -242,8 +242,11 @@ def _let_go_of(module: nn.Module) -> None:
 
 
 def _wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    # As Bagua does it: evaluating on one rank communicates nothing.
-    return DistributedDataParallel(module, broadcast_buffers=False, **options)
+    wrapper = DistributedDataParallel(module, **options)
+    # As in Bagua: a pass without gradients on one rank communicates nothing. Torch 2.13 has another name
+    # for the argument, but this attribute.
+    wrapper.broadcast_buffers = False
+    return wrapper
 
 
 def _ignored(module: nn.Module) -> list[str]:
