@@ -19,6 +19,7 @@ ELSEWHERE = {
     "bagua.distributed": "bagua_client.launcher",
     "bagua.distributed.launch": "bagua_client.run",
     "bagua.distributed.run": "bagua_client.run",
+    "bagua.torch_api.distributed": "bagua_client.compat.torch_api.module",
     "bagua.torch_api.contrib.cache_loader": "bagua_client.data.cached_dataset",
     "bagua.torch_api.contrib.cached_dataset": "bagua_client.data.cached_dataset",
     "bagua.torch_api.contrib.fuse": "bagua_client.optimizers",

@@ -1,6 +1,12 @@
 """``import bagua_client.compat.torch_api as bagua``: what a Bagua script imports."""
 
-from bagua_client.compat.torch_api import checkpoint, communication, contrib
+from bagua_client.compat.torch_api import (
+    algorithms,
+    checkpoint,
+    communication,
+    contrib,
+    data_parallel,
+)
 from bagua_client.compat.torch_api.communication import (
     ReduceOp,
     allgather,
@@ -31,11 +37,17 @@ from bagua_client.compat.torch_api.env import (
     get_rank,
     get_world_size,
 )
+from bagua_client.compat.torch_api.module import BaguaModule, install
+from bagua_client.compat.torch_api.tensor import BaguaTensor
 
 communication.patch_process_group()
+install()
 
 __all__ = [
+    "BaguaModule",
+    "BaguaTensor",
     "ReduceOp",
+    "algorithms",
     "allgather",
     "allgather_inplace",
     "allreduce",
@@ -49,6 +61,7 @@ __all__ = [
     "checkpoint",
     "communication",
     "contrib",
+    "data_parallel",
     "gather",
     "gather_inplace",
     "get_local_rank",

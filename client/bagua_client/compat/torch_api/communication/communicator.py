@@ -77,6 +77,11 @@ class Communicator:
         self.cuda_stream = stream or new_stream()
         self.device = device_of(group)
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Torch's, of the same ranks."""
+        return self._group
+
     def nranks(self) -> int:
         """How many ranks there are."""
         return self._nranks
