@@ -6,15 +6,17 @@ They run in a copy without the release's own ``bagua``, so that ``import bagua``
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from bagua_client.compat.names import AS_BAGUA
 from tests.bagua_release import release_path
@@ -22,6 +24,7 @@ from tests.upstream_bagua.excluded import FILES, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = Path(__file__).parent / "harness"
+ONE_FILE = Path(__file__).parent / "one_file.py"
 FILE_SECONDS = 1200
 """After so long the tests of a file that have no result yet have failed."""
 
@@ -66,25 +69,26 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
     if file in FILES:
         yield Result(file, EXCLUDED, reason=FILES[file])
         return
-    excluded = {test: why for test, why in TESTS.items() if test.startswith(f"{file}::")}
-    report = folder / "report.xml"
+    report = folder / "results"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder)]
-    command += ["-p", "no:cacheprovider", "--junitxml", str(report), f"tests/{file}"]
-    if devices or _has_gpu():
-        command += [f"--deselect=tests/{test}" for test in excluded]
-        for test, why in excluded.items():
+    module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
+    command = [sys.executable, str(ONE_FILE), str(report), module]
+    for test, why in TESTS.items() if devices or torch.cuda.is_available() else ():
+        if test.startswith(f"{file}::"):
+            command.append(test.removeprefix(f"{file}::").replace("::", "."))
             yield Result(test, EXCLUDED, reason=why)
-    output = _run(command, folder, devices)
+    output, exit_code = _run(command, folder, devices)
     if shows_output:
         print(output)
-    if report.exists():
-        yield from _read(report, file)
-    else:
-        yield Result(file, FAILED, reason=f"no results: {_last_line(output)}")
+    for line in report.read_text().splitlines() if report.exists() else ():
+        found = json.loads(line)
+        yield Result(**{**found, "test": f"{file}::{found['test']}"})
+    if exit_code:
+        yield Result(file, FAILED, reason=f"exit code {exit_code}: {_last_line(output)}")
 
 
-def _run(command: list[str], folder: Path, devices: int) -> str:
+def _run(command: list[str], folder: Path, devices: int) -> tuple[str, int]:
+    """What it prints, and its exit code."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -95,9 +99,9 @@ def _run(command: list[str], folder: Path, devices: int) -> str:
         start_new_session=True,
     )
     try:
-        return process.communicate(timeout=FILE_SECONDS)[0]
+        return process.communicate(timeout=FILE_SECONDS)[0], process.returncode
     except subprocess.TimeoutExpired:
-        return f"had not ended after {FILE_SECONDS} s"
+        return f"had not ended after {FILE_SECONDS} s", -1
     finally:
         _end_group(process)
 
@@ -121,29 +125,6 @@ def _environment(folder: Path, devices: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         **({"GLOO_SOCKET_IFNAME": "lo"} if devices else {}),
     }
-
-
-def _read(report: Path, file: str) -> Iterator[Result]:
-    for case in ElementTree.parse(report).iter("testcase"):
-        kind = (case.get("classname") or "").rpartition(".")[2]
-        name = f"{file}::{kind}::{case.get('name')}" if kind else f"{file}::{case.get('name')}"
-        seconds = float(case.get("time", 0))
-        odd = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-        if odd is None:
-            yield Result(name, PASSED, seconds)
-        else:
-            outcome = SKIPPED if odd.tag == "skipped" else FAILED
-            yield Result(name, outcome, seconds, _first_line(odd.get("message") or ""))
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200] if text.strip() else ""
 
 
 def _last_line(text: str) -> str:
