@@ -151,7 +151,7 @@ def test_rounds_end_on_all_ranks_together(two_ranks: RankPool) -> None:
 
 def _mistakes() -> list[str]:
     _begin()
-    bucket, backend = _bucket(flatten=False)
+    bucket, _kept = _bucket(flatten=False)
     other: Any = torch.ones(1)
     tries = [
         lambda: bucket.append_centralized_synchronous_op(compression="MinMaxUInt8"),

@@ -181,6 +181,7 @@ def _left_out() -> tuple[float, float]:
     untyped._bagua_params_and_buffers_to_ignore = ["2.weight", "2.bias"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _train(_wrapped(model, optimizer), optimizer, 2)
+    assert untyped.bagua_module_name == untyped.bagua_ddp.bagua_module_name
     assert [name for name, _ in untyped.bagua_ddp.bagua_build_params()] == ["0.weight", "0.bias"]
     return _apart(_weights_of(model[2])), _apart(_weights_of(model[0]))
 

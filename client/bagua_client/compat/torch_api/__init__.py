@@ -37,6 +37,7 @@ from bagua_client.compat.torch_api.env import (
     get_rank,
     get_world_size,
 )
+from bagua_client.compat.torch_api.model_parallel import moe
 from bagua_client.compat.torch_api.module import BaguaModule, install
 from bagua_client.compat.torch_api.tensor import BaguaTensor
 
@@ -69,6 +70,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_process_group",
+    "moe",
     "recv",
     "reduce",
     "reduce_inplace",

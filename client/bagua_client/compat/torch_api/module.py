@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
     BaguaDistributedDataParallel,
 )
 from bagua_client.compat.torch_api.tensor import BaguaTensor
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class BaguaModule(nn.Module):
@@ -26,12 +28,12 @@ class BaguaModule(nn.Module):
     _bagua_module_name: str
 
     def with_bagua(
-        self,
+        self: Module,
         optimizers: Sequence[torch.optim.Optimizer],
         algorithm: Any,
         process_group: Any = None,
         do_flatten: bool = True,
-    ) -> nn.Module:
+    ) -> Module:
         """Have the module trained by all ranks of the group, which must call this together.
 
         The ranks begin with the first rank's weights, buffers and optimizer states. The module is
@@ -57,7 +59,6 @@ class BaguaModule(nn.Module):
             optimizers,
             algorithm,
             process_group,
-            bagua_module_name=getattr(self, "_bagua_module_name", None),
             gradient_as_bucket_view=do_flatten,
         )
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +21,11 @@ from bagua_client.compat.torch_api.communication import (
 )
 from bagua_client.compat.torch_api.data_parallel.optimizer_state import broadcast_optimizer_state
 from bagua_client.compat.torch_api.data_parallel.user_algorithm import UserAlgorithm
+from bagua_client.compat.torch_api.model_parallel.moe import is_moe_param
 from bagua_client.torch_private.wrapper import after_module, before_module, let_go
 
 Wrap = Callable[..., DistributedDataParallel]
 IGNORED = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
-_numbers = itertools.count()
 
 
 class BaguaDistributedDataParallel:
@@ -42,7 +41,7 @@ class BaguaDistributedDataParallel:
         optimizers: of the module.
         algorithm: one of ours, or one that was written for Bagua.
         process_group: Bagua's or torch's; None: of all ranks.
-        bagua_module_name: None: one that is new.
+        bagua_module_name: None: the module's own.
         gradient_as_bucket_view, find_unused_parameters: as torch's.
         wrap: makes the wrapper. None: the module is called itself.
 
@@ -66,7 +65,8 @@ class BaguaDistributedDataParallel:
     ) -> None:
         _let_go_of(module)
         self.module = module
-        self.bagua_module_name = bagua_module_name or f"{type(module).__name__}_{next(_numbers)}"
+        named: Any = module
+        self.bagua_module_name: str = bagua_module_name or named.bagua_module_name
         self.bagua_optimizers = list(optimizers)
         self.process_group = _bagua_group(process_group)
         if self.process_group.torch_group is None:
@@ -135,7 +135,6 @@ class BaguaDistributedDataParallel:
     @property
     def _bagua_backend(self) -> Backend:
         """Under the name that user-written algorithms know."""
-        assert self.bagua_module_name is not None
         return backend_of(self.bagua_module_name)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -176,12 +175,13 @@ class BaguaDistributedDataParallel:
             device = torch.device("cpu")
         source = dist.get_global_rank(group, 0)
         ignored = self.parameters_to_ignore
+        own = [p for name, p in self.module.named_parameters() if name in ignored]
         tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
         for name, tensor in tensors:
             if name not in ignored:
                 dist.broadcast(tensor.detach(), src=source, group=group)
         for optimizer in self.bagua_optimizers:
-            broadcast_optimizer_state(optimizer, group, device)
+            broadcast_optimizer_state(optimizer, group, device, own)
 
     def _follow(self) -> None:
         module = self.module
@@ -249,5 +249,5 @@ def _wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
 def _ignored(module: nn.Module) -> list[str]:
     """Names of what is not communicated; experts of a mixture are each rank's own."""
     found = {name for attribute in IGNORED for name in getattr(module, attribute, ())}
-    experts = [name for name, p in module.named_parameters() if getattr(p, "expert", False)]
+    experts = [name for name, p in module.named_parameters() if is_moe_param(p)]
     return sorted({name.removeprefix(".") for name in found} | set(experts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ class _Hole:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, device: torch.device
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    own: Iterable[torch.Tensor] = (),
 ) -> None:
     """Give all ranks of ``group`` the state and the hyperparameters of its first rank. All of them
     must call it.
@@ -25,6 +29,7 @@ def broadcast_optimizer_state(
 
     Args:
         device: that the group communicates from.
+        own: parameters that are each rank's own, with their state.
     """
     source = dist.get_global_rank(group, 0)
     is_source = dist.get_rank(group) == 0
@@ -40,7 +45,9 @@ def broadcast_optimizer_state(
         if not is_source:
             tensor.copy_(travelling)
     if not is_source:
+        kept = {each: optimizer.state[each] for each in own if each in optimizer.state}
         optimizer.load_state_dict(state)
+        optimizer.state.update(kept)
 
 
 def _hollow(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -53,7 +53,6 @@ class UserAlgorithm(Algorithm):
         self.buckets: list[BaguaBucket] = []
         # Torch's reducer holds this, and the wrapper, which the module holds, the reducer.
         self._reference = weakref.ref(ddp)
-        assert ddp.bagua_module_name is not None
         self.backend = backend_of(ddp.bagua_module_name)
         self._names: dict[int, str] = {}
         self._tensors: dict[str, Any] = {}
