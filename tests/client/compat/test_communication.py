@@ -4,6 +4,7 @@ communicator."""
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
@@ -233,3 +234,89 @@ def test_every_function_does_what_numpy_says(ranks: str, request: pytest.Fixture
     outcomes = pool.run(_differences)
     assert [odd for _, odd in outcomes] == [[]] * pool.world_size
     assert sum(members for members, _ in outcomes) >= 3 * pool.world_size
+
+
+def _freed() -> tuple[bool, bool]:
+    """Rank 1 waits for an operation that rank 0 never enters."""
+    bagua.init_process_group()
+    comm = communication._get_default_group().get_global_communicator()
+    for _ in range(comm.rank()):
+        threading.Timer(0.5, comm.abort).start()
+        bagua.allreduce_inplace(torch.ones(1))
+    was_aborted = comm.check_abort()
+    comm.abort()
+    bagua.allreduce_inplace(torch.ones(1))
+    # Another communicator of the same ranks is not concerned.
+    other = communication.new_group().get_global_communicator()
+    value = torch.ones(1)
+    bagua.allreduce_inplace(value, comm=other)
+    return was_aborted, float(value) == comm.nranks()
+
+
+def test_abort_frees_a_rank_that_is_stuck(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_freed, timeout_seconds=30) == [(False, True), (True, True)]
+
+
+def _refusals() -> list[str]:
+    """What is said of arguments that cannot be, before any rank communicates."""
+    found = []
+    t = torch.ones(3)
+    for call in (
+        lambda: bagua.allreduce(t, t),
+        bagua.init_process_group,
+        bagua.init_process_group,
+        lambda: communication.new_group([0, 9]),
+        lambda: bagua.allreduce(t, torch.ones(4)),
+        lambda: bagua.allgather(t, t),
+        lambda: bagua.alltoall_inplace(t),
+        lambda: bagua.alltoall_v_inplace(t, [1], [0]),
+        lambda: bagua.alltoall_v_inplace(t, [1, 3], [0, 1]),
+        lambda: bagua.broadcast(t, 2),
+        lambda: bagua.allreduce_inplace(t, ReduceOp.BOR),
+        lambda: bagua.allreduce_inplace(t, 4),
+    ):
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    return found
+
+
+def test_arguments_that_cannot_be_are_errors_that_say_why(two_ranks: RankPool) -> None:
+    expected = [
+        "call init_process_group first",
+        "",
+        "init_process_group was called before",
+        "rank 9 is none of the job's 2",
+        "has 4 elements and must have 3",
+        "has 3 elements and must have 6",
+        "3 elements does not divide by 2 ranks",
+        "counts and send_displs need 2 entries",
+        "name elements 1 to 4 of a tensor that has 3",
+        "rank 2 is none of the communicator's 2",
+        "BOR is for integers, not for torch.float32",
+        "4 is not a valid ReduceOp",
+    ]
+    for found in two_ranks.run(_refusals):
+        for part, text in zip(expected, found, strict=True):
+            assert part in text
+            assert bool(part) == bool(text)
+
+
+def _patched() -> list[Any]:
+    bagua.init_process_group()
+    group: Any = dist.new_group([0])
+    if not isinstance(group, dist.ProcessGroup):
+        outside = communication.from_torch_group(group)
+        assert communication._rank_not_in_group(outside)
+        return []
+    assert group.bagua_patch() is group
+    found = [group.bagua_pg.ranks, group.bagua_get_global_communicator().nranks()]
+    assert len(communication._torch_to_bagua_pg_map) == 1
+    return found
+
+
+def test_torch_s_groups_have_bagua_s_methods(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_patched) == [[[0], 1], []]

@@ -57,6 +57,15 @@ def apply_flattened_call(
         tensor.detach().copy_(part)
 
 
+def apply_flattened_call_all(tensors: Sequence[torch.Tensor], call: Callable[..., object]) -> None:
+    """:func:`apply_flattened_call` of those of each dtype and device."""
+    kinds: dict[object, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for alike in kinds.values():
+        apply_flattened_call(alike, call)
+
+
 def check_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether each begins in memory where the one before it ends."""
     groups = contiguity.calculate_mutual_groups([list(tensors)])

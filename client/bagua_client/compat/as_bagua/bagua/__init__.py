@@ -4,6 +4,8 @@ This folder is on no path otherwise, so that an installed Bagua is what ``import
 """
 
 from bagua_client.compat.names import install
+from bagua_client.compat.version import __version__
 
 install()
-__version__ = "0.9.2"
+
+__all__ = ["__version__"]

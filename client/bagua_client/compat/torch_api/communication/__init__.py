@@ -1,6 +1,7 @@
 """Bagua's communication: ``groups`` of ranks, the ``communicator`` of a group, ``functions`` that
 default to that of all ranks, and in ``reductions`` what torch's backends lack."""
 
+from bagua_client.compat.torch_api.backend import backend_of as get_backend
 from bagua_client.compat.torch_api.communication.communicator import Communicator
 from bagua_client.compat.torch_api.communication.functions import (
     allgather,
@@ -67,6 +68,7 @@ __all__ = [
     "from_torch_group",
     "gather",
     "gather_inplace",
+    "get_backend",
     "init_process_group",
     "is_initialized",
     "new_group",

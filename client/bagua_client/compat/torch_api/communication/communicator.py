@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
@@ -13,11 +12,9 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.compat.torch_api.communication.reductions import (
+    Aborted,
+    Collectives,
     ReduceOp,
-    gathered,
-    reduced,
-    reduced_part,
-    wait,
 )
 from bagua_client.compat.torch_api.env import get_local_rank
 
@@ -46,6 +43,8 @@ def _abortable(
                 self.cuda_stream.synchronize()
             else:
                 method(self, tensor, *args, **kwargs)
+        except Aborted:
+            return
         except RuntimeError:
             if not self.is_aborted_soon():
                 raise
@@ -73,11 +72,10 @@ class Communicator:
 
     def __init__(self, group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> None:
         self._group = group
-        self._rank = dist.get_rank(group)
-        self._nranks = dist.get_world_size(group)
+        self._collectives = Collectives(group)
+        self._rank, self._nranks = self._collectives.rank, self._collectives.ranks
         self.cuda_stream = stream or new_stream()
         self.device = device_of(group)
-        self._is_aborted = threading.Event()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -98,10 +96,14 @@ class Communicator:
 
     def abort(self) -> None:
         """End what is in flight; calls that are stuck return, later ones do nothing, and the
-        results of both are undefined. Every rank has to call it, from any thread."""
-        if self._is_aborted.is_set():
+        results of both are undefined. Every rank has to call it, from any thread.
+
+        With gloo, :meth:`send` and :meth:`recv` that are stuck return only when the other rank's
+        process ends, or after the group's timeout.
+        """
+        if self._collectives.aborted.is_set():
             return
-        self._is_aborted.set()
+        self._collectives.aborted.set()
         logger.warning("rank %s: a communicator of %s ranks is aborted", self._rank, self._nranks)
         try:
             self._group.abort()
@@ -115,11 +117,11 @@ class Communicator:
 
     def check_abort(self) -> bool:
         """Whether this rank has aborted it."""
-        return self._is_aborted.is_set()
+        return self._collectives.aborted.is_set()
 
     def is_aborted_soon(self) -> bool:
         """Whether this rank has aborted it or does so within :data:`ABORT_GRACE_SECONDS`."""
-        return self._is_aborted.wait(ABORT_GRACE_SECONDS)
+        return self._collectives.aborted.wait(ABORT_GRACE_SECONDS)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -128,19 +130,21 @@ class Communicator:
     @_abortable
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         """To the rank ``dst``, which calls :meth:`recv`."""
-        wait(dist.isend(_flat(tensor), self._global_rank(dst), self._group))
+        dist.send(_flat(tensor), self._global_rank(dst), self._group)
 
     @_abortable
     def recv(self, tensor: torch.Tensor, src: int) -> None:
         """From the rank ``src``."""
         with _filled(tensor) as flat:
-            wait(dist.irecv(flat, self._global_rank(src), self._group))
+            dist.recv(flat, self._global_rank(src), self._group)
 
     @_abortable
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         """The tensor of the rank ``src`` to all ranks."""
         with _filled(tensor) as flat:
-            wait(dist.broadcast(flat, self._global_rank(src), self._group, async_op=True))
+            self._collectives.wait(
+                dist.broadcast(flat, self._global_rank(src), self._group, async_op=True)
+            )
 
     @_abortable
     def reduce(
@@ -148,7 +152,7 @@ class Communicator:
     ) -> None:
         """Into ``recv_tensor`` of the rank ``dst``; that of the others stays as it is."""
         _check("the receiving tensor", recv_tensor, send_tensor.numel())
-        result = reduced(_flat(send_tensor), op, self._group, dst)
+        result = self._collectives.reduced(_flat(send_tensor), op, dst)
         if self._rank == dst:
             _write(recv_tensor, result)
 
@@ -160,7 +164,7 @@ class Communicator:
     def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
         """Into ``recv_tensor`` of all ranks."""
         _check("the receiving tensor", recv_tensor, send_tensor.numel())
-        _write(recv_tensor, reduced(_flat(send_tensor), op, self._group))
+        _write(recv_tensor, self._collectives.reduced(_flat(send_tensor), op))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: int = ReduceOp.SUM) -> None:
         """:meth:`allreduce` of a tensor into itself."""
@@ -171,7 +175,7 @@ class Communicator:
         """Of as many equal parts as there are ranks, part ``i`` into ``recv_tensor`` of rank
         ``i``."""
         _check("the sending tensor", send_tensor, self._nranks * recv_tensor.numel())
-        _write(recv_tensor, reduced_part(_flat(send_tensor), op, self._group))
+        _write(recv_tensor, self._collectives.reduced_part(_flat(send_tensor), op))
 
     def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int) -> None:
         """:meth:`reduce_scatter` to the start of the tensor, the rest of which stays as it is."""
@@ -183,7 +187,7 @@ class Communicator:
     def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
         """All ranks' tensors, by rank."""
         _check("the receiving tensor", recv_tensor, self._nranks * send_tensor.numel())
-        _write(recv_tensor, gathered(_flat(send_tensor), self._group))
+        _write(recv_tensor, self._collectives.gathered(_flat(send_tensor)))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
         """:meth:`allgather` of what each rank ``i`` has as part ``i`` of its tensor."""
@@ -197,7 +201,9 @@ class Communicator:
         if self._rank == dst:
             _check("the receiving tensor", recv_tensor, self._nranks * sent.numel())
             parts = list(sent.new_empty(self._nranks, sent.numel()))
-        wait(dist.gather(sent, parts, self._global_rank(dst), self._group, async_op=True))
+        self._collectives.wait(
+            dist.gather(sent, parts, self._global_rank(dst), self._group, async_op=True)
+        )
         if parts is not None:
             _write(recv_tensor, torch.cat(parts))
 
@@ -219,7 +225,7 @@ class Communicator:
             parts = list(_flat(send_tensor).chunk(self._nranks))
         with _filled(recv_tensor) as flat:
             root = self._global_rank(src)
-            wait(dist.scatter(flat, parts, root, self._group, async_op=True))
+            self._collectives.wait(dist.scatter(flat, parts, root, self._group, async_op=True))
 
     def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
         """:meth:`scatter` of ``count`` elements to each rank. The tensor of ``src`` has ``nranks``
@@ -262,7 +268,7 @@ class Communicator:
             sizes = [cut.stop - cut.start for cut in received]
             arriving = flat.new_empty(sum(sizes))
             leaving_sizes = [cut.stop - cut.start for cut in sent]
-            wait(
+            self._collectives.wait(
                 dist.all_to_all_single(
                     arriving, leaving, sizes, leaving_sizes, self._group, async_op=True
                 )
