@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test upstream-ddp test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test upstream-ddp upstream test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -34,6 +34,9 @@ endif
 
 upstream-ddp: $(STAMP) ## PyTorch's own DDP tests with torch's class, ours, and ours being re-cut
 	$(BIN)/python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 $(ARGS)
+
+upstream: $(STAMP) ## Bagua's own tests, from its PyPI release, with bagua_client.compat
+	$(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
 
 # A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
 test-torch: ## The client's tests with another release of torch: make test-torch VERSION=2.15.0

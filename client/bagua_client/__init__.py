@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 try:
+    # First: what the launcher does when torch has been imported needs our modules whole.
+    import torch  # noqa: F401
+
     from bagua_client import callbacks
     from bagua_client.algorithms import Algorithm, register
     from bagua_client.configuration import Configuration

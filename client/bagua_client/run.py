@@ -18,13 +18,14 @@ from torch.distributed.elastic.utils.api import macros
 
 from bagua_client.environment import Environment
 from bagua_client.launcher.flags import (
+    add_as_bagua,
     add_flags,
     add_gone_flags,
     farewells,
     spellings,
     variables,
 )
-from bagua_client.launcher.inheritance import inherited, obstacle
+from bagua_client.launcher.inheritance import inherited, notice, obstacle
 
 
 def parser() -> ArgumentParser:
@@ -34,6 +35,7 @@ def parser() -> ArgumentParser:
     found.prog = "bagua-run"
     found.allow_abbrev = False  # What the script takes must not be taken for a flag of ours.
     add_flags(found)
+    add_as_bagua(found)
     add_gone_flags(found)
     found.add_argument("--logdir", default=SUPPRESS, help="--log-dir, and --redirects 3")
     found.add_argument(*spellings("set_additional_flag"), action="store_true", default=SUPPRESS,
@@ -52,13 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for problem in (obstacle(), _several_hosts(options)):
         if problem:
             known.error(problem)
-    for line in farewells(options):
+    lines = farewells(options)
+    if options.as_bagua and notice():
+        lines.append(notice())
+    for line in lines:
         print(f"bagua-run: {line}", file=sys.stderr)
     for exported in options.exported:
         name, equals, value = exported.partition("=")
         if equals:  # else it is inherited
             os.environ[name] = value
-    os.environ.update(inherited() | variables(options))
+    os.environ.update(inherited(as_bagua=options.as_bagua) | variables(options))
     try:
         Environment.read()
     except ValueError as error:

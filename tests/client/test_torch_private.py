@@ -20,6 +20,7 @@ from bagua_client import DistributedDataParallel as Ours
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
 from bagua_client.torch_private import reducer as torchs
+from bagua_client.torch_private import wrapper
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
 
@@ -41,6 +42,30 @@ def test_the_methods_that_are_overridden_exist() -> None:
     assert "self._sync_buffers(" in inspect.getsource(DistributedDataParallel._pre_forward)
     for name in ("_register_builtin_comm_hook", "register_comm_hook", "join_hook"):
         assert callable(getattr(DistributedDataParallel, name))
+
+
+def _called_itself() -> tuple[bool, bool]:
+    """Whether the gradients of a module that is called itself are the ranks' mean; whether they
+    are its own after it was let go of."""
+    ddp = DistributedDataParallel(nn.Linear(2, 1))
+    module, found = ddp.module, []
+    for goes in (False, True):
+        if goes:
+            wrapper.let_go(ddp)
+        inputs: Any = (torch.full((1, 2), float(dist.get_rank())),)
+        kwargs: Any = {}
+        if not goes:
+            inputs, kwargs = wrapper.before_module(ddp, inputs, kwargs)
+        output = module(*inputs, **kwargs)
+        module.zero_grad()
+        (output if goes else wrapper.after_module(ddp, output)).sum().backward()
+        expected = dist.get_rank() if goes else (dist.get_world_size() - 1) / 2
+        found.append(bool((module.weight.grad == expected).all()))
+    return found[0], found[1]
+
+
+def test_a_module_that_is_called_itself_goes_through_its_wrapper(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_called_itself) == [(True, True)] * 2
 
 
 def _caps() -> list[Caps]:

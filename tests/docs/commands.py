@@ -30,6 +30,11 @@ CONTAINERS = Files("tests/deploy/test_compose.py")
 # What the whole command must match, what is done instead of running it, and why. The first counts.
 INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r"(torchrun|bagua-run|accelerate) .*examples/unmodified/.*", LAUNCHED, "it runs them"),
+    (
+        r"(bagua-run --as-bagua|python -m bagua_client\.compat) .*",
+        Files("tests/client/compat/test_as_bagua.py"),
+        "a script of Bagua's",
+    ),
     (r"bagua-run .*", LAUNCHED, "8 ranks on each of two hosts"),
     (r".*torchrun --nnodes=1:4 .*", Parsed(), "several hosts; tests/e2e/test_elastic.py"),
     (r".*examples/lightning_digits\.py .*", Parsed(), "takes minutes; tests/e2e/test_lightning.py"),

@@ -152,7 +152,8 @@ class Algorithm:
 
     def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
         """``bucket`` is full and about to travel as ``wire``: its own buffer or a copy, with what
-        is missing to :meth:`multiple` as zeros at the end. It may be changed."""
+        is missing to :meth:`multiple` as zeros at the end. It may be changed. Where gradients are
+        left it does not travel."""
 
     def operations(
         self, communicator: Communicator, configuration: Configuration, channel: int

@@ -84,7 +84,7 @@ class ReduceScatter:
         self.group = group
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
-        work: dist.Work | None = _reduce_scatter(
+        work: dist.Work | None = reduce_scatter(
             shard(flat, self.group), flat, group=self.group, async_op=True
         )
         return work
@@ -121,5 +121,5 @@ def shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 # torch 2.13 renamed both functions and warns about the old names, the only ones that 2.6 has.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

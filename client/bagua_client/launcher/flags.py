@@ -100,6 +100,15 @@ def add_flags(parser: ArgumentParser) -> None:
         )
 
 
+def add_as_bagua(parser: ArgumentParser) -> None:
+    """The flag for scripts that import Bagua."""
+    parser.add_argument(
+        *spellings("as_bagua"),
+        action="store_true",
+        help="run a script that imports bagua: it gets bagua_client.compat under that name",
+    )
+
+
 def add_gone_flags(parser: ArgumentParser) -> None:
     """Those that are understood and do nothing."""
     for gone in GONE:

@@ -11,17 +11,25 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bagua_client.compat.names import AS_BAGUA, installed_bagua
 from bagua_client.startup import REPLACES_VARIABLE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 STARTUP = str(_PACKAGE / "startup")
 
 
-def inherited(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables, beside those that are there already, of a job whose torch has our class."""
+def inherited(variables: Mapping[str, str] = os.environ, as_bagua: bool = False) -> dict[str, str]:
+    """The variables, beside those that are there already, of a job whose torch has our class.
+
+    Args:
+        as_bagua: whether ``import bagua`` finds ours in it; it goes on doing so in a job that is
+            started in such a job.
+    """
     given = variables.get("PYTHONPATH")
     # An empty path stands for the working directory, but nothing for no path.
     paths = [path for path in given.split(os.pathsep) if path != STARTUP] if given else []
+    if as_bagua and AS_BAGUA not in paths:
+        paths.insert(0, AS_BAGUA)
     root = str(_PACKAGE.parent)
     # "python -m" finds modules in the working directory, where a script does not.
     first, *others = map(os.path.abspath, sys.path)
@@ -39,3 +47,14 @@ def obstacle() -> str:
             "bagua_client.DistributedDataParallel"
         )
     return ""
+
+
+def notice() -> str:
+    """What to tell who runs a script as Bagua's beside Bagua itself; empty: it is not there."""
+    place = installed_bagua()
+    if place is None:
+        return ""
+    return (
+        f"Bagua itself is installed ({place}); this job uses bagua_client in its place, and "
+        "nothing of it is changed"
+    )

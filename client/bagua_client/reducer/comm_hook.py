@@ -63,6 +63,7 @@ class Travel:
             self._carrier.begin_step()
         flat = bucket.buffer()
         if self._algorithm.leaves_gradients:
+            self._algorithm.departs(bucket, flat)
             if on_end is not None:
                 on_end()
             return arrived(flat)

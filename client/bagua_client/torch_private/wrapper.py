@@ -128,6 +128,25 @@ class WithMoments(DistributedDataParallel):
     def _hook_came(self) -> None: ...
 
 
+def before_module(ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What torch's wrapper does before its module's forward pass, for a module that is called
+    itself; answers with the arguments of that pass."""
+    found: tuple[Any, Any] = ddp._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+    return found
+
+
+def after_module(ddp: DistributedDataParallel, output: Any) -> Any:
+    """The same, after that pass; answers with the output that the training is to see."""
+    return ddp._post_forward(output)  # type: ignore[no-untyped-call]
+
+
+def let_go(ddp: DistributedDataParallel) -> None:
+    """Take torch's reducer away from weights that another wrapper is to train: two would both
+    reduce their gradients. The wrapper cannot train after that."""
+    vars(ddp).pop("reducer", None)
+    ddp.logger = None
+
+
 class _Uncut:
     """A reducer that does not re-cut its buckets, for a forward pass that some ranks may not make:
     in a re-cut all ranks exchange the order of the gradients."""

@@ -1,0 +1,22 @@
+"""What Bagua scripts ask its compiled core for."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import torch
+
+
+def show_version() -> None:
+    """Print what carries the communication."""
+    try:
+        version = metadata.version("bagua-autotune")
+    except metadata.PackageNotFoundError:
+        version = "from a source tree"
+    print(f"bagua_client {version}, with Bagua 0.9.2's interface")
+    print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'not used'}")
+
+
+def install_deps() -> None:
+    """Bagua downloads NCCL here; PyTorch brings its own, so there is nothing to install."""
+    print("bagua_client needs nothing beyond PyTorch, which brings its own NCCL")

@@ -1,0 +1,86 @@
+"""Bagua's module names, each for one of ours: ``bagua.torch_api.env`` is the very module
+``bagua_client.compat.torch_api.env``, so that nothing exists twice."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+
+AS_BAGUA = str(Path(__file__).parent / "as_bagua")
+"""The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours."""
+ELSEWHERE = {
+    "bagua.distributed": "bagua_client.launcher",
+    "bagua.distributed.launch": "bagua_client.run",
+    "bagua.distributed.run": "bagua_client.run",
+    "bagua.torch_api.distributed": "bagua_client.compat.torch_api.module",
+    "bagua.torch_api.contrib.cache_loader": "bagua_client.data.cached_dataset",
+    "bagua.torch_api.contrib.cached_dataset": "bagua_client.data.cached_dataset",
+    "bagua.torch_api.contrib.fuse": "bagua_client.optimizers",
+    "bagua.torch_api.contrib.fuse.optimizer": "bagua_client.optimizers.fused",
+    "bagua.torch_api.contrib.load_balancing_data_loader": "bagua_client.data.load_balancing",
+    "bagua.torch_api.contrib.sync_batchnorm": "bagua_client.sync_batch_norm",
+    "bagua.torch_api.contrib.utils": "bagua_client.data",
+    "bagua.torch_api.contrib.utils.redis_store": "bagua_client.data.redis_store",
+    "bagua.torch_api.contrib.utils.store": "bagua_client.data.store",
+}
+"""All others are in ``bagua_client.compat`` under the same name."""
+
+
+def install() -> None:
+    """From now on ``import bagua.torch_api`` and so on find our modules."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def installed_bagua() -> str | None:
+    """Where ``import bagua`` would find Bagua itself; None: it is not installed."""
+    places = [place for place in sys.path if os.path.abspath(place) != AS_BAGUA]
+    spec = PathFinder.find_spec("bagua", places)
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if not name.startswith("bagua."):
+            return None
+        ours = ELSEWHERE.get(name, f"bagua_client.compat.{name.removeprefix('bagua.')}")
+        found = importlib.util.find_spec(ours)
+        if found is None:
+            return None
+        spec = ModuleSpec(name, _Loader(found), origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+
+class _Loader(InspectLoader):
+    """Answers with the module that is there under our name."""
+
+    def __init__(self, ours: ModuleSpec) -> None:
+        self._ours = ours
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return importlib.import_module(self._ours.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._ours  # Python has just written that of Bagua's name over it.
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For ``python -m bagua.distributed.run``."""
+        loader = self._ours.loader
+        return loader.get_code(self._ours.name) if isinstance(loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> str | None:
+        loader = self._ours.loader
+        return loader.get_source(self._ours.name) if isinstance(loader, InspectLoader) else None

@@ -1,0 +1,5 @@
+"""Gradients averaged, as torch does it."""
+
+from bagua_client.algorithms import GradientAllReduceAlgorithm
+
+__all__ = ["GradientAllReduceAlgorithm"]

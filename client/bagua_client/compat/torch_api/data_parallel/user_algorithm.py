@@ -1,0 +1,123 @@
+"""An algorithm that was written for Bagua, as one of ours."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from bagua_client.algorithms import Algorithm
+from bagua_client.communication.communicator import Communicator
+from bagua_client.compat.torch_api.backend import backend_of
+from bagua_client.compat.torch_api.bucket import BaguaBucket
+from bagua_client.layout import Partition
+from bagua_client.torch_private.reducer import GradBucket
+
+if TYPE_CHECKING:
+    from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
+        BaguaDistributedDataParallel,
+    )
+    from bagua_client.reducer.weights import Weights
+
+
+class UserAlgorithm(Algorithm):
+    """Calls the hooks of a Bagua ``AlgorithmImpl`` at their moments. Its buckets are cut as the
+    configuration in force says, anew after each change of it.
+
+    Torch's reducer leaves all gradients local: gradients are views into its buckets, so operations
+    on a Bagua bucket change them in place while the backward pass goes on.
+
+    Args:
+        ddp: what trains the module.
+        declared: has a ``reify(process_group)``, which answers with the ``AlgorithmImpl``.
+
+    Raises:
+        TypeError: it has not.
+
+    Attributes:
+        impl: that.
+        buckets: the ones in force.
+    """
+
+    moves_weights = True
+    leaves_gradients = True
+    needs_all_ranks = True
+
+    def __init__(self, ddp: BaguaDistributedDataParallel, declared: Any) -> None:
+        if not hasattr(declared, "reify"):
+            raise TypeError(f"an algorithm must be an instance of Algorithm, not {declared!r}")
+        self.impl = declared.reify(ddp.process_group)
+        self.name = type(self.impl).__name__
+        self.buckets: list[BaguaBucket] = []
+        # Torch's reducer holds this, and the wrapper, which the module holds, the reducer.
+        self._reference = weakref.ref(ddp)
+        self.backend = backend_of(ddp.bagua_module_name)
+        self._names: dict[int, str] = {}
+        self._tensors: dict[str, Any] = {}
+        self._partition: Partition = ()
+
+    def reify(self, communicator: Communicator) -> UserAlgorithm:
+        return self
+
+    def begin_training(self) -> None:
+        """Weights and optimizer states are the same on all ranks: register tensors, cut buckets."""
+        named = self._ddp.module.named_parameters()
+        self._names = {id(parameter): name for name, parameter in named}
+        tensors = self.impl.init_tensors(self._ddp)
+        self._tensors = {tensor.bagua_tensor_name: tensor for tensor in tensors}
+        if unknown := sorted(set(self._tensors) - set(self._names.values())):
+            raise ValueError(
+                f"{self.name}.init_tensors registers {unknown[0]!r}; only parameters of the "
+                "module, under their names, can be cut into buckets"
+            )
+        self._cut_buckets()
+
+    def follow(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[RemovableHandle]:
+        """Call the hook that the algorithm has for each step of one of them."""
+
+        def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self.impl.init_post_optimizer_step_hook(self._ddp)(optimizer)
+
+        return [optimizer.register_step_post_hook(stepped) for optimizer in optimizers]
+
+    def training_pass_begins(self, inputs: Any) -> None:
+        """Buckets may have been cut anew, or the algorithm may come to another phase."""
+        if self.impl.need_reset():
+            self._ddp.broadcast_state()
+            self.begin_training()
+        elif self._partition != self._ddp.partition:
+            self._cut_buckets()
+        self.impl.init_forward_pre_hook(self._ddp)(inputs)
+
+    def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
+        hook = self.impl.init_backward_hook(self._ddp)
+        for parameter in bucket.parameters():
+            hook(self._names[id(parameter)], parameter)
+
+    def backward_ends(self, weights: Weights) -> None:
+        self.impl.init_post_backward_hook(self._ddp)()
+
+    def end(self) -> None:
+        self.backend.wait_pending_comm_ops()
+
+    @property
+    def _ddp(self) -> BaguaDistributedDataParallel:
+        ddp = self._reference()
+        assert ddp is not None, "it is called while the module trains"
+        return ddp
+
+    def _cut_buckets(self) -> None:
+        self._partition = self._ddp.partition
+        proposed = []
+        for parameters in self._ddp.tensors_by_bucket():
+            names = [self._names[id(parameter)] for parameter in parameters]
+            if tensors := [self._tensors[name] for name in names if name in self._tensors]:
+                proposed.append(tensors)
+        do_flatten = self._ddp.gradient_as_bucket_view
+        self.buckets = self.impl.tensors_to_buckets(proposed, do_flatten)
+        for bucket in self.buckets:
+            self.impl.init_operations(self._ddp, bucket)
+        self.backend.register_ordered_buckets(self.buckets)

@@ -1,0 +1,1 @@
+"""Parts of a model that each rank has of its own."""

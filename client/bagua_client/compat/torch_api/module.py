@@ -1,0 +1,98 @@
+"""Bagua's methods of every module and of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from bagua_client.compat.torch_api.bucket import BaguaBucket
+from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
+    BaguaDistributedDataParallel,
+)
+from bagua_client.compat.torch_api.tensor import BaguaTensor
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class BaguaModule(nn.Module):
+    """What :func:`install` gives every :class:`torch.nn.Module`.
+
+    Attributes:
+        bagua_ddp: what trains the module; there since :meth:`with_bagua`.
+    """
+
+    bagua_ddp: BaguaDistributedDataParallel
+    _bagua_module_name: str
+
+    def with_bagua(
+        self: Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Any,
+        process_group: Any = None,
+        do_flatten: bool = True,
+    ) -> Module:
+        """Have the module trained by all ranks of the group, which must call this together.
+
+        The ranks begin with the first rank's weights, buffers and optimizer states. The module is
+        called and saved as before: the names in its ``state_dict`` stay. Under ``BAGUA_AUTOTUNE=1``
+        its communication is tuned. Called again it goes on with another algorithm.
+
+        Names in the module's ``_bagua_params_and_buffers_to_ignore`` are not communicated.
+
+        Args:
+            optimizers: of the module.
+            algorithm: of :mod:`bagua_client.algorithms`, or written for Bagua.
+            process_group: Bagua's or torch's; None: of all ranks.
+            do_flatten: gradients are views into the buckets.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            ValueError: the algorithm does not work for these ranks.
+        """
+        BaguaDistributedDataParallel(
+            self,
+            optimizers,
+            algorithm,
+            process_group,
+            gradient_as_bucket_view=do_flatten,
+        )
+        return self
+
+    @property
+    def bagua_module_name(self) -> str:
+        """The name that tells this module from others."""
+        if "_bagua_module_name" not in vars(self):
+            self._bagua_module_name = f"{type(self).__name__}_{id(self)}"
+        return self._bagua_module_name
+
+    @bagua_module_name.setter
+    def bagua_module_name(self, name: str) -> None:
+        self._bagua_module_name = name
+
+    @property
+    def bagua_algorithm(self) -> Any:
+        """The algorithm's instance for this module."""
+        return self.bagua_ddp.bagua_algorithm
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that were given."""
+        return self.bagua_ddp.bagua_optimizers
+
+    @property
+    def bagua_buckets(self) -> list[BaguaBucket]:
+        """The buckets, as they are cut now."""
+        return self.bagua_ddp.bagua_buckets
+
+
+def install() -> None:
+    """Give every module and every tensor Bagua's methods; again it changes nothing."""
+    for owner, extension in ((nn.Module, BaguaModule), (torch.Tensor, BaguaTensor)):
+        for name, member in vars(extension).items():
+            if "bagua" in name and name != "__module__":
+                setattr(owner, name, member)

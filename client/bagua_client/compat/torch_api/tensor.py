@@ -1,0 +1,135 @@
+"""Bagua's methods of tensors: what user-written algorithms register and mark ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bagua_client.compat.torch_api.backend import Backend, backend_of
+
+Getter = Callable[[Any], torch.Tensor]
+Setter = Callable[[Any, torch.Tensor], None]
+
+
+class BaguaTensor(torch.Tensor):
+    """What ``install`` gives every :class:`torch.Tensor`.
+
+    A registered tensor stands for the one that is communicated: itself, or what a getter finds,
+    such as its gradient. That one may be another in each step.
+    """
+
+    bagua_tensor_name: str
+    bagua_module_name: str | None
+    bagua_backend: Backend | None
+    _bagua_getter_closure: Getter | None
+    _bagua_setter_closure: Setter | None
+
+    def is_bagua_tensor(self) -> bool:
+        """Whether it is registered."""
+        return hasattr(self, "bagua_tensor_name")
+
+    def ensure_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> BaguaTensor:
+        """Register it, and answer with it.
+
+        Args:
+            name: None: none.
+            module_name: of the model that it belongs to, which marking it ready needs.
+            getter_closure: finds what is communicated; None: the tensor itself.
+            setter_closure: puts another tensor in the place of that.
+
+        Raises:
+            ValueError: it is registered under another name; or there is a setter without a getter.
+        """
+        known = getattr(self, "bagua_tensor_name", None), getattr(self, "bagua_module_name", None)
+        if name is not None and known[0] and known != (name, module_name):
+            raise ValueError(
+                f"the tensor is registered as {known[0]!r} of module {known[1]!r}, and cannot "
+                f"become {name!r} of module {module_name!r}"
+            )
+        if setter_closure is not None and getter_closure is None:
+            raise ValueError("a setter_closure needs a getter_closure")
+        self.bagua_tensor_name = name or ""
+        self.bagua_module_name = module_name
+        self.bagua_backend = None if module_name is None else backend_of(module_name)
+        self._bagua_getter_closure = getter_closure
+        self._bagua_setter_closure = setter_closure
+        return self
+
+    def to_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> BaguaTensor:
+        """Register a new tensor with the same memory, and answer with that; the arguments are
+        those of :meth:`ensure_bagua_tensor`."""
+        alias: Any = self.view(self.shape)
+        found: BaguaTensor = alias.ensure_bagua_tensor(
+            name, module_name, getter_closure, setter_closure
+        )
+        return found
+
+    def bagua_getter_closure(self) -> torch.Tensor:
+        """What is communicated."""
+        return self if self._bagua_getter_closure is None else self._bagua_getter_closure(self)
+
+    def bagua_setter_closure(self, tensor: torch.Tensor) -> None:
+        """Put ``tensor`` in the place of what is communicated.
+
+        Raises:
+            ValueError: it was registered without a setter.
+        """
+        if self._bagua_setter_closure is None:
+            raise ValueError(f"{self.bagua_tensor_name!r} was registered without a setter_closure")
+        self._bagua_setter_closure(self, tensor)
+
+    def bagua_backend_tensor(self) -> torch.Tensor:
+        """What is communicated, as the backend sees it: a tensor with the same memory."""
+        return self.bagua_getter_closure()
+
+    def bagua_ensure_grad(self) -> BaguaTensor:
+        """Give it a gradient of zeros if it has none.
+
+        Raises:
+            TypeError: it is no parameter.
+        """
+        if self.grad is None:
+            if not isinstance(self, torch.nn.Parameter):
+                raise TypeError("only a torch.nn.Parameter can be given a gradient")
+            self.grad = torch.zeros_like(self.data)
+        return self
+
+    def bagua_mark_communication_ready(self) -> None:
+        """Its bucket may be communicated as far as this tensor goes: what the current stream has
+        done is waited for.
+
+        Raises:
+            ValueError: it was registered without a module, or is in no bucket of it.
+        """
+        if self.bagua_backend is None:
+            raise ValueError(f"{self.bagua_tensor_name!r} was registered without a module_name")
+        self.bagua_backend.mark_communication_ready(self)
+
+    bagua_mark_communication_ready_without_synchronization = bagua_mark_communication_ready
+
+    def bagua_set_storage(self, storage: Any, storage_offset: int = 0) -> None:
+        """Have what is communicated in ``storage`` (typed or untyped), from an offset in elements
+        on. Its values become those found there."""
+        effective = self.bagua_getter_closure()
+        untyped = getattr(storage, "untyped", lambda: storage)()
+        with torch.no_grad():
+            moved = torch.empty(0, dtype=effective.dtype, device=effective.device)
+            moved.set_(untyped, storage_offset, effective.shape)  # type: ignore[call-overload]
+            if self._bagua_setter_closure is None:
+                effective.data = moved
+            else:
+                self.bagua_setter_closure(moved)

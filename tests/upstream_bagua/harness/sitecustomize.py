@@ -1,0 +1,155 @@
+"""First on PYTHONPATH of Bagua's own tests: lets them run on Python and PyTorch of today, and calls
+the CPU a GPU if BAGUA_UPSTREAM_DEVICES says how many there are. Python imports it at the start of
+every process, also of those that a test spawns. Nothing of Bagua's interface is made here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+
+def _bring_back_what_is_gone() -> None:
+    """Of Python 3.10 and of PyTorch 1.12; the tests import it."""
+    six: Any = types.ModuleType("torch._six")
+    six.string_classes = (str, bytes)
+    six.inf = float("inf")
+    sys.modules["torch._six"] = six
+    if not hasattr(inspect, "getargspec"):
+        inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+    # pytest collects a class by an instance for a test "runTest", which Bagua's copy of PyTorch's
+    # test classes then looks for.
+    case: Any = unittest.TestCase
+    case.__getattr__ = _run_test
+
+
+def _run_test(case: unittest.TestCase, name: str) -> Callable[[], None]:
+    if name != "runTest":
+        raise AttributeError(f"{type(case).__name__!r} object has no attribute {name!r}")
+    return lambda: None
+
+
+def _does_nothing(*args: Any, **kwargs: Any) -> None:
+    """Of a device whose work is done when the call returns."""
+
+
+class _NoStream:
+    """A stream or an event of a device whose work is done when the call returns."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _NoStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def _does_nothing(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    wait = record = synchronize = wait_event = wait_stream = record_event = _does_nothing
+    query = _does_nothing
+
+
+def _read(device: Any) -> Any:
+    """The CPU for what names a GPU: a number, ``cuda`` or ``cuda:1``; else as it is."""
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    return "cpu" if is_number or str(device).startswith("cuda") else device
+
+
+def _call_the_cpu_a_gpu(devices: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.is_initialized = lambda: True
+    cuda.device_count = lambda: devices
+    cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", 0))
+    for name in ("set_device", "synchronize", "manual_seed", "manual_seed_all", "empty_cache"):
+        # One for each: torch.compile, which some optimizers import, refuses one of two names.
+        setattr(cuda, name, functools.partial(_does_nothing))
+    cuda.Stream = cuda.Event = _NoStream
+    cuda.stream = lambda stream: stream
+    cuda.current_stream = cuda.default_stream = _NoStream
+
+    for kind in (torch.Tensor, torch.nn.Module):
+        moved: Any = kind
+        moved.cuda = lambda self, *args, **kwargs: self
+        moved.to = _on_the_cpu(moved.to)
+    for name in ("tensor", "zeros", "ones", "rand", "randn", "empty", "full", "arange"):
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+    made: Any = DistributedDataParallel
+    made.__init__ = _without_devices(made.__init__)
+    given: Any = dist
+    given.init_process_group = given.distributed_c10d.init_process_group = _over_gloo(
+        dist.init_process_group
+    )
+    given.reduce = given.distributed_c10d.reduce = _as_nccl_reduces(dist.reduce)
+
+
+def _on_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    takes_device_first = function.__name__ == "to"
+
+    @functools.wraps(function)
+    def on_the_cpu(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _read(kwargs["device"])
+        if takes_device_first and len(args) > 1:
+            args = (args[0], _read(args[1]), *args[2:])
+        return function(*args, **kwargs)
+
+    return on_the_cpu
+
+
+def _without_devices(initialize: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch refuses device_ids for modules of the CPU."""
+
+    @functools.wraps(initialize)
+    def without_devices(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("device_ids", None)
+        kwargs.pop("output_device", None)
+        initialize(self, module, *args, **kwargs)
+
+    return without_devices
+
+
+def _over_gloo(initialize: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(initialize)
+    def over_gloo(*args: Any, **kwargs: Any) -> None:
+        if args:
+            args = ("gloo", *args[1:])
+        else:
+            kwargs["backend"] = "gloo"
+        initialize(*args, **kwargs)
+
+    return over_gloo
+
+
+def _as_nccl_reduces(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """gloo leaves parts of sums in the tensors of the ranks that do not get the result."""
+
+    @functools.wraps(reduce)
+    def as_nccl_reduces(tensor: Any, dst: int, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
+        is_elsewhere = dist.get_rank() != dst
+        return reduce(tensor.clone() if is_elsewhere else tensor, dst, *args, **kwargs)
+
+    return as_nccl_reduces
+
+
+_bring_back_what_is_gone()
+_devices = int(os.environ.get("BAGUA_UPSTREAM_DEVICES", "0"))
+if _devices:
+    _call_the_cpu_a_gpu(_devices)

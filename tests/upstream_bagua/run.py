@@ -1,0 +1,96 @@
+"""Bagua's own tests, from its PyPI release, run against bagua_client.compat.
+
+    python tests/upstream_bagua/run.py
+    python tests/upstream_bagua/run.py --devices 2 --only test_communicator
+
+``--devices 0`` is this machine as it is: without a GPU only Bagua's CPU tests do not skip. With 2
+or 4 the CPU is called so many GPUs, over gloo, and only its GPU tests do not skip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+# Before all other folders: Bagua's tests are a package of the same name.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.upstream_bagua.running import (
+    EXCLUDED,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Result,
+    copy_tests,
+    files,
+    run_file,
+)
+
+OUTCOMES = (PASSED, SKIPPED, EXCLUDED, FAILED)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if no test failed, else 1; 2 if there is none of that name."""
+    options = _parser().parse_args(arguments)
+    results: dict[int, list[Result]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_tests(folder)
+        chosen = [file for file in files(folder) if options.only in file]
+        if not chosen:
+            print(f"no test file has {options.only} in its name", file=sys.stderr)
+            return 2
+        for devices in options.devices:
+            results[devices] = []
+            for file in chosen:
+                print(f"{_named(devices)}: {file}", file=sys.stderr, flush=True)
+                results[devices] += run_file(folder, file, devices, options.show_output)
+    for devices, found in results.items():
+        _print_table(devices, found)
+    if options.json is not None:
+        content = {devices: [asdict(each) for each in found] for devices, found in results.items()}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return int(any(each.outcome == FAILED for found in results.values() for each in found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Bagua's own tests with bagua_client.compat.")
+    parser.add_argument("--devices", nargs="+", type=int, default=[0, 2], metavar="N",
+                        help="0: this machine as it is; else the CPU is called N GPUs")  # fmt: skip
+    parser.add_argument("--only", default="", metavar="NAME", help="files with this in their name")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every result there")
+    parser.add_argument("--show-output", action="store_true", help="print what the tests print")
+    return parser
+
+
+def _print_table(devices: int, results: Sequence[Result]) -> None:
+    print(f"\n{_named(devices)}")
+    print(f"{'file':<58}" + "".join(f"{outcome:>9}" for outcome in OUTCOMES) + f"{'seconds':>9}")
+    for file in dict.fromkeys(each.test.partition("::")[0] for each in results):
+        _print_line(file, [each for each in results if each.test.partition("::")[0] == file])
+    _print_line("all", results)
+    for outcome in OUTCOMES[1:]:
+        for why in dict.fromkeys(each.reason for each in results if each.outcome == outcome):
+            tests = [e.test for e in results if (e.outcome, e.reason) == (outcome, why)]
+            shown = tests if outcome != SKIPPED else [f"{len(tests)} tests"]
+            print(f"{outcome}: {', '.join(shown)}: {why}")
+
+
+def _print_line(name: str, results: Sequence[Result]) -> None:
+    counts = Counter(each.outcome for each in results)
+    columns = "".join(f"{counts[outcome]:>9}" for outcome in OUTCOMES)
+    print(f"{name:<58}{columns}{sum(each.seconds for each in results):>9.0f}")
+
+
+def _named(devices: int) -> str:
+    return f"the CPU as {devices} GPUs" if devices else "this machine as it is"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Runs Bagua's tests from its PyPI release, a process for each file, and reads what became of them.
+
+They run in a copy without the release's own ``bagua``, so that ``import bagua`` finds ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bagua_client.compat.names import AS_BAGUA
+from tests.bagua_release import release_path
+from tests.upstream_bagua.excluded import FILES, TESTS
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = Path(__file__).parent / "harness"
+ONE_FILE = Path(__file__).parent / "one_file.py"
+FILE_SECONDS = 1200
+"""After so long the tests of a file that have no result yet have failed."""
+
+PASSED, FAILED, SKIPPED, EXCLUDED = "passed", "failed", "skipped", "excluded"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One test on a number of devices.
+
+    Attributes:
+        test: file, class and name, or only the file if all its tests are excluded or none began.
+        outcome: "passed", "failed", "skipped" or "excluded".
+        reason: why, where it did not pass.
+    """
+
+    test: str
+    outcome: str
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def files(folder: Path) -> list[str]:
+    """The test files of the copy, under ``tests``."""
+    tests = folder / "tests"
+    found = (path.relative_to(tests) for path in tests.rglob("test_*.py"))
+    return sorted(str(path) for path in found if path.parts[0] != "internal")
+
+
+def copy_tests(folder: Path) -> None:
+    """Bagua's ``tests`` and ``examples``, without ``bagua``, into a folder."""
+    for name in ("tests", "examples"):
+        shutil.copytree(release_path() / name, folder / name)
+
+
+def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) -> Iterator[Result]:
+    """All tests of one file.
+
+    Args:
+        devices: 0: what there is; else the CPU is called so many GPUs.
+    """
+    if file in FILES:
+        yield Result(file, EXCLUDED, reason=FILES[file])
+        return
+    report = folder / "results"
+    report.unlink(missing_ok=True)
+    module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
+    command = [sys.executable, str(ONE_FILE), str(report), module]
+    for test, why in TESTS.items() if devices or torch.cuda.is_available() else ():
+        if test.startswith(f"{file}::"):
+            command.append(test.removeprefix(f"{file}::").replace("::", "."))
+            yield Result(test, EXCLUDED, reason=why)
+    output, exit_code = _run(command, folder, devices)
+    if shows_output:
+        print(output)
+    for line in report.read_text().splitlines() if report.exists() else ():
+        found = json.loads(line)
+        yield Result(**{**found, "test": f"{file}::{found['test']}"})
+    if exit_code:
+        yield Result(file, FAILED, reason=f"exit code {exit_code}: {_last_line(output)}")
+
+
+def _run(command: list[str], folder: Path, devices: int) -> tuple[str, int]:
+    """What it prints, and its exit code."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=_environment(folder, devices),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        return process.communicate(timeout=FILE_SECONDS)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        return f"had not ended after {FILE_SECONDS} s", -1
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ranks that a test left behind would hold its ports."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _environment(folder: Path, devices: int) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")}
+    paths = [HARNESS, folder, AS_BAGUA, ROOT / "client", ROOT / "autotune"]
+    given = os.environ.get("PYTHONPATH")
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *([given] if given else [])]),
+        "BAGUA_UPSTREAM_DEVICES": str(devices),
+        "BAGUA_AUTOTUNE_DATABASE": f"sqlite:///{folder}/jobs.db",
+        "OMP_NUM_THREADS": "1",
+        **({"GLOO_SOCKET_IFNAME": "lo"} if devices else {}),
+    }
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
