@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -38,6 +39,8 @@ OUTCOMES = (PASSED, SKIPPED, EXCLUDED, FAILED)
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if no test failed, else 1; 2 if there is none of that name."""
     options = _parser().parse_args(arguments)
+    if options.share_gpu:
+        os.environ["BAGUA_UPSTREAM_SHARED_GPU"] = "1"  # read by all processes of the tests
     results: dict[int, list[Result]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -63,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Bagua's own tests with bagua_client.compat.")
     parser.add_argument("--devices", nargs="+", type=int, default=[0, 2], metavar="N",
                         help="0: this machine as it is; else the CPU is called N GPUs")  # fmt: skip
-    parser.add_argument("--only", default="", metavar="NAME", help="files with this in their name")
+    parser.add_argument("--share-gpu", action="store_true",
+                        help="call the only GPU N GPUs, over NCCL, in place of the CPU")  # fmt: skip
+    parser.add_argument("--only", default="", metavar="NAME", help="files named so, in part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result there")
     parser.add_argument("--show-output", action="store_true", help="print what the tests print")
     return parser
@@ -89,7 +94,8 @@ def _print_line(name: str, results: Sequence[Result]) -> None:
 
 
 def _named(devices: int) -> str:
-    return f"the CPU as {devices} GPUs" if devices else "this machine as it is"
+    called = "one GPU" if "BAGUA_UPSTREAM_SHARED_GPU" in os.environ else "the CPU"
+    return f"{called} as {devices} GPUs" if devices else "this machine as it is"
 
 
 if __name__ == "__main__":

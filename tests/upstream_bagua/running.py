@@ -114,7 +114,11 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def _environment(folder: Path, devices: int) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith("BAGUA_")}
+    kept = {
+        name: os.environ[name]
+        for name in os.environ
+        if not name.startswith("BAGUA_") or name.startswith("BAGUA_UPSTREAM_")
+    }
     paths = [HARNESS, folder, AS_BAGUA, ROOT / "client", ROOT / "autotune"]
     given = os.environ.get("PYTHONPATH")
     return {

@@ -1,6 +1,7 @@
 """First on PYTHONPATH of Bagua's own tests: lets them run on Python and PyTorch of today, and calls
-the CPU a GPU if BAGUA_UPSTREAM_DEVICES says how many there are. Python imports it at the start of
-every process, also of those that a test spawns. Nothing of Bagua's interface is made here.
+the CPU a GPU if BAGUA_UPSTREAM_DEVICES says how many there are, or the only GPU that many with
+BAGUA_UPSTREAM_SHARED_GPU. Python imports it at the start of every process, also of those that a
+test spawns. Nothing of Bagua's interface is made here.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class _NoStream:
     query = _does_nothing
 
 
-def _read(device: Any) -> Any:
-    """The CPU for what names a GPU: a number, ``cuda`` or ``cuda:1``; else as it is."""
+def _is_gpu(device: Any) -> bool:
+    """Whether it names a GPU: a number, ``cuda`` or ``cuda:1``."""
     is_number = isinstance(device, int) and not isinstance(device, bool)
-    return "cpu" if is_number or str(device).startswith("cuda") else device
+    return is_number or str(device).startswith("cuda")
 
 
 def _call_the_cpu_a_gpu(devices: int) -> None:
@@ -86,9 +87,7 @@ def _call_the_cpu_a_gpu(devices: int) -> None:
     for kind in (torch.Tensor, torch.nn.Module):
         moved: Any = kind
         moved.cuda = lambda self, *args, **kwargs: self
-        moved.to = _on_the_cpu(moved.to)
-    for name in ("tensor", "zeros", "ones", "rand", "randn", "empty", "full", "arange"):
-        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+    _read_devices(lambda device: "cpu" if _is_gpu(device) else device)
     made: Any = DistributedDataParallel
     made.__init__ = _without_devices(made.__init__)
     given: Any = dist
@@ -98,22 +97,57 @@ def _call_the_cpu_a_gpu(devices: int) -> None:
     given.reduce = given.distributed_c10d.reduce = _as_nccl_reduces(dist.reduce)
 
 
-def _on_the_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+def _call_one_gpu_several(devices: int) -> None:
+    """NCCL refuses two ranks on one GPU, but not where each calls itself a host of its own."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    os.environ["NCCL_HOSTID"] = str(os.getpid())
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    cuda: Any = torch.cuda
+    cuda.device_count = lambda: devices
+    cuda.set_device = functools.partial(_does_nothing)
+    for kind in (torch.Tensor, torch.nn.Module):
+        moved: Any = kind
+        moved.cuda = _on_the_only_gpu(moved.cuda)
+    _read_devices(lambda device: "cuda:0" if _is_gpu(device) else device)
+    made: Any = DistributedDataParallel
+    made.__init__ = _without_devices(made.__init__)
+
+
+def _on_the_only_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(move)(lambda self, *args, **kwargs: move(self))
+
+
+def _read_devices(read: Callable[[Any], Any]) -> None:
+    """Whatever a test says where a tensor is to be goes through ``read``."""
+    import torch
+
+    for kind in (torch.Tensor, torch.nn.Module):
+        moved: Any = kind
+        moved.to = _with_device_read(moved.to, read)
+    for name in ("tensor", "zeros", "ones", "rand", "randn", "empty", "full", "arange"):
+        setattr(torch, name, _with_device_read(getattr(torch, name), read))
+
+
+def _with_device_read(
+    function: Callable[..., Any], read: Callable[[Any], Any]
+) -> Callable[..., Any]:
     takes_device_first = function.__name__ == "to"
 
     @functools.wraps(function)
-    def on_the_cpu(*args: Any, **kwargs: Any) -> Any:
+    def with_device_read(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
-            kwargs["device"] = _read(kwargs["device"])
+            kwargs["device"] = read(kwargs["device"])
         if takes_device_first and len(args) > 1:
-            args = (args[0], _read(args[1]), *args[2:])
+            args = (args[0], read(args[1]), *args[2:])
         return function(*args, **kwargs)
 
-    return on_the_cpu
+    return with_device_read
 
 
 def _without_devices(initialize: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch refuses device_ids for modules of the CPU."""
+    """PyTorch refuses device_ids that are not there, and any for modules of the CPU."""
 
     @functools.wraps(initialize)
     def without_devices(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -151,5 +185,7 @@ def _as_nccl_reduces(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 _bring_back_what_is_gone()
 _devices = int(os.environ.get("BAGUA_UPSTREAM_DEVICES", "0"))
-if _devices:
+if _devices and "BAGUA_UPSTREAM_SHARED_GPU" in os.environ:
+    _call_one_gpu_several(_devices)
+elif _devices:
     _call_the_cpu_a_gpu(_devices)
