@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from tests.upstream_bagua.excluded import FILES, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = Path(__file__).parent / "harness"
 ONE_FILE = Path(__file__).parent / "one_file.py"
+EXAMPLE = "examples/communication_primitives/main.py"
+EXAMPLE_RANKS = 8
 FILE_SECONDS = 1200
 """After so long the tests of a file that have no result yet have failed."""
 
@@ -85,6 +88,25 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
         yield Result(**{**found, "test": f"{file}::{found['test']}"})
     if exit_code:
         yield Result(file, FAILED, reason=f"exit code {exit_code}: {_last_line(output)}")
+
+
+def run_example(folder: Path, shows_output: bool = False) -> Result:
+    """Bagua's example of all communication functions, which is written for that many ranks."""
+    command = [
+        sys.executable,
+        "-m",
+        "bagua.distributed.launch",
+        "--nproc_per_node",
+        str(EXAMPLE_RANKS),
+    ]
+    began = time.monotonic()
+    output, exit_code = _run([*command, "--master_port", "0", EXAMPLE], folder, EXAMPLE_RANKS)
+    if shows_output:
+        print(output)
+    seconds = time.monotonic() - began
+    if exit_code:
+        return Result(EXAMPLE, FAILED, seconds, f"exit code {exit_code}: {_last_line(output)}")
+    return Result(EXAMPLE, PASSED, seconds)
 
 
 def _run(command: list[str], folder: Path, devices: int) -> tuple[str, int]:

@@ -77,12 +77,14 @@ def _call_the_cpu_a_gpu(devices: int) -> None:
     cuda.is_initialized = lambda: True
     cuda.device_count = lambda: devices
     cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", 0))
+    # Each a function of its own: torch._dynamo refuses one that has two names.
     for name in ("set_device", "synchronize", "manual_seed", "manual_seed_all", "empty_cache"):
-        # One for each: torch.compile, which some optimizers import, refuses one of two names.
-        setattr(cuda, name, functools.partial(_does_nothing))
-    cuda.Stream = cuda.Event = _NoStream
+        setattr(cuda, name, lambda *_, **__: None)
+    cuda.Stream = _NoStream
+    cuda.Event = type("Event", (_NoStream,), {})
     cuda.stream = lambda stream: stream
-    cuda.current_stream = cuda.default_stream = _NoStream
+    cuda.current_stream = lambda device=None: _NoStream()
+    cuda.default_stream = lambda device=None: _NoStream()
 
     for kind in (torch.Tensor, torch.nn.Module):
         moved: Any = kind
