@@ -83,11 +83,13 @@ class StepTimes(NamedTuple):
         step: its number.
         seconds: each rank's.
         compute_seconds: how long of that each rank computed; None: not all of them know.
+        complexity: of the largest batch of a rank; None: not all of them know theirs.
     """
 
     step: int
     seconds: Sequence[float]
     compute_seconds: Sequence[float] | None = None
+    complexity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class ServiceClient:
         return adopted if isinstance(adopted, int) else 0
 
     def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
-        # What is not known is left out: an earlier service knows no computing times.
+        # What is not known is left out: an earlier service does not know all of it.
         known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
         body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)
