@@ -3,9 +3,10 @@
 Simulated: ResNet-50 on 4 nodes of 2 ranks at 10 Gbit/s, whose steps compute for 0.25 to 2.2 times
 as long, from step to step, as lengths that differ do. All ranks have equal lengths in a step, as
 the balancing samplers give them. Tunings without the complexity, with it, and with a random number
-in its place; a step's noise is 2 %. The figures are of the step that computes longest, and of:
+in its place; a step's noise is 2 %. The figures:
 
 - interval: the width of a trial's interval, in parts of a step; median of all trials;
+- used: in how many tunings the service used what it was told;
 - winner: in how many tunings something else than the default was kept;
 - gain: how many times as fast all steps together became, in truth; median and least;
 - steps: how long the tuning took; cost: the steps at the default that it lost.
@@ -13,7 +14,8 @@ in its place; a step's noise is 2 %. The figures are of the step that computes l
 Live: 2 ranks over gloo that sleep for 4 to 80 ms in each step, tuned by a real service.
 
 Goals: with the complexity the interval of a trial is at most half as wide, simulated and live; the
-simulated job becomes faster in every tuning; the random number makes no median gain lower.
+simulated job becomes faster in every tuning; with the random number the median gain is not lower
+than without by more than two hundredths.
 
     python benchmarks/complexity.py --json complexity.json
     python benchmarks/complexity.py --parts simulated --seeds 5
@@ -59,7 +61,8 @@ CLUSTER = Cluster(
 )
 SECONDS_PER_TOKEN = 0.0002
 PARTS = ("simulated", "live")
-NARROWER = 0.5
+NARROWER, HARM = 0.5, 0.02
+USED = "compared as of a complexity"
 Told = Callable[[random.Random, float], float | None]
 ARMS: dict[str, Told] = {
     "not told": lambda rng, length: None,
@@ -88,6 +91,7 @@ def simulated(seeds: int) -> list[dict[str, Any]]:
             {
                 "arm": arm,
                 "interval": median(width for tuning in tunings for width in tuning["widths"]),
+                "used": sum(tuning["is_used"] for tuning in tunings),
                 "winners": sum(tuning["is_winner"] for tuning in tunings),
                 "tunings": seeds,
                 "gain": median(tuning["gain"] for tuning in tunings),
@@ -101,11 +105,11 @@ def simulated(seeds: int) -> list[dict[str, Any]]:
 
 def _simulated(by_length: dict[float, Simulator], told: Told, seed: int) -> dict[str, Any]:
     """One tuning."""
-    rng = random.Random(seed)
+    lengths, rng = random.Random(seed), random.Random(seed + 1000)
     tuner = Tuner(Store("sqlite://"))
     job = SimulatedJob(tuner, by_length[1.0], "job", seed, noise=NOISE)
     while not job.is_finished and job.step < MOST_STEPS:
-        length = rng.choice(LENGTHS)
+        length = lengths.choice(LENGTHS)
         job.simulator, job.complexity = by_length[length], told(rng, length)
         job.run(1)
 
@@ -114,6 +118,7 @@ def _simulated(by_length: dict[float, Simulator], told: Told, seed: int) -> dict
 
     return {
         "widths": _widths(tuner.store, "job"),
+        "is_used": any(USED in event.message for event in tuner.store.events("job")),
         "is_winner": job.configuration != job.baseline,
         "gain": seconds(job.baseline) / seconds(job.configuration),
         "steps": job.step,
@@ -182,7 +187,7 @@ def misses(result: dict[str, list[dict[str, Any]]]) -> list[str]:
             found.append(f"{part}: the interval is not half as wide")
         if part == "simulated" and by_arm["told"]["least_gain"] <= 1:
             found.append("a tuning that was told did not make the job faster")
-        if part == "simulated" and by_arm["random"]["gain"] < by_arm["not told"]["gain"] - 0.005:
+        if part == "simulated" and by_arm["random"]["gain"] < by_arm["not told"]["gain"] - HARM:
             found.append("a random complexity did harm")
     return found
 
@@ -193,11 +198,12 @@ def _print(part: str, rows: list[dict[str, Any]]) -> None:
         print_table(["live", "interval", "trials"], cells)
         return
     print_table(
-        ["simulated", "interval", "winner", "gain", "least", "steps", "cost"],
+        ["simulated", "interval", "used", "winner", "gain", "least", "steps", "cost"],
         [
             [
                 row["arm"],
                 f"{row['interval']:.3f}",
+                f"{row['used']} of {row['tunings']}",
                 f"{row['winners']} of {row['tunings']}",
                 f"{row['gain']:.3f}",
                 f"{row['least_gain']:.3f}",

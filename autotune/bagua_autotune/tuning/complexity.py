@@ -65,12 +65,8 @@ def learn(steps: Sequence[Step]) -> Correction | None:
 
     The slope is that of Theil and Sen, the median of those between all pairs of steps (Sen,
     "Estimates of the regression coefficient based on Kendall's tau", 1968): a checkpoint or a wrong
-    complexity does not move it.
-
-    Args:
-        steps: those after the first LEARNING_STEPS do not count, so that it stays what it is.
+    complexity does not move it. Fewer than LEARNING_STEPS teach nothing.
     """
-    steps = steps[:LEARNING_STEPS]
     if len(steps) < LEARNING_STEPS or len({step.complexity for step in steps}) < 2:
         return None
     from scipy.stats import theilslopes  # here: takes long to import

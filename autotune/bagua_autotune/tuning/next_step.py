@@ -117,16 +117,18 @@ class NextStep:
 
     def remark(self, job: Job, trials: Sequence[Trial], closed: Trial) -> str:
         """What the job's users may want to know of a trial that was measured; mostly nothing."""
-        if closed.index != _first(of_round(trials, job.round)).index or not closed.estimate:
+        is_first = closed.index == _first(of_round(trials, job.round)).index
+        if not (is_first and closed.estimate and OBJECTIVES[job.protocol].closes_itself):
             return ""
         steps = self._counted(job, closed, self._store.step_costs(job.id, closed.index))
-        is_told = _told(closed, steps) and OBJECTIVES[job.protocol].closes_itself
+        is_told = bool(_told(closed, steps))
         return complexity.describe(self._learned(job, closed)) if is_told else ""
 
     def _learned(self, job: Job, first: Trial) -> complexity.Correction | None:
         """What the first trial of a round says of the complexity."""
         steps = self._counted(job, first, self._store.step_costs(job.id, first.index))
-        return complexity.learn(_told(first, steps))
+        # Steps that come after the trial was closed must not change what was learned.
+        return complexity.learn(_told(first, steps[: complexity.LEARNING_STEPS]))
 
     def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
         """The steps that count; none while the job is warming up."""

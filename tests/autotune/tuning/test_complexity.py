@@ -48,7 +48,7 @@ def test_the_interval_of_a_trial_is_narrower_and_holds_the_truth() -> None:
     assert correction.narrowed < 0.2
     truth = math.log(0.03 + 0.001 * correction.usual)
     narrower, holds = [], []
-    for seed in range(2, 202):
+    for seed in range(2, 102):
         # Of a configuration that communicates in 30 ms, where the default took 50.
         trial = steps_of(7, seed=seed, fixed=0.03)
         without = of([step.seconds for step in trial])
@@ -71,20 +71,15 @@ def test_a_checkpoint_and_a_wrong_complexity_do_not_move_what_is_learned() -> No
 def test_a_random_complexity_is_hardly_ever_believed() -> None:
     rng = random.Random(0)
     believed = 0
-    for seed in range(2000):
+    for seed in range(1000):
         steps = steps_of(LEARNING_STEPS, seed=seed)
         believed += learn([step._replace(complexity=rng.random()) for step in steps]) is not None
-    assert believed <= 10
+    assert believed < 10
 
 
 @pytest.mark.parametrize("count", [0, 1, LEARNING_STEPS - 1])
 def test_few_steps_teach_nothing(count: int) -> None:
     assert learn(steps_of(count)) is None
-
-
-def test_later_steps_change_nothing() -> None:
-    steps = steps_of(40)
-    assert learn(steps) == learn(steps[:LEARNING_STEPS])
 
 
 def test_a_trial_that_does_not_wait_for_its_data_is_left_as_it_is() -> None:
@@ -167,7 +162,7 @@ HINTS: dict[str, Hint] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_intervals_are_narrow_and_what_is_kept_is_right_where_it_is_not_without(seed: int) -> None:
     told, untold = trained("tokens", seed), trained("none", seed)
     assert median(told.widths) < 0.2 * median(untold.widths)
@@ -200,6 +195,31 @@ def test_the_job_says_that_it_is_used() -> None:
     assert isinstance(note, Event)
     assert note.trial == 0
     assert note.message.startswith("step times are compared as of a complexity of 1")
+
+
+def test_steps_that_come_after_the_first_trial_was_closed_change_nothing() -> None:
+    """The ranks go on with it until the next one is chosen, and here no longer say how much."""
+    tuner = Tuner(Store("sqlite://"))
+    training = Training(tuner, HINTS["tokens"])
+    while (trial := tuner.open_trial("job")) and trial.index == 0:
+        training.report(0, trial.configuration)
+    training.hint = HINTS["none"]
+    training.report(0, tuner.store.job("job").baseline)
+    training.hint = HINTS["tokens"]
+    training.run()
+    assert median(training.widths) < 0.1
+
+
+def test_the_first_trial_of_a_later_round_teaches_anew() -> None:
+    training = Training(Tuner(Store("sqlite://")), HINTS["tokens"])
+    training.run()
+    training.step += 1000
+    training.tuner.take_event("job", Event("drift", None, training.step, "slower"))
+    training.run(6000)
+    assert training.tuner.status("job").result is not None
+    notes = [e for e in training.tuner.store.events("job") if e.kind == "note"]
+    of_rounds = [training.tuner.store.trial("job", note.trial or 0).round for note in notes]
+    assert of_rounds == [0, 1]
 
 
 def test_the_default_teaches_for_some_steps_and_other_trials_are_short() -> None:
