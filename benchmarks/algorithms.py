@@ -1,4 +1,4 @@
-"""How fast each algorithm is, at its best setting, beside stock DDP and torch's own hooks.
+"""How fast each algorithm is at its best setting, compared with stock DDP and torch's own hooks.
 
     python benchmarks/algorithms.py                       # 100 Mbit/s, 1 Gbit/s, unshaped
     python benchmarks/algorithms.py --nodes 4 --ranks-per-node 1 --networks 1gbit --no-tuning
@@ -218,8 +218,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--sizes-mib", type=int, nargs="+", default=[1, 5, 25])
     parser.add_argument("--channels", type=int, nargs="+", default=[1])
-    parser.add_argument("--rounds", type=int, default=4, help="of the run-off")
-    parser.add_argument("--no-tuning", action="store_true", help="leave the live tuning out")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the run-off")
+    parser.add_argument("--no-tuning", action="store_true", help="do not run the live tuning")
     parser.add_argument("--output", type=Path, default=Path("build/algorithms"), metavar="FOLDER")
     return parser.parse_args()
 

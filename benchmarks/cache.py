@@ -1,8 +1,9 @@
-"""The cached dataset: what a hit costs, and what an epoch gains.
+"""The cached dataset: the cost of a hit, and the time saved in an epoch.
 
 Hits: one process reads samples in a random order, from each backend, from a Redis server as one
 would use it by hand (``pickle`` and ``GET``), and from torch's own ``TensorDataset``, which has all
-of them in this process. In turns, rounds of 500 reads; median and MB/s.
+of them in this process; from ``redis`` also a batch at once, as DataLoader does. In turns, rounds
+of 500 reads; median and MB/s.
 
 Epochs: 2 ranks of 2 workers, each sample takes 20 ms (slept). Goals: with each backend, the second
 epoch takes at most a fifth of the first, and reads every sample from the cache; each sample is
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +40,7 @@ BACKENDS = ("memory", "disk", "redis")
 SHAPES = {"1 KiB": (256,), "588 KiB": (3, 224, 224)}
 SAMPLES = 200
 READS = 500
+BATCH = 20
 EPOCH_SAMPLES = 1600
 LOAD_SECONDS = 0.02
 LEAST_GAIN = 5.0
@@ -90,8 +93,8 @@ def hits(rounds: int, folder: str) -> list[dict[str, Any]]:
 
 def _arms(
     tensors: torch.Tensor, size: str, folder: str, client: Any
-) -> dict[str, Callable[[int], Any]]:
-    """How each reads a sample, which all of them have."""
+) -> dict[str, Callable[[list[int]], Any]]:
+    """How each reads samples, which all of them have."""
     plain = TensorDataset(tensors)
     datasets = {backend: cached(plain, backend, size, folder) for backend in BACKENDS}
     for index in range(SAMPLES):
@@ -101,18 +104,31 @@ def _arms(
             assert torch.equal(dataset[index][0], tensors[index])
     for dataset in datasets.values():
         dataset.cache_loader.flush()
-    return {
+    one_by_one = {
         "TensorDataset": plain.__getitem__,
         **{backend: dataset.__getitem__ for backend, dataset in datasets.items()},
         "Redis by hand": lambda index: pickle.loads(client.get(f"{size} {index}")),
     }
+    return {
+        **{arm: partial(_read_each, read) for arm, read in one_by_one.items()},
+        f"redis, {BATCH} at once": partial(_read_batches, datasets["redis"].__getitems__),
+    }
 
 
-def _seconds_per_read(read: Callable[[int], Any]) -> float:
-    indices = random.Random(0).choices(range(SAMPLES), k=READS)
-    begin = time.perf_counter()
+def _read_each(read: Callable[[int], Any], indices: list[int]) -> None:
     for index in indices:
         read(index)
+
+
+def _read_batches(read: Callable[[list[int]], Any], indices: list[int]) -> None:
+    for begin in range(0, len(indices), BATCH):
+        read(indices[begin : begin + BATCH])
+
+
+def _seconds_per_read(read: Callable[[list[int]], Any]) -> float:
+    indices = random.Random(0).choices(range(SAMPLES), k=READS)
+    begin = time.perf_counter()
+    read(indices)
     return (time.perf_counter() - begin) / READS
 
 
@@ -125,7 +141,7 @@ def _rank(rank: int, folder: str, results: Any) -> None:
             dataset = cached(dataset, backend, "epochs", folder)
         sampler: DistributedSampler[Any] = DistributedSampler(dataset)
         loader = DataLoader(
-            dataset, 20, sampler=sampler, num_workers=2, multiprocessing_context="fork"
+            dataset, BATCH, sampler=sampler, num_workers=2, multiprocessing_context="fork"
         )
         seconds = []
         for epoch in range(2):

@@ -1,4 +1,4 @@
-"""How well the simulator foretells the gain bench: a cell's sweep from the profile of its tuning.
+"""How well the simulator predicts the gain bench: each cell's sweep from its tuning's profile.
 
 Reads the folder that benchmarks/gain.py wrote. What a cell computes and what its network does is
 fitted to the profile that its live tuning left (``bagua-autotune export JOB --profile``), and never
@@ -233,8 +233,10 @@ def _row(cell: Calibration) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="that gain.py wrote")
-    parser.add_argument("--json", type=Path, help="default: calibration.json in that folder")
+    parser.add_argument("folder", type=Path, help="folder that gain.py wrote")
+    parser.add_argument(
+        "--json", type=Path, help="write figures to this file (default: calibration.json in folder)"
+    )
     options = parser.parse_args()
     cells = calibrate_folder(options.folder)
     if not cells:

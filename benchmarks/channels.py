@@ -1,4 +1,4 @@
-"""What channels hold: memory, threads and open files of a rank, with each number of them.
+"""The memory, threads and open files of a rank for each number of channels.
 
     torchrun --nproc-per-node 2 benchmarks/channels.py                   # gloo, on CPUs
     torchrun --nproc-per-node 2 benchmarks/channels.py --device cuda     # NCCL, a GPU for each rank
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--switches", type=int, nargs="+", default=[25, 25], metavar="N")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Eight bits: the speed of compressing beside that of a copy, and whether GPU and CPU agree.
+"""The speed of compression to 8 bits, compared with a copy, and whether GPU and CPU agree.
 
     python benchmarks/compression.py                     # on the GPU, if there is one
     python benchmarks/compression.py --device cpu
@@ -159,8 +159,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--mebibytes", type=int, nargs="+", default=[1, 10, 25, 100, 400])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--chunks", type=int, default=1000, help="compared with the CPU's")
-    parser.add_argument("--json", type=Path, help="write the result there too")
+    parser.add_argument(
+        "--chunks", type=int, default=1000, help="random chunks to compare with the CPU's"
+    )
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

@@ -1,5 +1,6 @@
-"""What each algorithm, and 16 bits on the wire, do to a training: the examples' trainings with
-each, some seeds each, beside gradients that are averaged as they are.
+"""Convergence under each algorithm and with 16 bits on the wire, compared with plain averaging.
+
+The examples' trainings run with each of them, several seeds each.
 
     torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json --plots build/plots
     torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
@@ -208,13 +209,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1.0,
-                        help="times the learning rates of SGD and AdamW")  # fmt: skip
+                        help="factor for the learning rates of SGD and AdamW")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
-                        help="cuda: a GPU for each rank, and NCCL")  # fmt: skip
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--plots", type=Path, help="draw the curves there (needs the extra plot)")
+                        help="cuda: each rank has its own GPU and uses NCCL")  # fmt: skip
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--plots", type=Path, help="draw the curves in this folder (needs the extra 'plot')"
+    )
     parser.add_argument("--merge", nargs="+", type=Path, metavar="JSON", default=[],
-                        help="train nothing: show what several runs wrote")  # fmt: skip
+                        help="do not train: show the figures that several runs wrote")  # fmt: skip
     options = parser.parse_args()
     if options.merge:
         found = merged(options.merge)

@@ -1,4 +1,4 @@
-"""An elastic job of torchrun on hosts of this machine: killed, grown, shrunk, its service lost.
+"""An elastic torchrun job on emulated hosts: it is killed, grows, shrinks and loses its service.
 
     sudo .venv/bin/python -m benchmarks.elastic --network 300mbit --json elastic.json
 
@@ -307,12 +307,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", type=Network.parse, default=Network.parse("300mbit"))
     parser.add_argument("--ranks-per-node", type=int, default=2)
-    parser.add_argument("--width", type=int, default=144, help="of the model, a multiple of 6")
-    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
-    parser.add_argument("--patience", type=float, default=150, help="seconds for one life")
-    parser.add_argument("--samples", type=int, default=40, help="trials of a search at most")
-    parser.add_argument("--log", type=Path, help="what the ranks print is added here")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--width", type=int, default=144, help="model width, a multiple of 6")
+    parser.add_argument("--batch", type=int, default=16, help="sequences in a step")
+    parser.add_argument(
+        "--patience", type=float, default=150, help="maximum seconds for one life of the job"
+    )
+    parser.add_argument("--samples", type=int, default=40, help="maximum trials in a search")
+    parser.add_argument("--log", type=Path, help="append the output of the ranks to this file")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     for variable in [name for name in os.environ if name.startswith("BAGUA_")]:
         del os.environ[variable]

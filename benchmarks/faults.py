@@ -1,4 +1,4 @@
-"""Tunings of short jobs while the service is killed, restarted, frozen and cut off, behind a proxy.
+"""Tunes short jobs while the service, behind a proxy, is killed, restarted, frozen and cut off.
 
 The proxy drops, delays, duplicates or garbles every tenth request. Most jobs are simulated: their
 steps take the simulator's time, and the client's own reporter tells them over HTTP to a real
@@ -84,8 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tunings", type=int, default=50)
-    parser.add_argument("--at-once", type=int, default=10, help="simulated jobs beside one another")
-    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument("--at-once", type=int, default=10, help="simulated jobs that run at once")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "store.db"

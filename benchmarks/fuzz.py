@@ -1,4 +1,4 @@
-"""Wrong requests without end against a real service, and what it was like afterwards.
+"""Sends many thousand wrong requests to a real service, then checks that nothing was damaged.
 
 A tenth of them are made by schemathesis from the OpenAPI document (where it is installed), the
 others by hypothesis for both APIs (garbage.py); of these some are cut off in the middle, and some

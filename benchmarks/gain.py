@@ -72,7 +72,7 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="+",
         metavar="MODEL",
-        help=f"of {', '.join(MODELS)} (default: {', '.join(DEFAULT_MODELS)})",
+        help=f"some of {', '.join(MODELS)} (default: {', '.join(DEFAULT_MODELS)})",
     )
     parser.add_argument(
         "--networks",
@@ -85,21 +85,21 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--gradient-megabytes", type=float, default=DEFAULT_GRADIENT_BYTES / 1e6)
     parser.add_argument("--compute-seconds", type=float, default=DEFAULT_COMPUTE_SECONDS,
-                        help="of a step, slept")  # fmt: skip
+                        help="how long each step sleeps in place of computing")  # fmt: skip
     parser.add_argument("--bagua", nargs="*", metavar="MODEL/NETWORK",
-                        help="cells that Bagua's own service tunes too "
+                        help="cells that Bagua's own service also tunes "
                         f"(default: {', '.join(DEFAULT_BAGUA)})")  # fmt: skip
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"),
-                        help="cuda: a GPU for each rank, models of full size that compute; hosts "
-                        "reach each other by TCP")  # fmt: skip
+                        help="cuda: each rank has its own GPU, full-size models compute, and "
+                        "hosts are connected by TCP")  # fmt: skip
     parser.add_argument("--allow", default="", choices=("bfloat16", "float16"),
-                        help="tune a second time with this on the wire allowed")  # fmt: skip
+                        help="tune a second time, allowing this precision on the wire")  # fmt: skip
     parser.add_argument("--sockets", action="store_true",
-                        help="measure stock DDP with NCCL's socket variables, too")  # fmt: skip
+                        help="also measure stock DDP with NCCL's socket variables set")  # fmt: skip
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell")
     for what, of in (("mib", "bucket sizes"), ("channels", "numbers of channels")):
         parser.add_argument(f"--sweep-{what}", type=int, nargs="+", metavar="N",
-                            help=f"the sweep's {of}")  # fmt: skip
+                            help=f"{of} in the sweep")  # fmt: skip
     for what in ("sweep-rounds", "sweep-steps", "run-off-rounds"):
         usual = [getattr(effort, what.replace("-", "_")) for effort in (FULL, ON_GPUS)]
         parser.add_argument(f"--{what}", type=int, metavar="N",
@@ -111,26 +111,26 @@ def _add_what_to_do(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep the cells that are done, as they are asked for now",
+        help="skip cells that were measured before with the same options",
     )
     parser.add_argument(
         "--retune",
         action="store_true",
-        help="of cells that are done, run our tuning and the run-off again and keep the rest: "
-        "to see what a change of the search does",
+        help="repeat our tuning and the run-off of finished cells and keep their other "
+        "measurements, to see the effect of a change of the search",
     )
     parser.add_argument(
         "--loopback",
         action="store_true",
-        help="where hosts cannot be made, run over loopback; such cells count for no goal",
+        help="run over loopback if hosts cannot be emulated; such cells do not count for the goals",
     )
     parser.add_argument("--smoke", action="store_true",
-                        help="one small cell in a minute; its figures mean nothing")  # fmt: skip
+                        help="run one small cell for a minute; no figure counts")  # fmt: skip
     parser.add_argument("--report", action="store_true",
-                        help="run nothing: the figures of all cells in FOLDER")  # fmt: skip
+                        help="run nothing: print the figures of all cells in FOLDER")  # fmt: skip
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="draw there (needs the extra plot)"
+        "--plots", type=Path, metavar="FOLDER", help="draw plots in FOLDER (needs the extra 'plot')"
     )
 
 

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of us, tuned by the launcher, beside their sweep of bucket_cap_mb."""
+"""Unchanged scripts tuned by the launcher, compared with a sweep of their bucket_cap_mb."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SWEEP_MIB, metavar="MIB",
-                        help="bucket_cap_mb of the sweep, beside torch's default")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each")
-    parser.add_argument("--steps", type=int, default=4, help="measured in a turn")
+                        help="bucket_cap_mb values of the sweep, with torch's default")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each setting")
+    parser.add_argument("--steps", type=int, default=4, help="steps measured in a turn")
     parser.add_argument("--time", type=float, default=300.0, metavar="SECONDS",
-                        help="that a tuning may take at most")  # fmt: skip
-    parser.add_argument("--max-samples", default="60", help="trials of a tuning at most")
+                        help="longest time for a tuning")  # fmt: skip
+    parser.add_argument("--max-samples", default="60", help="maximum number of trials of a tuning")
     parser.add_argument("--loopback", action="store_true",
-                        help="where hosts cannot be made, run over loopback")  # fmt: skip
+                        help="run over loopback if hosts cannot be emulated")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("build/launched.json"))
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""One real training, tuned live; its default and what was kept measured in turns.
+"""Tunes one real training, then measures its default and the configuration kept in turns.
 
 Each process has one GPU and NCCL, or a CPU core and gloo. Rank 0 starts the service. When the
 tuning has ended, the default and what was kept are put into force in turns, with the steps after a
@@ -86,11 +86,13 @@ def block(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=[*REAL, "tiny"], default="gpt2")
-    parser.add_argument("--batch", type=int, help="per process; default: one that fills a GPU")
+    parser.add_argument(
+        "--batch", type=int, help="batch size of each process (default: one that fills a GPU)"
+    )
     parser.add_argument("--compile", choices=["module", "wrapper"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--block-steps", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("bagua_client.agent").setLevel(logging.INFO)

@@ -1,12 +1,12 @@
-"""The agent's cost on the training thread: while tuning, in a profiled step, while it watches after
-the tuning, and when off.
+"""The agent's cost on the training thread: during tuning, in a profiled step, while it watches
+after the tuning, and when it is off.
 
-Ranks train a small model with a real service; each step sleeps, so that it takes about 50 ms as
-on a device that computes by itself. What the agent does at the end of each step is timed on every
-rank; the rank with the highest mean counts. What a profiled step costs more is timed on rank 0,
-which alone has some; a switch, its new groups and its reducer with the votes on it, by itself. When
-off, nothing of the agent is called: what is left, and is there in the other phases too, is timed in
-a loop. That buckets travel by our hook is not counted here but in reducer.py.
+Ranks train a small model with a real service. Each step sleeps, so that it takes about 50 ms, as on
+a device that computes by itself. The agent's work at the end of each step is timed on every rank;
+the rank with the highest mean counts. The extra cost of a profiled step is timed on rank 0, the
+only rank that profiles. A switch, with its new groups, its reducer and the votes on it, is timed by
+itself. When the agent is off, nothing of it is called. The code that remains, which also runs in
+the other phases, is timed in a loop. The cost of our communication hook is measured in reducer.py.
 
     python benchmarks/overhead.py --json overhead.json
 """
@@ -254,8 +254,10 @@ def measure(on: bool, ranks: int) -> tuple[list[Cost], Footprint]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4, help="an even number, on two nodes")
-    parser.add_argument("--rounds", type=int, default=3, help="tunings, in turns with trainings")
+    parser.add_argument("--ranks", type=int, default=4, help="even number of ranks on two nodes")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of tunings, in turns with trainings"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     costs: list[Cost] = []

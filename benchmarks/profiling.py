@@ -1,4 +1,4 @@
-"""What recording a step costs on a GPU: steps with and without a record, in turns.
+"""The cost of recording a step on a GPU: steps with and without a record, in turns.
 
 One process for each GPU trains a real model over NCCL; rank 0 records every other step as the
 agent does, with an event for each gradient and for each bucket's begin and end. What it costs on
@@ -103,7 +103,7 @@ def run_rank(rank: int, folder: str, world_size: int, options: argparse.Namespac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=sorted(REAL), default=sorted(REAL))
-    parser.add_argument("--buckets", nargs="+", type=int, default=[1, 25], help="in MiB")
+    parser.add_argument("--buckets", nargs="+", type=int, default=[1, 25], help="sizes in MiB")
     parser.add_argument("--pairs", type=int, default=50)
     options = parser.parse_args()
     if not torch.cuda.is_available():

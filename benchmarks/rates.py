@@ -1,4 +1,4 @@
-"""How many the service takes: beside Bagua's own service, and as jobs of a cluster.
+"""How many requests the service handles: compared with Bagua's own, and for a cluster's jobs.
 
 Beside Bagua's service (0.9.2 under gevent), in turns, same client, same bodies: pairs of a report
 and an ask from 64 connections, each with models of its own, first while none is tuned yet and then
@@ -225,15 +225,21 @@ def show_goal(goal: str, found: str, is_met: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--connections", type=int, default=64, help="that send pairs")
-    parser.add_argument("--tuned", type=int, default=4, help="models tuned beside health checks")
-    parser.add_argument("--rounds", type=int, default=3, help="of each service")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of pairs in a round")
-    parser.add_argument("--tuned-seconds", type=float, default=15.0, help="of health checks in one")
-    parser.add_argument("--jobs", type=int, default=1000, help="of the cluster")
+    parser.add_argument("--connections", type=int, default=64, help="connections that send pairs")
+    parser.add_argument(
+        "--tuned", type=int, default=4, help="models being tuned during health checks"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for each service")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time of pairs in a round")
+    parser.add_argument(
+        "--tuned-seconds", type=float, default=15.0, help="time of health checks in a round"
+    )
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs of the cluster")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--cluster-seconds", type=float, default=20.0, help="of each count of jobs")
-    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument(
+        "--cluster-seconds", type=float, default=20.0, help="time for each number of jobs"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     windows: list[Window] = []
     loads: list[Load] = []

@@ -1,4 +1,4 @@
-"""Step time against torch's DistributedDataParallel at the same bucket size; the cost of a swap.
+"""Step time compared with stock DDP at the same bucket size, and the cost of a reducer swap.
 
 Ours is compared in two ways: "off", wrapped with that size and not tuned, which must be as torch's;
 "hook", re-cut from torch's default to that size, all buckets carried by our hook, as in a job that
@@ -246,20 +246,30 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="a GPU where there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--models", nargs="+", choices=sorted({*LISTS, *REAL}))
-    parser.add_argument("--buckets", nargs="+", type=int, default=[1, 25, 100], help="in MiB")
+    parser.add_argument("--buckets", nargs="+", type=int, default=[1, 25, 100], help="sizes in MiB")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="memory is a GPU's")
-    parser.add_argument("--compile", choices=("module", "wrapper"), help="torch.compile it")
     parser.add_argument(
-        "--pairs", type=int, default=30, help="measured steps of each (default: 30)"
+        "--parts", nargs="+", choices=PARTS, help="parts to measure; 'memory' needs a GPU"
     )
-    parser.add_argument("--rounds", type=int, default=4, help="of new wrappers (default: 4)")
-    parser.add_argument("--swaps", type=int, default=40, help="of each list (default: 40)")
-    parser.add_argument("--batch", type=int, default=0, help="of real models; 0: fills the GPU")
-    parser.add_argument("--processes", type=int, help="ranks, each on a GPU of its own if on one")
-    parser.add_argument("--json", type=Path, help="write the result there too")
+    parser.add_argument("--compile", choices=("module", "wrapper"), help="compile this with torch")
+    parser.add_argument(
+        "--pairs", type=int, default=30, help="measured steps of each wrapper (default: 30)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="rounds, each with new wrappers (default: 4)"
+    )
+    parser.add_argument(
+        "--swaps", type=int, default=40, help="swaps measured for each gradient list (default: 40)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=0, help="batch size of real models; 0: one that fills the GPU"
+    )
+    parser.add_argument(
+        "--processes", type=int, help="number of ranks; with --device cuda each has its own GPU"
+    )
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.processes = options.processes or PROCESSES[options.device]

@@ -1,4 +1,4 @@
-"""Jobs tuned by replicas of which one is killed every few seconds, and PostgreSQL crashes once.
+"""Tunes jobs by several replicas: one is killed every few seconds, and PostgreSQL crashes once.
 
 The replicas of ``bagua-autotune serve`` share a PostgreSQL of their own (without fsync: the machine
 does not crash). A proxy lets each have its turn, request by request. The jobs are simulated, all at
@@ -135,8 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--jobs", type=int, default=40, help="tuned at once")
-    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument("--jobs", type=int, default=40, help="jobs being tuned at once")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     outcomes = [tune(replicas, options.jobs, options.seed) for replicas in options.replicas]
     right = [outcome.show() for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""What reports of step times cost the service: how many it takes in a second, and by job size.
+"""The cost of reported step times for the service: reports per second, and the cost by job size.
 
 Rates: 16 connections of two processes report one step of 8 ranks at a time, in turns for 400
 jobs, to ``bagua-autotune serve`` on SQLite and, where it is installed, on a PostgreSQL of its own
@@ -187,9 +187,13 @@ def databases() -> Iterator[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each rate")
-    parser.add_argument("--repeats", type=int, default=40, help="of each cost")
-    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="duration of the measurement of each rate"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=40, help="number of reports to measure each cost"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     with databases() as urls:
         rates = [measure_rate(url, options.seconds) for url in urls]

@@ -1,4 +1,4 @@
-"""Search engines on simulated jobs: trials to near the optimum, and what the search costs.
+"""Search engines on simulated jobs: trials until near the optimum, and the cost of the search.
 
 Ours, with and without its cost model, random search, Optuna's two samplers and Bagua's own
 optimiser look for the fastest configuration of the same simulated jobs, under the same noise: that
@@ -68,17 +68,25 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     known = len(cases())
     parser.add_argument("--engines", nargs="+", choices=[*ENGINES], default=[*ENGINES])
-    parser.add_argument("--problems", type=int, default=known, help=f"how many; there are {known}")
-    parser.add_argument("--noise", nargs="+", type=float, default=[*NOISES])
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--trials", type=int, default=60, help="of each run")
-    parser.add_argument("--spaces", nargs="+", choices=[*SPACES], default=[*SPACES])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument(
-        "--wrong-model", action="store_true", help="ours with wrong cost models, against plain"
+        "--problems", type=int, default=known, help=f"how many of the {known} problems"
     )
-    parser.add_argument("--quick", action="store_true", help="few runs, for a look")
-    parser.add_argument("--json", type=Path, help="write the figures and every run there too")
+    parser.add_argument("--noise", nargs="+", type=float, default=[*NOISES])
+    parser.add_argument("--seeds", type=int, default=3, help="seeds for each problem")
+    parser.add_argument("--trials", type=int, default=60, help="trials in each run")
+    parser.add_argument("--spaces", nargs="+", choices=[*SPACES], default=[*SPACES])
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes that run at a time"
+    )
+    parser.add_argument(
+        "--wrong-model",
+        action="store_true",
+        help="compare ours with a wrong cost model and without one",
+    )
+    parser.add_argument("--quick", action="store_true", help="only a few runs, for a first look")
+    parser.add_argument(
+        "--json", type=Path, help="also write the figures and every run to this file"
+    )
     quick = parser.parse_known_args()[0].quick
     parser.set_defaults(**(QUICK if quick else {}))
     return parser.parse_args()

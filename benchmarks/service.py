@@ -1,4 +1,4 @@
-"""The service with a full store: how long the page, its data and /metrics take to answer.
+"""How fast the service answers with a full store: the page, its data and /metrics.
 
 A SQLite store holds 1,000 jobs of 60 trials, with what real jobs leave (filled_store.py): once all
 of them are being tuned, once 20 are and the others ended days ago.  `bagua-autotune serve` on it
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, nargs="+", default=[1000, 20])
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     answers: list[Answer] = []
     behind: dict[int, int] = {}

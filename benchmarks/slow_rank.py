@@ -1,4 +1,4 @@
-"""What a slow rank costs the others: under stock DDP, and where no rank waits for another.
+"""What a slow rank costs the others, under stock DDP and where no rank waits for another.
 
     torchrun --nproc-per-node 4 benchmarks/slow_rank.py
 
@@ -102,7 +102,7 @@ def report(every: list[dict[str, list[float]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=float, default=2.0, help="of gradients")
+    parser.add_argument("--megabytes", type=float, default=2.0, help="size of the gradients")
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--block-seconds", type=float, default=4.0)

@@ -1,4 +1,4 @@
-"""A compressed soak: a million observations by jobs that come and go; does the service stay small?
+"""A short soak test: a million observations of jobs that come and go; does the service stay small?
 
 Jobs of 8 ranks register, report 16 steps at a time, and end, some of them without a word; every
 eighth is tuned to its end. ``bagua-autotune serve`` deletes them after seconds in place of months
@@ -298,10 +298,14 @@ def measure(most: int, keep_seconds: float, seed: int, is_postgresql: bool) -> l
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--observations", type=int, default=1_000_000)
-    parser.add_argument("--keep-seconds", type=float, default=30.0, help="of a job that ended")
-    parser.add_argument("--postgresql", action="store_true", help="in place of SQLite")
+    parser.add_argument(
+        "--keep-seconds", type=float, default=30.0, help="how long ended jobs are kept"
+    )
+    parser.add_argument(
+        "--postgresql", action="store_true", help="use PostgreSQL in place of SQLite"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write every sample here")
+    parser.add_argument("--json", type=Path, help="write every sample to this file")
     options = parser.parse_args()
     samples = measure(options.observations, options.keep_seconds, options.seed, options.postgresql)
     tenths = by_tenth(samples, options.observations)

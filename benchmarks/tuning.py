@@ -1,4 +1,4 @@
-"""Whole tunings of simulated jobs by the real tuner: is the best kept, what does it cost, drift.
+"""Whole tunings of simulated jobs: does the tuner keep the best, at what cost, and under drift?
 
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,400 tunings, some 20 minutes
@@ -257,14 +257,18 @@ FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
-    parser.add_argument("--jobs", type=int, default=200, help="whose baseline is the best")
-    parser.add_argument("--seeds", type=int, default=2, help="of each case, for the gain")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs whose baseline is the best")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds for each case of part gain")
     parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--tunings", type=int, default=200, help="in each climate of part noise")
-    parser.add_argument("--held-out", action="store_true", help="other jobs for part noise")
-    parser.add_argument("--processes", type=int, default=2, help="of part noise")
+    parser.add_argument(
+        "--tunings", type=int, default=200, help="tunings in each climate of part noise"
+    )
+    parser.add_argument(
+        "--held-out", action="store_true", help="run part noise on the held-out jobs"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="processes that run part noise")
     parser.add_argument("--quiet-steps", type=int, default=10_000)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),

@@ -1,4 +1,4 @@
-"""WSGI servers for the tuning service: requests per second, latency and memory of each.
+"""Compares WSGI servers for the service: requests per second, latency and memory of each.
 
 Each serves the real application on a SQLite file of its own, one process with 16 threads, while
 concurrent connections (as many jobs) post observations of 10 steps of 4 ranks, or get /healthz.
@@ -245,9 +245,9 @@ def table(measurements: list[Measurement]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement")
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--json", type=Path, help="write every measurement here")
+    parser.add_argument("--json", type=Path, help="write every measurement to this file")
     arguments = parser.parse_args()
     measurements = [
         measure(server, workload, arguments.connections, arguments.seconds)

@@ -47,10 +47,17 @@ class Block(nn.Module):
 class CharacterModel(nn.Module):
     """Predicts the next character; the output layer's weight is the embedding's (tied)."""
 
-    def __init__(self, characters: int, width: int = 192, layers: int = 4, heads: int = 6) -> None:
+    def __init__(
+        self,
+        characters: int,
+        width: int = 192,
+        layers: int = 4,
+        heads: int = 6,
+        context: int = CONTEXT,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(characters, width)
-        self.position = nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
+        self.position = nn.Parameter(torch.randn(context, width) * 0.02)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, characters, bias=False)

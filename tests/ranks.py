@@ -111,6 +111,8 @@ class RankPool:
         outcomes = self._receive(timeout_seconds)
         if any(outcome.error is not None for outcome in outcomes.values()):
             self.close()
+        for connection in self._connections:
+            connection.send(None)  # All have returned, so that none is left without the others.
         return outcomes
 
     def close(self) -> None:
@@ -217,6 +219,8 @@ def _serve(connection: Connection, environment: Mapping[str, str], timeout: time
             _join_group(store, environment, timeout)
             torch.manual_seed(0)
             connection.send(Outcome(result=function(*args)))
+            connection.recv()
+            _leave_groups()
     except EOFError:
         pass  # The test process is gone.
     except BaseException:
@@ -226,10 +230,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], timeout: time
 
 
 def _join_group(store: str, environment: Mapping[str, str], timeout: timedelta) -> None:
-    """A process group for each function, met over the file ``store``; older groups are gone."""
-    gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """A process group for each function, met over the file ``store``."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -237,3 +238,10 @@ def _join_group(store: str, environment: Mapping[str, str], timeout: timedelta) 
         world_size=int(environment["WORLD_SIZE"]),
         timeout=timeout,
     )
+
+
+def _leave_groups() -> None:
+    """Each group that is left has a thread of gloo's that wakes 100 times a second."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Bagua's service, served as the first rank of a job of Bagua's serves it.
+"""Serves Bagua's own service in the same way as the first rank of a Bagua job does.
 
 Runs in Bagua's environment; prints ``address:port`` when it listens. It does what
 ``run_flask_app`` of ``bagua/torch_api/communication.py`` does, which itself cannot be imported

@@ -1,4 +1,4 @@
-"""Hosts with a network between them, on this machine, for any training script.
+"""Emulates hosts with a network between them on this machine, for any training script.
 
 python -m benchmarks.testbed run --network 1gbit-2ms --serve -- train.py --epochs 3
 python -m benchmarks.testbed probe --network 1gbit-2ms
@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     network = argparse.ArgumentParser(add_help=False)
     network.add_argument(
         "--network", type=Network.parse, default=Network(1e9), metavar="NETWORK",
-        help="300mbit, 1gbit, 1gbit-2ms (round trip), unshaped  [default: 1gbit]",
+        help="such as 300mbit, 1gbit, 1gbit-2ms (round trip), unshaped  [default: 1gbit]",
     )  # fmt: skip
 
     one = commands.add_parser(
@@ -114,31 +114,38 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--nodes", type=int, default=2)
     one.add_argument("--ranks-per-node", type=int, default=2)
-    one.add_argument("--serve", action="store_true", help="with the service, and tune the job")
-    one.add_argument("--database", type=Path, help="of the service  [default: forgotten]")
+    one.add_argument("--serve", action="store_true", help="start the service too, and tune the job")
+    one.add_argument(
+        "--database", type=Path, help="database of the service  [default: a temporary one]"
+    )
     one.add_argument(
         "--ordinary-priority", action="store_true",
-        help="for ranks that compute for real: by default they go before all else on the machine",
+        help="run ranks at ordinary priority, for ranks that really compute; by default they run "
+        "before everything else on the machine",
     )  # fmt: skip
     one.add_argument(
         "--gpus", action="store_true",
-        help="a GPU for each rank, and NCCL over the link between the hosts",
+        help="give each rank a GPU; NCCL uses the link between the hosts",
     )  # fmt: skip
-    one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after these")
+    one.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time")
     one.add_argument(
         "--results", type=Path, metavar="FOLDER",
-        help=f"${RESULTS} of the script; the JSON files that it writes there are printed on stdout "
-        "at the end  [default: one that is removed]",
+        help=f"the script's ${RESULTS}; JSON files that it writes there are printed on stdout at "
+        "the end  [default: a temporary folder]",
     )  # fmt: skip
-    one.add_argument("script", nargs="+", help="-- a training script and its arguments")
+    one.add_argument("script", nargs="+", help="a training script and its arguments, after --")
     one.set_defaults(action=run)
 
-    probing = commands.add_parser("probe", parents=[network], help="measure a network itself")
+    probing = commands.add_parser("probe", parents=[network], help="measure the network itself")
     probing.set_defaults(action=probe)
 
-    commands.add_parser("list", help="runs that have not been removed").set_defaults(action=show)
-    cleaning = commands.add_parser("clean", help="remove what runs left whose process is gone")
-    cleaning.add_argument("--all", action="store_true", help="of runs that go on, too")
+    commands.add_parser("list", help="list runs that have not been removed").set_defaults(
+        action=show
+    )
+    cleaning = commands.add_parser(
+        "clean", help="remove what is left of runs whose process is gone"
+    )
+    cleaning.add_argument("--all", action="store_true", help="also remove runs that still go on")
     cleaning.set_defaults(action=clean)
     return top
 

@@ -1,4 +1,4 @@
-"""A configuration as the ranks carry it out: one value for every knob the client knows."""
+"""A configuration as the ranks carry it out: a value for every knob that the client knows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Configuration:
         hierarchical: ``off``: one flat all-reduce over all ranks. ``leaders``: reduce to one
             rank of each node, all-reduce between those, broadcast inside the node.
             ``shards``: reduce-scatter inside the node, all-reduce each shard across the
-            nodes, all-gather inside the node (needs as many ranks on every node).
-        channels: parts of a bucket that travel at once, each on a process group of its own;
-            buckets too small to be divided use the groups in turn.
+            nodes, all-gather inside the node (needs the same number of ranks on every node).
+        channels: number of process groups that buckets use in turn. A bucket that is large enough
+            is split into up to this many parts, which travel at once, each on its own group.
         first_bucket_bytes: the first bucket (of each dtype and device) is closed as soon as
             it holds this many bytes, if that is less than ``bucket_bytes``; 0: like the others.
-        last_bucket_bytes: the last bucket holds as few tensors as amount to this many
-            bytes, if that is less than ``bucket_bytes``; 0: what is left over.
+        last_bucket_bytes: the last bucket holds the fewest tensors that amount to this many
+            bytes, if that is less than ``bucket_bytes``; 0: it holds the tensors left over.
         wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
         buckets: the number of tensors of each bucket, in the order in which gradients become
             ready; the sizes in bytes above are then not used. Empty: buckets are cut by bytes.
-        algorithm: the name of the algorithm, which is used with its default arguments; empty: the
-            one that the model was wrapped with.
+        algorithm: the algorithm's name; it runs with its default arguments. Empty: the algorithm
+            that the model was wrapped with.
 
     Raises:
-        ValueError: a value outside its domain.
+        ValueError: a value is outside its domain.
     """
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -61,16 +61,16 @@ class Configuration:
             raise ValueError(f"buckets must be a list of tensor counts, not {self.buckets!r}")
         for count in self.buckets:
             _check_number("a bucket's number of tensors", count, at_least=1)
-        # JSON knows lists only; a configuration is hashable.
+        # JSON gives a list; a configuration must be hashable.
         object.__setattr__(self, "buckets", tuple(self.buckets))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Configuration:
-        """Read a configuration that the service sent; a knob it leaves out is at its default.
+        """Read a configuration that the service sent. A missing knob has its default.
 
         Raises:
-            ValueError: a knob this client does not know, or a value outside its domain. A knob
-                that is passed over silently would be measured as if it were in force.
+            ValueError: this client does not know a knob, or a value is outside its domain. If an
+                unknown knob were ignored, it would be measured as if it were in force.
         """
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
@@ -81,13 +81,13 @@ class Configuration:
 
     @property
     def is_torchs_way(self) -> bool:
-        """Whether buckets travel as torch sends them, however they are cut."""
+        """Whether buckets travel as with stock torch, however they are cut."""
         way = self.hierarchical, self.channels, self.wire_precision, self.algorithm
         return way == ("off", 1, "as_is", "")
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether a training under it learns otherwise, beyond the order of sums."""
+        """Whether it changes what the model learns by more than the rounding order of the sums."""
         return self.wire_precision != "as_is" or bool(self.algorithm)
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Configuration:
         return {**asdict(self), "buckets": list(self.buckets)}
 
     def __str__(self) -> str:
-        """In words: how the buckets are cut, then what is not at its default."""
+        """In words: how the buckets are cut, then the knobs that are not at their defaults."""
         if self.buckets:
             words = [f"{len(self.buckets)} explicit bucket{'s' * (len(self.buckets) > 1)}"]
         else:
@@ -123,7 +123,7 @@ def _check_number(name: str, value: object, at_least: int) -> None:
 
 
 def _check_choice(name: str, value: object, choices: tuple[int | str, ...]) -> None:
-    # The type too: True equals 1.
+    # Compare the types too, because True == 1.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
 

@@ -1,4 +1,4 @@
-"""What BAGUA_AUTOTUNE_KNOBS says: which knobs stay as they are, or have some values only."""
+"""Reads BAGUA_AUTOTUNE_KNOBS: which knobs keep their defaults, or are limited to some values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = int | str
 UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
 MOST_VALUES = 8
-"""Of one knob: each is looked at with all values of the others."""
+"""Limit for one knob: the search looks at each value with all values of the other knobs."""
 WORDS: dict[str, Collection[Value]] = {
     "hierarchical": HIERARCHICAL_VALUES,
     "channels": CHANNELS_VALUES,
@@ -25,7 +25,7 @@ MAY_SAY = {
     **{knob: f"one or some of {'/'.join(map(str, words))}" for knob, words in WORDS.items()},
     **dict.fromkeys(EDGES, "one or some sizes such as 0/1MiB/4MiB"),
     "buckets": "",
-    # What is tried of these is said by BAGUA_AUTOTUNE_ALLOW.
+    # BAGUA_AUTOTUNE_ALLOW says which values of these are tried.
     "wire_precision": "",
     "algorithm": "",
 }
@@ -33,41 +33,46 @@ MAY_SAY = {
 
 @dataclass(frozen=True)
 class Choice:
-    """Of one knob.
+    """What the user chose for one knob.
 
     Attributes:
-        values: a single one is pinned, also in the default; none: the knob stays at its default.
-            Of ``bucket_bytes`` two are the ends of a range.
+        values: the values to try. A single value is pinned, also in the default configuration.
+            Two values of ``bucket_bytes`` are the ends of a range. Empty: the knob keeps its
+            default.
     """
 
     values: tuple[Value, ...] = ()
 
     @property
     def pinned(self) -> Value | None:
-        """The only value, if there is but one."""
+        """The value, if there is exactly one; else None."""
         return self.values[0] if len(self.values) == 1 else None
 
     def within(self, knob: str, domain: Mapping[str, Any], default: Value) -> dict[str, Any] | None:
-        """What is left of the knob's domain (API v2); None: the knob is left out.
+        """The part of the knob's domain (API v2) that remains; None: the knob is left out.
 
-        The default's value is always in it: the default is what everything is compared with.
+        It always contains ``default``, because every trial is compared with the default
+        configuration.
         """
         if domain["type"] == "partition":
             return None
         if domain["type"] == "log_integer":
             sizes = [int(size) for size in (default, *self.values)]
             return {**domain, "low": min(sizes), "high": max(sizes)}
-        # Any size may be tried, of the others what can be had here.
+        # Any size may be tried; of the other knobs only the values that are possible here.
         offered = self.values if knob in EDGES else domain["values"]
         kept = [v for v in offered if v in self.values and v != default]
         return {**domain, "values": [default, *kept]}
 
 
 def read_choices(text: str) -> dict[str, Choice]:
-    """Read such as ``-channels,hierarchical=off/leaders,bucket_bytes=1MiB..64MiB``.
+    """Read a text such as ``-channels,hierarchical=off/leaders,bucket_bytes=1MiB..64MiB``.
+
+    Returns:
+        The user's choices, by knob.
 
     Raises:
-        ValueError: it names the knob and what may be said of it.
+        ValueError: the text is not valid; the message names the knob and what it may be set to.
     """
     found: dict[str, Choice] = {}
     for part in filter(None, map(str.strip, text.split(","))):
@@ -92,7 +97,7 @@ def read_choices(text: str) -> dict[str, Choice]:
 
 
 def _values(knob: str, said: str) -> tuple[Value, ...]:
-    """Empty: they cannot be read."""
+    """The values in ``said``; empty if one of them cannot be read."""
     if knob in WORDS:
         known = {str(word): word for word in WORDS[knob]}
         values = [known.get(word.strip().lower()) for word in said.split("/")]

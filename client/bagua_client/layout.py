@@ -1,4 +1,4 @@
-"""How a tensor list is cut into buckets: a pure function, the same on every rank."""
+"""How a list of tensors is cut into buckets: a pure function with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TensorSpec:
         shape: its sizes.
         element_bytes: bytes of one element.
         dtype: torch's name of the dtype, such as ``torch.float32``.
-        device: device type and the position of the device in this rank's model, such as
-            ``cuda#0``: equal on all ranks, although the ranks use different devices.
+        device: device type and the device's position in this rank's model, such as ``cuda#0``;
+            equal on all ranks, although the ranks use different devices.
     """
 
     name: str
@@ -43,7 +43,7 @@ class TensorSpec:
 
     @property
     def group(self) -> str:
-        """Only tensors of one group may share a bucket."""
+        """Dtype and device; only tensors of the same group may share a bucket."""
         return f"{self.dtype}/{self.device}"
 
 
@@ -76,8 +76,8 @@ class Layout:
         configuration: what it was cut for.
         partition: for each bucket the indices of its tensors, in the order in which they
             become ready.
-        digest: 63 bits that are equal on two ranks if and only if (but for a hash collision)
-            tensors, order, configuration and partition are.
+        digest: a 63-bit hash of tensors, order, configuration and partition. Two ranks have the
+            same digest if and only if these are equal on both, hash collisions aside.
     """
 
     configuration: Configuration
@@ -88,12 +88,12 @@ class Layout:
 def cut(
     tensors: Sequence[TensorSpec], order: Sequence[int], configuration: Configuration
 ) -> Partition:
-    """Cut ``order`` (indices of ``tensors``) by bytes.
+    """Cut ``order`` (indices of ``tensors``) into buckets by bytes.
 
-    Each group is cut by itself. A bucket is closed as soon as it holds ``bucket_bytes``, which
-    is DistributedDataParallel's rule too, the first one earlier if it is to be smaller. A small
-    last bucket is taken off the end before that. Buckets stand in the order in which their last
-    tensor becomes ready, which is the order in which they can start.
+    Each group is cut by itself. A small last bucket, if configured, is first taken off the end.
+    Then a bucket is closed as soon as it holds ``bucket_bytes``, as DistributedDataParallel does
+    too; the first bucket is closed earlier if it is to be smaller. The buckets are sorted by when
+    their last tensor becomes ready, which is the order in which they can start.
     """
     groups: dict[str, list[int]] = {}
     for index in order:
@@ -124,7 +124,7 @@ def _cut_group(
 
 
 def _start_of_last(sizes_bytes: Sequence[int], least_bytes: int) -> int:
-    """Where the fewest tensors at the end begin that amount to ``least_bytes``."""
+    """Index at which the last bucket starts, which holds as few tensors as make ``least_bytes``."""
     place, held_bytes = len(sizes_bytes), 0
     while place and held_bytes < least_bytes:
         place -= 1
@@ -133,10 +133,10 @@ def _start_of_last(sizes_bytes: Sequence[int], least_bytes: int) -> int:
 
 
 def split(tensors: Sequence[TensorSpec], order: Sequence[int], counts: Sequence[int]) -> Partition:
-    """Split ``order`` (indices of ``tensors``) into buckets of so many tensors each.
+    """Split ``order`` (indices of ``tensors``) into buckets with ``counts`` tensors each.
 
     Raises:
-        ValueError: the counts do not fit the tensors.
+        ValueError: the counts do not add up to the number of tensors, or a bucket mixes groups.
     """
     if sum(counts) != len(order):
         raise ValueError(
@@ -178,11 +178,12 @@ def plan(
 
 @lru_cache(maxsize=8)
 def _digest_of(tensors: tuple[TensorSpec, ...]) -> int:
-    """Made once for a model: every change of configuration needs it on the training thread."""
+    """Digest of a model's tensors. It is cached because every change of configuration needs it, on
+    the training thread."""
     return digest_of([[spec.name, spec.shape, spec.group] for spec in tensors])
 
 
 def digest_of(*values: object) -> int:
-    """A positive 63-bit digest of JSON values, fit for an int64 tensor."""
+    """A 63-bit digest of JSON values, not negative, so that it fits in an int64 tensor."""
     text = json.dumps(values, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1

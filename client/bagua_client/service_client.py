@@ -1,4 +1,4 @@
-"""The service over HTTP, as rank 0's reporter thread uses it (API v2)."""
+"""HTTP client of the service (API v2), used by the reporter thread of rank 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from bagua_client.transport import ServiceUnavailable, Transport
 
 UNFINISHED = ("tuning", "confirming")
-"""States of a job that has a next trial, also while it is between two."""
+"""States of a job that has a next trial, even if the service is still choosing it."""
 RESULT_NUMBERS = {
     **dict.fromkeys(("speedup", "low", "high", "seconds", "cost_steps", "cost_seconds"), float),
     **dict.fromkeys(("trials", "steps", "payback_steps"), int),
@@ -22,17 +22,18 @@ class JobState:
     """What the service wants the ranks to run.
 
     Attributes:
-        trial: the trial to run; None: tuning has ended, unless the next one is being chosen.
-        configuration: what all ranks should run now, by knob.
-        trials_measured: trials done so far.
-        max_trials: at most so many are made before the best is measured again, in turns.
-        speedup: of the best trial so far over the baseline; None: not known yet.
-        summary: the result in a line, once tuning has ended.
-        deciding: the next trial is being chosen, with the last one still open or none at all;
-            ask again soon.
-        round: 0 is the first tuning; another one follows a lasting change.
+        trial: the trial to run; None: tuning has ended, or the next trial is being chosen.
+        configuration: the configuration that all ranks should run now, by knob.
+        trials_measured: number of trials measured so far.
+        max_trials: maximum number of trials before the best is confirmed, in turns with the
+            baseline.
+        speedup: speed-up of the best trial so far over the baseline; None: not known yet.
+        summary: the result in one line; None: tuning has not ended.
+        deciding: whether the next trial is being chosen, with the last one still open or with no
+            open trial; ask again soon.
+        round: number of the tuning: 0 is the first; another one follows a lasting change.
         incumbent: the best configuration so far; None: not known.
-        result: numbers of the result that are known, by RESULT_NUMBERS' names.
+        result: the known numbers of the result, by their names in RESULT_NUMBERS.
     """
 
     trial: int | None
@@ -48,7 +49,11 @@ class JobState:
 
     @classmethod
     def from_json(cls, document: Any) -> JobState:
-        """Raises ServiceUnavailable if the document is not a job's state."""
+        """Read the service's answer.
+
+        Raises:
+            ServiceUnavailable: the document is not the state of a job.
+        """
         try:
             trial, progress, result = document["trial"], document["progress"], document["result"]
             state = cls(
@@ -58,7 +63,7 @@ class JobState:
                 max_trials=int(progress["max_trials"]),
                 speedup=_numbers(progress).get("speedup"),
                 summary=None if result is None else str(result["summary"]),
-                # Earlier services decided before they answered.
+                # Earlier releases of the service choose the next trial before they answer.
                 deciding=bool(document.get("deciding", False))
                 or (trial is None and document.get("state") in UNFINISHED),
                 round=int(document.get("round", 0)),
@@ -71,19 +76,19 @@ class JobState:
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are known. Services of other releases say less, or more."""
+    """The known numbers of the result. Other releases of the service may send fewer or more."""
     said = {name: result[name] for name in RESULT_NUMBERS if result.get(name) is not None}
     return {name: RESULT_NUMBERS[name](said[name]) for name in said if math.isfinite(said[name])}
 
 
 class StepTimes(NamedTuple):
-    """One step of all ranks.
+    """The times of one step on all ranks.
 
     Attributes:
-        step: its number.
-        seconds: each rank's.
-        compute_seconds: how long of that each rank computed; None: not all of them know.
-        complexity: of the largest batch of a rank; None: not all of them know theirs.
+        step: the step's number.
+        seconds: duration of the step on each rank.
+        compute_seconds: how long each rank computed in it; None: not known for all ranks.
+        complexity: of the largest batch of a rank; None: not known for all ranks.
     """
 
     step: int
@@ -94,12 +99,12 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketTiming:
-    """One bucket's way in a step.
+    """When one bucket was communicated in a step.
 
     Attributes:
-        bytes: of its tensors, without padding.
+        bytes: size of its tensors, without padding.
         started_seconds: when it was handed to its process group.
-        ended_seconds: when the last of its operations was done.
+        ended_seconds: when its last operation was done.
     """
 
     bytes: int
@@ -113,11 +118,11 @@ class Profile:
     communication.
 
     Attributes:
-        trial: the trial it belongs to.
-        step: its number.
-        step_seconds: the end of its own communication.
+        trial: the trial that the step belongs to.
+        step: the step's number.
+        step_seconds: when the step's communication ended.
         ready_seconds: when each tensor became ready, in the registered order.
-        buckets: in the order of the layout.
+        buckets: the times of the buckets, in the order of the layout.
     """
 
     trial: int
@@ -128,11 +133,11 @@ class Profile:
 
 
 class Progress(NamedTuple):
-    """How far a tuned job is.
+    """How far the training of a tuned job has got.
 
     Attributes:
-        step: the last one that was made.
-        seconds: median of the latest steps, each of its slowest rank.
+        step: number of the last step.
+        seconds: median duration of the latest steps; a step takes as long as its slowest rank.
     """
 
     step: int
@@ -140,9 +145,12 @@ class Progress(NamedTuple):
 
 
 class ServiceClient:
-    """One job at one service. Every method but those of copies answers with the job's state; all
-    raise what :meth:`bagua_client.transport.Transport.send` does; JobUnknown says that the job is
-    not registered (any more), or that there is no such request."""
+    """One job at one service.
+
+    All methods except :meth:`copy` and :meth:`bring` return the job's state. All raise the errors
+    of :meth:`bagua_client.transport.Transport.send`; JobUnknown means that the job is not (or no
+    longer) registered, or that the service has no such request.
+    """
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -157,26 +165,26 @@ class ServiceClient:
         return self._send("GET", f"{self._job_url}/state", None)
 
     def copy(self) -> dict[str, Any]:
-        """What is known of the job, for the service of another host."""
+        """What the service knows of the job, to be given to the service of another host."""
         copy = self._transport.send("GET", f"{self._job_url}/copy", None)
         if not isinstance(copy, dict):
             raise ServiceUnavailable("its answer is no copy of a job")
         return copy
 
     def bring(self, copy: Mapping[str, Any]) -> int:
-        """Give it what another host's service knew; how many jobs it had not known."""
+        """Give the service a copy from another host's. Returns how many jobs were new to it."""
         answer = self._transport.send("POST", self._copies_url, copy)
         adopted = answer.get("jobs") if isinstance(answer, dict) else None
         return adopted if isinstance(adopted, int) else 0
 
     def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
-        # What is not known is left out: an earlier service does not know all of it.
+        # Leave out what is not known: an earlier service does not accept all of it.
         known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
         body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)
 
     def renew(self, progress: Progress | None = None) -> JobState:
-        """The training lives; once it is tuned, and at times, also how far it is."""
+        """Report that the training is running and, now and then once it is tuned, its progress."""
         if progress is None:
             return self.observe(0, [])
         return self._send("POST", f"{self._job_url}/progress", progress._asdict())

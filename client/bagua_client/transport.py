@@ -1,5 +1,5 @@
-"""HTTP to the service: one request and its answer, in bounded time and size; or an error that says
-what is wrong and what to do about it."""
+"""Sends one HTTP request to the service and returns its answer. Time and size are limited, and an
+error says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from urllib3.util import Retry
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 60.0
-"""Of silence. A slow answer is still an answer: nobody but the reporter thread waits for it."""
+"""Longest time without a byte. It may be long, because only the reporter thread waits."""
 WHOLE_SECONDS = 120.0
-"""For all of a request and its answer, which may come byte by byte for ever."""
+"""Longest time for a request and its whole answer, which could otherwise come byte by byte."""
 LARGEST_ANSWER_BYTES = 16 * 2**20
 LONGEST_DETAIL = 500
 MOST_RETRY_AFTER_SECONDS = 300.0
-"""A service that asks for more is asked again before that."""
+"""Longest wait before the next request, even if the service asks for a longer one."""
 
 
 class ServiceUnavailable(Exception):
-    """No usable answer: it may come later.
+    """There is no usable answer now; there may be one later.
 
     Attributes:
-        retry_after_seconds: the service wants to be left alone for so long.
+        retry_after_seconds: how long the service asks the client to wait.
     """
 
     def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
@@ -44,26 +44,26 @@ class ServiceUnavailable(Exception):
 
 
 class ServiceDenied(ServiceUnavailable):
-    """Nor will one come before somebody changes a setting, here or there."""
+    """No usable answer will come until somebody changes a setting of the client or the service."""
 
 
 class JobUnknown(Exception):
-    """The service has no such job (another database, perhaps), or no such request."""
+    """The service knows no such job (perhaps its database is another one), or no such request."""
 
 
 class ServiceRefused(Exception):
-    """The service will not take this request, now or later."""
+    """The service does not accept this request, now or later."""
 
 
 class NotSupported(ServiceRefused):
-    """Nor any other request of its kind: an earlier service."""
+    """The service accepts no request of this kind: it is an earlier release."""
 
 
 class Transport:
-    """To one service. Not for several threads at once.
+    """The connection to one service. Only one thread may use it at a time.
 
     Args:
-        token: what the service wants to be shown; None: nothing.
+        token: the token that the service requires; None: it requires none.
     """
 
     def __init__(self, token: str | None) -> None:
@@ -71,27 +71,27 @@ class Transport:
         self._adapter = _Adapter()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, self._adapter)
-        # A proxy of the cluster's environment does not know the way to a service beside the job.
+        # Ignore the environment's proxy: it cannot reach a service that runs beside the job.
         self._session.trust_env = False
-        # But a service's certificate may be signed by the cluster's own authority.
+        # But do read the CA file: the cluster's own authority may have signed the certificate.
         self._session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._has_token = token is not None
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
 
     def send(self, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
-        """The JSON document of the answer.
+        """Send a request and return the JSON document of the answer.
 
         Raises:
-            ServiceUnavailable: no connection, no answer in time, a server error, no JSON.
-            ServiceDenied: it wants another token, or another address.
+            ServiceUnavailable: no connection, no answer in time, a server error, or no JSON.
+            ServiceDenied: the service requires another token, or another address.
             JobUnknown: there is nothing at ``url``.
             ServiceRefused: the service says that the request is wrong, or it cannot be sent.
-            NotSupported: it takes no requests of this kind.
+            NotSupported: the service accepts no requests of this kind.
         """
         timeouts = CONNECT_SECONDS, READ_SECONDS
         try:
-            # A redirected POST would become a GET, whose answer looks as if it had been taken.
+            # No redirects: a POST would become a GET, whose answer looks as if the POST succeeded.
             with (
                 self._adapter.limited(WHOLE_SECONDS),
                 self._session.request(
@@ -137,7 +137,7 @@ class Transport:
 
 
 class _Adapter(HTTPAdapter):
-    """Requests' own, which can cut the connection that it opened last."""
+    """The adapter of requests, which can also shut down the connection that it opened last."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, **options)
@@ -149,7 +149,7 @@ class _Adapter(HTTPAdapter):
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """What is done inside has so long; a socket's own timeout begins anew with each byte."""
+        """Limit the time spent in this context. A socket's own timeout restarts with each byte."""
         watchdog = threading.Timer(seconds, self._cut)
         watchdog.daemon = True
         watchdog.start()
@@ -160,12 +160,12 @@ class _Adapter(HTTPAdapter):
 
     def _cut(self) -> None:
         for sock in self._sockets:
-            with suppress(OSError):  # it is closed already
+            with suppress(OSError):  # The socket is already closed.
                 sock.shutdown(socket.SHUT_RDWR)
 
 
 def _remembering(pool: type[HTTPConnectionPool], sockets: list[socket.socket]) -> type[Any]:
-    """A pool whose newest connection's socket is in ``sockets``."""
+    """A subclass of ``pool`` that keeps its newest connection's socket in ``sockets``."""
 
     class Connection(pool.ConnectionCls):  # type: ignore[name-defined, misc]
         def connect(self) -> None:
@@ -176,7 +176,7 @@ def _remembering(pool: type[HTTPConnectionPool], sockets: list[socket.socket]) -
 
 
 def _read(response: requests.Response) -> Iterator[bytes]:
-    """The body, piece by piece."""
+    """Yields the body in pieces; raises ServiceUnavailable if it is too large."""
     size = 0
     for piece in response.iter_content(65536):
         size += len(piece)
@@ -203,7 +203,7 @@ def _detail(response: requests.Response, content: bytes) -> str:
 
 
 def _retry_after(response: requests.Response) -> float:
-    """What it asks for, as seconds or as a date (RFC 9110, 10.2.3)."""
+    """Seconds from the Retry-After header, which gives seconds or a date (RFC 9110, 10.2.3)."""
     try:
         seconds = Retry().parse_retry_after(response.headers.get("Retry-After", "0"))
     except (InvalidRetryAfter, ValueError, OverflowError):
@@ -233,7 +233,7 @@ def _reason(error: Exception) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it came from, the first cause last."""
+    """The error and the errors that caused it, the original cause last."""
     found: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in found:

@@ -143,10 +143,14 @@ def train_while_the_network_changes(
     quiet_steps: int = 150, most_steps: int = 3000, last_steps: int = 20
 ) -> Course:
     """Train until the job is tuned, ``quiet_steps`` more, and then on a slow network until it is
-    tuned again, or for ``most_steps`` in each of the three."""
+    tuned again, or for ``most_steps`` in each of the three.
+
+    A busy machine may change, too, and be tuned for: then the quiet steps begin anew.
+    """
     job = _Job(FAST_SECONDS_PER_BYTE)
     job.train(most_steps, until_tuning_is=False)
-    job.train(quiet_steps)
+    while any(job.course.tuning[-quiet_steps:]) and len(job.course.tuning) < most_steps:
+        job.train(1)
     job.link.seconds_per_byte = SLOW_SECONDS_PER_BYTE
     job.course.slowed_at = len(job.course.tuning)
     job.train(most_steps, until_tuning_is=True)

@@ -119,14 +119,20 @@ def train(
     )
 
 
-def train_two(pause_seconds: float = 0.0) -> list[tuple[bool, bool, bool]]:
+def train_two(
+    pause_seconds: float = 0.0, slow_seconds: float = 0.0
+) -> list[tuple[bool, bool, bool]]:
     """Train two wrapped models in turns until both are tuned. For each step whether the first
-    and the second are being tuned, and whether the second is at its default configuration."""
+    and the second are being tuned, and whether the second is at its default configuration.
+
+    ``slow_seconds`` is what rank 1 computes longer for each model.
+    """
     models = [DistributedDataParallel(make_model()) for _ in range(2)]
     seen = []
     for step in range(4000):
         inputs, targets = batch(step, dist.get_rank())
         for model in models:
+            time.sleep(slow_seconds * (dist.get_rank() == 1))
             model.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
         time.sleep(pause_seconds)

@@ -85,7 +85,7 @@ def stock_ddp_snippet(setting: StockSetting) -> str:
 def _remarks(setting: StockSetting) -> list[str]:
     if setting.speedup is None:
         what = "nothing that stock DDP can do" if setting.missing else "nothing"
-        gain = f"{what} was measured to be clearly faster than the default"
+        gain = f"{what} is known to be clearly faster than the default"
     else:
         gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
         gain += "" if setting.is_confirmed else ", by trials of the search, not confirmed"

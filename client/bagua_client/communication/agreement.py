@@ -1,4 +1,4 @@
-"""Votes: whether all ranks hold the same value, asked before anything changes."""
+"""Votes: before anything changes, the ranks check that they all hold the same value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class Vote:
-    """One number of every rank, gathered on all of them. All ranks must start it together."""
+    """Gathers one integer of each rank on all ranks. All ranks must start it together."""
 
     def __init__(self, value: int, group: dist.ProcessGroup, device: torch.device) -> None:
         own = torch.tensor([value], dtype=torch.int64, device=device)
@@ -17,16 +17,17 @@ class Vote:
         self._work = dist.all_gather(self._gathered, own, group=group, async_op=True)
 
     def values(self) -> list[int]:
-        """Wait; by rank."""
+        """Wait for the vote. Returns the values, by rank."""
         if self._work is not None:
             self._work.wait()
         return [int(value) for value in torch.cat(self._gathered).tolist()]
 
     def dissenters(self) -> list[int]:
-        """Wait; the ranks whose value is not the most frequent one. Empty: all agree.
+        """Wait for the vote. Returns the ranks whose value is not the most frequent one; empty if
+        all agree.
 
-        Of values that are equally frequent that of the lowest rank counts as the majority, so
-        that every rank finds the same dissenters.
+        Among equally frequent values, that of the lowest rank counts as the majority, so that
+        every rank finds the same dissenters.
         """
         values = self.values()
         majority = max(values, key=values.count)
@@ -36,15 +37,16 @@ class Vote:
 def attempt(
     change: Callable[[], int], failed: int, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[list[int], str]:
-    """Try ``change``, which answers with a vote, on all ranks together.
+    """Try ``change``, which returns a vote, on all ranks together.
 
     Returns:
-        All votes, by rank, ``failed`` where it raised an exception; and what that said on this one.
+        The votes, by rank (``failed`` for a rank where ``change`` raised an exception), and the
+        message of this rank's exception (empty if there was none).
     """
     error = ""
     try:
         vote = change()
     except Exception as failure:
-        # Not the exception itself: it may hold on to the memory that is short.
+        # Keep only the text: the exception may hold references to memory, which may be short.
         vote, error = failed, f"{type(failure).__name__}: {failure}"
     return Vote(vote, group, device).values(), error

@@ -29,8 +29,8 @@ from bagua_client.torch_private import groups as torch_groups
 class NodeGroups:
     """The groups of a hierarchical reduction on one channel, from one rank's point of view.
 
-    The operations of a chain run on different buckets at the same time; each has a group of its
-    own, so that all ranks issue the same order on each.
+    The operations of a chain run on different buckets at the same time. Each operation has its own
+    group, so that all ranks issue operations in the same order on each group.
     """
 
     inside_first: dist.ProcessGroup
@@ -43,23 +43,23 @@ class NodeGroups:
 Exchange = Callable[[Sequence[dist.ProcessGroup]], Sequence[Operation]]
 
 _group_names_taken = 0
-"""Names made of a smaller number may be those of groups that are gone."""
+"""A group name with a smaller number may have belonged to a group that was destroyed."""
 
 
 class Communicator:
-    """The ranks that train one model together; all of them must make theirs together.
+    """The process groups of the ranks that train one model. All ranks must make theirs together.
 
-    Buckets, large ones in parts, travel on channels, used in turn: each has process groups of its
-    own, so that none need wait for the one before it. The first channel's flat group is the
-    user's. One thread (for each place in a chain) issues what travels on a channel, in the order
-    of the layout, so all ranks issue the same order on each group: an exchange of several
-    operations has one for each of them.
+    Buckets travel on channels in turn; large buckets are split into parts. Each channel has its own
+    process groups, so that what travels on one channel does not wait for another. The first
+    channel's flat group is the user's. For each place in a chain, one thread issues what travels on
+    a channel, in the order of the layout. So all ranks issue the same order on each group, provided
+    that each operation of an exchange has its own group.
 
-    On CUDA all chains are issued whole, in the order of the layout, whatever their channel; and the
-    kernels of several NCCL groups have room beside one another (see nccl).
+    On CUDA each chain is issued as a whole, in the order of the layout, whatever its channel. The
+    kernels of several NCCL groups fit on the GPU together (see nccl).
 
     Attributes:
-        group: the process group over all of them.
+        group: the process group of all these ranks.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
     """
@@ -75,10 +75,10 @@ class Communicator:
 
     @property
     def obstacle(self) -> str:
-        """Why no more groups are made for these ranks; empty: they can be.
+        """Why no more groups can be made for these ranks; empty: they can.
 
-        Where the default group is bound to a device, c10d makes NCCL groups by splitting it, to
-        which all ranks of the job must come; those outside ``group`` do not.
+        Where the default group is bound to a device, c10d makes NCCL groups by splitting it. All
+        ranks of the job must take part in a split, and those outside ``group`` do not.
         """
         if dist.get_backend(self.group) == "gloo":
             return ""
@@ -93,7 +93,7 @@ class Communicator:
 
     @property
     def most_channels(self) -> int:
-        """So many can be had; the same on all ranks that have the same devices."""
+        """The highest number of channels possible; equal on all ranks with the same devices."""
         if self.obstacle:
             return 1
         return nccl.most_channels(self.device) if self._is_nccl else max(CHANNELS_VALUES)
@@ -103,10 +103,10 @@ class Communicator:
         return torch_groups.is_nccl(self.group, self.device)
 
     def check(self, configuration: Configuration) -> None:
-        """Whether the groups that ``configuration`` needs can be made; the same on all ranks.
+        """Check that the groups that ``configuration`` needs can be made.
 
         Raises:
-            RuntimeError: they cannot.
+            RuntimeError: they cannot; raised on all ranks or on none, if their devices are equal.
         """
         by_node = self._reduces_by_node(configuration)
         if (by_node or configuration.channels > 1) and self.obstacle:
@@ -121,18 +121,18 @@ class Communicator:
             )
 
     def prepare(self, configuration: Configuration, exchanges: int = 1) -> None:
-        """Make the groups that ``configuration`` needs and that are not there.
+        """Make the missing ones of the groups that ``configuration`` needs.
 
         All ranks must call it together, with the same configuration.
 
         Args:
-            exchanges: so many operations an exchange between the ranks is made of.
+            exchanges: number of operations in one exchange between the ranks.
 
         Raises:
             RuntimeError: see :meth:`check`; nothing was made.
         """
         self.check(configuration)
-        # On CUDA chains are issued whole, so all ranks issue one order whatever the group.
+        # On CUDA each chain is issued as a whole, so all ranks issue the same order on one group.
         needed = 1 if self.device.type == "cuda" else exchanges
         by_node = self._reduces_by_node(configuration)
         everyone = self.topology.across if by_node else [range(self.world_size)]
@@ -146,7 +146,7 @@ class Communicator:
                 groups.append(self._channel_group(everyone, by_node))
 
     def release(self, configuration: Configuration) -> None:
-        """Let go of the groups that ``configuration`` does not need; nothing may be in flight.
+        """Destroy the groups that ``configuration`` does not need; nothing may be in flight.
 
         All ranks must call it together. :meth:`prepare` can make them again.
         """
@@ -158,7 +158,7 @@ class Communicator:
             unneeded += [each.inside_first, *each.across, each.inside_last]
         del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
         if unneeded and self.device.type == "cuda":
-            # What the host is done with may still run on the device.
+            # Operations that the host has finished with may still run on the device.
             torch.cuda.synchronize(self.device)
         for group in unneeded:
             dist.destroy_process_group(group)
@@ -169,16 +169,16 @@ class Communicator:
         channel: int,
         exchange: Exchange = lambda groups: (AllReduce(groups[0]),),
     ) -> tuple[Operation, ...]:
-        """The chain that leaves the sum over all ranks on all ranks, for a bucket of ``channel``.
+        """The chain that leaves the sum over all ranks on all ranks, for a bucket on ``channel``.
 
-        Call :meth:`prepare` first. Sums stay sums on the way, so that nodes with different
-        numbers of ranks count by their ranks. On one node, or with one rank on each, every
-        way is the flat one; ``shards`` on unequal nodes is ``leaders``.
+        Call :meth:`prepare` first. Every operation sums and none averages, so that all ranks count
+        equally, however many ranks their nodes have. On one node, or with one rank on each node,
+        the chain is always flat. On nodes of different sizes ``shards`` means ``leaders``.
 
         Args:
-            exchange: makes the operations that leave the sum over a group's ranks on all of them:
-                all ranks, or one of each node. It is given a group for each of as many operations
-                as ``exchanges`` says, on CUDA one for all; they are over the same ranks.
+            exchange: makes the operations that leave the sum over a group's ranks on all of these
+                ranks. Its argument is a list of groups over the same ranks (all ranks, or one rank
+                of each node): as many as the ``exchanges`` given to :meth:`prepare`, on CUDA one.
         """
         if not self._reduces_by_node(configuration):
             return tuple(exchange(self._flat_groups[channel]))
@@ -196,17 +196,17 @@ class Communicator:
         return (reduce, broadcast)
 
     def ranks_across(self, configuration: Configuration) -> int:
-        """How many ranks exchange what travels: one of each node, or all where all reduce flat."""
+        """Number of ranks in an exchange: one of each node, or all ranks if they reduce flat."""
         by_node = self._reduces_by_node(configuration)
         return len(self.topology.nodes) if by_node else self.world_size
 
     @property
     def ranks_beside(self) -> int:
-        """How many ranks this rank's node has."""
+        """Number of ranks on this rank's node."""
         return next(len(ranks) for ranks in self.topology.nodes if self.rank in ranks)
 
     def padding_multiple(self, configuration: Configuration) -> int:
-        """The number that a bucket's elements must divide by."""
+        """The number that must divide a bucket's element count."""
         shards = configuration.hierarchical == "shards" and self._reduces_by_node(configuration)
         return self.topology.ranks_per_node[0] if shards and self.topology.is_uniform else 1
 
@@ -238,16 +238,22 @@ class Communicator:
         timeout: timedelta | None = None,
         options: torch_groups.Options | None = None,
     ) -> dist.ProcessGroup:
-        """One new group for each part of ``partition`` (ranks inside ``self.group``); answers
-        with the one this rank is in. All ranks must call it with the same partition.
+        """Make one new group for each part of ``partition`` (ranks of ``self.group``). All ranks
+        must call it together, with the same partition.
 
         Args:
             backend, timeout: None: those of ``self.group``.
-            options: of the backend.
+            options: the backend's options.
+
+        Returns:
+            The new group that this rank is in.
+
+        Raises:
+            ValueError: this rank is in no part.
         """
         parts = [[dist.get_global_rank(self.group, rank) for rank in part] for part in partition]
         timeout = timeout or torch_groups.timeout_of(self.group, self.device)
-        # By default c10d takes the backend of all ranks' group, not of the one given to us.
+        # By default c10d takes the backend of the default group, not that of ``self.group``.
         backend = backend or dist.get_backend(self.group)
         if options is not None:
             torch_groups.set_timeout_in(options, timeout)
@@ -256,7 +262,7 @@ class Communicator:
             if self.world_size == dist.get_world_size():
                 group = dist.new_group(part, timeout, backend, options)
             elif self.rank in ranks:
-                # The ranks outside the sub group do not come here.
+                # Ranks outside ``self.group`` do not call this.
                 with self._new_group_name():
                     group = dist.new_group(
                         part, timeout, backend, options, use_local_synchronization=True
@@ -269,10 +275,10 @@ class Communicator:
 
     @contextmanager
     def _new_group_name(self) -> Iterator[None]:
-        """A group made inside has a name that is new, and the same on all its ranks.
+        """Give a group made inside this context a name that is new and the same on all its ranks.
 
-        A group made after another was destroyed would find the dead one's addresses under its
-        name, so c10d counts up to a number that none of the ranks has had yet.
+        Under the name of a destroyed group, a new one would find the old addresses in the store.
+        So c10d starts to count at a number that none of the ranks has used yet.
         """
         global _group_names_taken
         highest = max(len(torch_groups.pg_names()), _group_names_taken)

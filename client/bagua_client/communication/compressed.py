@@ -13,14 +13,16 @@ from bagua_client.compression import compress, decompress
 
 
 class CompressedSum:
-    """Each rank sums up the chunk of the others' that is its own.
+    """A compressed all-reduce: each rank sums one chunk of all ranks' tensors and sends the sum.
 
     Args:
-        groups: over the same ranks, for the first and for the second of its exchanges.
-        divisor: what the sum is divided by, in float32, before it is sent.
-        range_elements: how many numbers share a minimum and a maximum; None: those of a chunk.
-        beside: error feedback: what travels as a whole, of which the operations may be given a part
-            only, and what was lost of it so far, float32 beside it.
+        groups: process groups over the same ranks: the first is for the first exchange (the
+            chunks), the last for the second (the sums).
+        divisor: each sum is divided by it, in float32, before it is sent.
+        range_elements: how many numbers share a minimum and a maximum; None: all of a chunk.
+        beside: for error feedback: the whole tensor that travels (the operations may get only a
+            part of it), and a float32 tensor of the same length with what compression has lost of
+            each number so far; None: no error feedback.
     """
 
     def __init__(
@@ -39,11 +41,12 @@ class CompressedSum:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """In their order. They hold this sum and it none of them: its buffers go with the last."""
+        """The operations, in order. They hold this object, which holds none of them: its buffers
+        are freed with the last operation."""
         return Start(self._scatter), Start(self._gather), Start(self._unpack)
 
     def _scatter(self, flat: torch.Tensor) -> dist.Work | None:
-        """Each chunk to its rank."""
+        """Send each chunk to the rank that sums it."""
         chunks = flat.view(self._ranks, -1)
         lost = None if self._beside is None else _part(flat, *self._beside)
         if lost is not None:
@@ -60,7 +63,7 @@ class CompressedSum:
         return work
 
     def _gather(self, flat: torch.Tensor) -> dist.Work | None:
-        """The own chunk's sum to all."""
+        """Send the sum of this rank's chunk to all ranks."""
         own = shard(flat, self._first)
         decompress(self._received, own, self._divisor, self._range_elements)
         packed = compress(own[None], range_elements=self._range_elements)
@@ -77,7 +80,7 @@ class CompressedSum:
         return work
 
     def _unpack(self, flat: torch.Tensor) -> None:
-        """The own chunk too: all ranks have the same bits."""
+        """Unpack all chunks, including this rank's own, so that all ranks have the same bits."""
         self._unpacked(self._received, flat.view(self._ranks, -1))
 
     def _unpacked(self, packed: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -85,12 +88,12 @@ class CompressedSum:
 
 
 class RingUpdate:
-    """A rank sends its two neighbours by how much its weights have changed.
+    """Each rank sends its two neighbours in the ring the compressed change of its weights.
 
     Args:
-        whole: what travels, of which the operations may be given a part only.
-        replicas: of the weights, beside ``whole``: what is known of this rank's, of the left one's
-            and of the right one's.
+        whole: the whole tensor that travels; the operations may get only a part of it.
+        replicas: three tensors of the length of ``whole``: the weights of this rank, of its left
+            and of its right neighbour, as far as they are known from the changes sent.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class RingUpdate:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """In their order."""
+        """The operations, in order."""
         return Start(self._tell), Start(self._apply)
 
     @property
@@ -128,10 +131,11 @@ class RingUpdate:
 
 
 def _part(flat: torch.Tensor, whole: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
-    """What is beside ``flat``, which is a part of ``whole``."""
+    """The part of ``beside`` at the place that ``flat`` has in ``whole``."""
     return beside.narrow(0, flat.storage_offset() - whole.storage_offset(), flat.numel())
 
 
 def _only_finite(lost: torch.Tensor) -> torch.Tensor:
-    """What is lost of infinite gradients, whose step is skipped, would never go again."""
+    """Replace numbers that are not finite by 0, in place: the step of infinite gradients is
+    skipped, but their error would stay in the error feedback for ever."""
     return lost.nan_to_num_(0.0, 0.0, 0.0)

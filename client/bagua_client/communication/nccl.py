@@ -1,14 +1,15 @@
-"""Several NCCL communicators on one GPU, whose kernels wait for their peers: they fit it together.
+"""Limits the NCCL communicators of one GPU so that the kernels of all of them fit on it together.
 
-A kernel that finds no place on its GPU begins when another one has ended. Where that one waits for
-a peer, whose GPU is filled by the first one's peer, both wait for ever ("Using multiple NCCL
-communicators concurrently" in NVIDIA's NCCL documentation). A communicator runs one kernel at a
-time, of as many thread blocks as it is given, each on one multiprocessor. So the communicators that
-are in use at once get no more of them than the GPU has multiprocessors, and each kernel finds its
-place when the training's own, which wait for nobody, have ended.
+An NCCL kernel waits for its peers on other GPUs, and a kernel that finds no room on its GPU starts
+only when another one has ended. If communicator A fills one GPU and communicator B another, the
+peer of each finds no room, and both wait for ever ("Using multiple NCCL communicators concurrently"
+in NVIDIA's NCCL documentation). A communicator runs one kernel at a time, with a limited number of
+thread blocks, each on one multiprocessor. So the communicators that are in use at once together get
+no more thread blocks than the GPU has multiprocessors. Each kernel then finds room once the
+training's own kernels, which wait for nobody, have ended.
 
-NCCL can be told to order the launches instead (``NCCL_LAUNCH_ORDER_IMPLICIT``). On two
-H200 over TCP a tuned VGG16 then took 124 ms a step instead of 58 (docs/performance.md).
+NCCL can order the launches instead (``NCCL_LAUNCH_ORDER_IMPLICIT``). On two H200 over TCP a step of
+a tuned VGG16 then took 124 ms instead of 58 ms (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from bagua_client.configuration import CHANNELS_VALUES
 from bagua_client.torch_private import groups as torch_groups
 
 GROUPS_BY_NODE = 3
-"""For each channel: inside the node, across nodes, and inside again."""
+"""Groups of each channel: inside the node, across nodes, and inside the node again."""
 FLAT_SHARE, NODE_SHARE = 0.5, 0.75
-"""Of the multiprocessors. The user's own group, which has the blocks that NCCL gives it (up to 32),
-carries a part of the buckets where all reduce flat, and next to nothing by node."""
+"""Shares of the GPU's multiprocessors that our groups get. The user's own group needs the rest: it
+has the blocks that NCCL gives it (up to 32). It carries a part of the buckets when all ranks reduce
+flat, and almost nothing in a hierarchical reduction."""
 
 
 def most_channels(device: torch.device) -> int:
-    """So many have room on ``device``."""
+    """The highest number of channels whose kernels fit on ``device`` together."""
     room = NODE_SHARE * _multiprocessors(device)
     return max(c for c in CHANNELS_VALUES if c == 1 or c * GROUPS_BY_NODE <= room)
 
 
 def most_blocks(device: torch.device, by_node: bool) -> int:
-    """So many thread blocks each of our groups can have on ``device``, on whichever channel.
+    """The number of thread blocks that each of our groups may use on ``device``, on any channel.
 
     Args:
-        by_node: those of a hierarchical reduction.
+        by_node: whether the group is one of a hierarchical reduction.
     """
     channels = most_channels(device)
     groups = channels * GROUPS_BY_NODE if by_node else max(1, channels - 1)
@@ -45,7 +47,7 @@ def most_blocks(device: torch.device, by_node: bool) -> int:
 
 
 def options(device: torch.device, by_node: bool) -> torch_groups.Options:
-    """Those that such a group is made with."""
+    """The options for a new group with the limit of :func:`most_blocks`."""
     found = dist.ProcessGroupNCCL.Options()
     found.config.max_ctas = most_blocks(device, by_node)
     return found

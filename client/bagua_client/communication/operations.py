@@ -1,7 +1,7 @@
-"""The communication operations a bucket's chain is made of.
+"""The communication operations that a bucket's chain consists of.
 
-An operation gets the bucket's flat tensor and starts; it answers with the work to wait for, or
-with None when it is done already. It changes the tensor in place.
+Starting an operation on the bucket's flat tensor returns the work to wait for, or None if the
+operation is already done. An operation changes the tensor in place.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 
 class Operation(Protocol):
-    """One link of a bucket's chain.
+    """One operation of a bucket's chain.
 
-    The smallest one, which flips the sign of what travels::
+    The smallest example, which flips the sign of the tensor::
 
         class Negate:
             def start(self, flat):
@@ -25,11 +25,11 @@ class Operation(Protocol):
     """
 
     def start(self, flat: torch.Tensor) -> dist.Work | None:
-        """Start on ``flat`` (one dimension, contiguous), without waiting."""
+        """Start on ``flat`` (one-dimensional, contiguous) without waiting."""
 
 
 class Start:
-    """A function as an operation."""
+    """An operation made of the function ``start``."""
 
     def __init__(self, start: Callable[[torch.Tensor], dist.Work | None]) -> None:
         self.start = start
@@ -47,7 +47,7 @@ class AllReduce:
 
 
 class Reduce:
-    """Sum over the ranks of ``group``, right on ``destination`` (a global rank) only."""
+    """Sum over the ranks of ``group``; only ``destination`` (a global rank) gets the sum."""
 
     def __init__(self, group: dist.ProcessGroup, destination: int) -> None:
         self.group = group
@@ -61,7 +61,7 @@ class Reduce:
 
 
 class Broadcast:
-    """The value of ``source`` (a global rank) on all ranks of ``group``."""
+    """Copies the tensor of ``source`` (a global rank) to all ranks of ``group``."""
 
     def __init__(self, group: dist.ProcessGroup, source: int) -> None:
         self.group = group
@@ -75,9 +75,9 @@ class Broadcast:
 
 
 class ReduceScatter:
-    """Sum over the ranks of ``group``; each is right on its own shard only.
+    """Sum over the ranks of ``group``; each rank gets the sum of its own shard only.
 
-    ``flat`` must divide evenly by the size of the group.
+    The size of the group must divide the element count of ``flat``.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -91,7 +91,7 @@ class ReduceScatter:
 
 
 class OnShard:
-    """``operation`` on this rank's shard of ``inside``."""
+    """Runs ``operation`` on the shard of this rank in the group ``inside``."""
 
     def __init__(self, inside: dist.ProcessGroup, operation: Operation) -> None:
         self.inside = inside
@@ -102,7 +102,7 @@ class OnShard:
 
 
 class AllGatherShards:
-    """The shards of all ranks of ``group``, on all of them."""
+    """Copies each rank's shard to all ranks of ``group``."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -115,11 +115,11 @@ class AllGatherShards:
 
 
 def shard(flat: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The part of ``flat`` that this rank of ``group`` answers for."""
+    """The equal part of ``flat`` that belongs to this rank of ``group``."""
     elements = flat.numel() // dist.get_world_size(group)
     return flat.narrow(0, dist.get_rank(group) * elements, elements)
 
 
-# torch 2.13 renamed both and warns about the names that 2.6 has.
+# torch 2.13 renamed both functions and warns about the old names, the only ones that 2.6 has.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

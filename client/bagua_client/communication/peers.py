@@ -1,4 +1,4 @@
-"""Exchanges between few ranks of a group, by an all-to-all of which most parts are empty."""
+"""Exchanges between a few ranks of a group: an all-to-all in which most parts are empty."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from bagua_client.communication.operations import Operation, Start
 def swap(
     flat: torch.Tensor, peers: Sequence[int], group: dist.ProcessGroup
 ) -> tuple[dict[int, torch.Tensor], dist.Work | None]:
-    """Send ``flat`` to each of ``peers`` (ranks of ``group``) and receive as much of each.
+    """Send ``flat`` to each of ``peers`` (ranks of ``group``); receive a tensor of its size from
+    each.
 
     Returns:
-        What comes of each peer, once the work is done.
+        The tensor received from each peer, by rank, and the work after which they may be read.
     """
     peers = sorted(set(peers))
     sizes = [flat.numel() * (rank in peers) for rank in range(dist.get_world_size(group))]
@@ -30,10 +31,10 @@ def swap(
 
 
 class PeerAverage:
-    """The mean of this rank's and of one other's, which is given this rank's in turn.
+    """Replaces the tensor by its mean with that of one peer, which does the same with this rank.
 
     Args:
-        peer: its rank in ``group``.
+        peer: the peer's rank in ``group``.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
@@ -43,7 +44,7 @@ class PeerAverage:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """In their order."""
+        """The operations, in order."""
         return Start(self._swap), Start(self._average)
 
     def _swap(self, flat: torch.Tensor) -> dist.Work | None:

@@ -1,11 +1,11 @@
-"""Runs the chains of many buckets at once: a bucket's operations in turn, the buckets side by side.
+"""Runs the chains of many buckets at once: one bucket's operations in turn, buckets in parallel.
 
-Every rank must issue the operations of one process group in the same order. A chain of one
-operation needs nothing for that: it is issued where the bucket became full. In a longer chain
-the second operation can only be issued when the first is done; who waits for it must not be the
-training thread, nor a thread of gloo's, whose futures call back in the thread that must do the
-work waited for. On CUDA a stream waits; on the CPU a thread of ours for each later place in the
-chain takes the buckets in order.
+All ranks must issue the operations of one process group in the same order. A chain of one operation
+is issued where the bucket becomes full, which gives that order. In a longer chain the second
+operation can be issued only when the first is done. The training thread must not wait for it. Nor
+may a thread of gloo's: gloo calls a future's callbacks in the thread that must do the work they
+would wait for. So on CUDA a stream waits. On the CPU each later place in the chain has its own
+thread, which takes the buckets in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from bagua_client.communication.operations import Operation
 
 Arrival = torch.futures.Future[torch.Tensor]
-"""Of a bucket: done when the flat tensor that it holds may be used."""
+"""Future of a bucket's flat tensor; completed when the tensor may be read."""
 
 
 class Pipeline(Protocol):
@@ -35,8 +35,8 @@ class Pipeline(Protocol):
     ) -> Arrival:
         """Start ``operations`` on ``flat``, one after the other.
 
-        ``on_end`` is called once the last one is done, from any thread. On CUDA it is called
-        ahead of the device, with a current stream that waits for the end.
+        ``on_end`` is called from any thread when the last operation is done. On CUDA it is called
+        before the device gets that far, with a current stream that waits for the end.
         """
 
     def gather(
@@ -45,10 +45,13 @@ class Pipeline(Protocol):
         arrivals: Sequence[Arrival],
         on_end: Callable[[], None] | None = None,
     ) -> Arrival:
-        """Of ``flat``, whose parts' ``arrivals`` are."""
+        """Join ``arrivals``, those of the parts of ``flat``, to one arrival of ``flat``.
+
+        ``on_end`` is called as in :meth:`start`, when all parts have arrived.
+        """
 
     def close(self) -> None:
-        """Let go of threads; nothing may be in flight."""
+        """Release threads and streams; nothing may be in flight."""
 
 
 def pipeline_for(device: torch.device) -> Pipeline:
@@ -57,7 +60,7 @@ def pipeline_for(device: torch.device) -> Pipeline:
 
 
 def arrived(flat: torch.Tensor) -> Arrival:
-    """What is done at once."""
+    """An arrival that is already completed."""
     devices = [flat.device] if flat.device.type == "cuda" else []
     future: Arrival = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
     future.set_result(flat)
@@ -65,13 +68,13 @@ def arrived(flat: torch.Tensor) -> Arrival:
 
 
 def _arrival_of(work: dist.Work, flat: torch.Tensor, on_end: Callable[[], None] | None) -> Arrival:
-    """Without waiting: the end of a single operation."""
+    """The arrival of ``flat`` when ``work``, a chain's only operation, ends; does not wait."""
 
     def end(done: torch.futures.Future[Any]) -> torch.Tensor:
         result = done.value()
         if on_end is not None:
             on_end()
-        # A sum of sparse tensors is another tensor than the one that was given.
+        # The sum of sparse tensors is a new tensor; ``flat`` does not hold it.
         return flat if flat.layout is torch.strided else result[0]
 
     return work.get_future().then(end)
@@ -92,8 +95,8 @@ class _Chain:
         self.work = operations[0].start(flat)
         self.error: Exception | None = None
         self._ended: torch.futures.Future[None] = torch.futures.Future()
-        # An exception that a future is given is known to Python alone; one that a callback
-        # raises reaches torch's reducer.
+        # torch's reducer sees an exception that a callback raises, but not one that is set on a
+        # Python future.
         self.arrival: Arrival = self._ended.then(lambda _: self._result())
 
     def _result(self) -> torch.Tensor:
@@ -102,7 +105,11 @@ class _Chain:
         return self.flat
 
     def advance(self, place: int) -> bool:
-        """Wait for the operation before ``place`` and start the one there; False at the end."""
+        """Wait for the operation before ``place``, then start the one at ``place``.
+
+        Returns:
+            Whether an operation was started; False: the chain has ended.
+        """
         try:
             if self.work is not None:
                 self.work.wait()
@@ -117,13 +124,13 @@ class _Chain:
         return False
 
     def give_up(self, error: Exception) -> None:
-        """End where it is: one before it has failed there."""
+        """End the chain where it is, because an earlier chain has failed at this place."""
         self.error = error
         self._ended.set_result(None)
 
 
 class ThreadPipeline:
-    """For the CPU. Threads are made when the first chain that needs them comes."""
+    """The pipeline for the CPU. A thread is started when the first chain needs it."""
 
     def __init__(self) -> None:
         self._queues: list[queue.SimpleQueue[_Chain | None]] = []
@@ -153,7 +160,7 @@ class ThreadPipeline:
     ) -> Arrival:
         def end(done: torch.futures.Future[list[Arrival]]) -> torch.Tensor:
             for arrival in done.value():
-                arrival.value()  # Raises what went wrong on its way.
+                arrival.value()  # Raises the part's error, if it failed.
             if on_end is not None:
                 on_end()
             return flat
@@ -181,22 +188,23 @@ class ThreadPipeline:
             if chain is None:
                 return
             if error is not None:
-                # Other ranks may be at the operation that was left out: on the same group a later
-                # one would meet it, and gloo ends a process whose peer sends another size.
+                # Other ranks may be in the operation that this rank left out. A later one on the
+                # same group would be matched with it; gloo ends a process if the sizes differ.
                 chain.give_up(error)
             elif chain.advance(place):
                 self._queue(place + 1).put(chain)
             else:
                 error = chain.error
-            # While this thread waits for the next, it must not hold on to a bucket's memory.
+            # While the thread waits for the next chain, it must not keep this bucket's memory.
             del chain
 
 
 class StreamPipeline:
-    """For one CUDA device: a chain is issued whole on a side stream, which does the waiting.
+    """The pipeline for one CUDA device: it issues each chain as a whole on a side stream, which
+    waits for each operation.
 
     Side streams are used in turn, so that the first operation of a bucket does not wait for the
-    last one of the bucket before it.
+    last operation of the bucket before it.
     """
 
     STREAMS = 4
@@ -214,10 +222,10 @@ class StreamPipeline:
         on_end: Callable[[], None] | None = None,
     ) -> Arrival:
         if len(operations) == 1:
-            # Where the bucket became full; only its end is waited for elsewhere.
+            # Issued in the current stream; another stream waits for its end.
             work = operations[0].start(flat)
             if work is not None and on_end is None:
-                return _arrival_of(work, flat, None)  # The least work for the host.
+                return _arrival_of(work, flat, None)  # Costs the host least.
             return self._finish(self._waiting(), flat, work, on_end)
         stream = self._next_stream()
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -249,7 +257,8 @@ class StreamPipeline:
         work: dist.Work | None,
         on_end: Callable[[], None] | None,
     ) -> Arrival:
-        """What the reducer waits for: ``stream``, which waits for the last operation."""
+        """The arrival that the reducer waits for: it completes when ``stream``, which waits for
+        the last operation, gets there."""
         with torch.cuda.stream(stream):
             if work is not None:
                 work.wait()
@@ -258,7 +267,7 @@ class StreamPipeline:
             return arrived(flat)
 
     def _waiting(self) -> torch.cuda.Stream:
-        """A stream that comes first: marks in one like the others held the computation up."""
+        """A high-priority stream: marks in a stream of normal priority delayed the computation."""
         if self._waiting_stream is None:
             self._waiting_stream = _stream(self._device, priority=-1)
         self._waiting_stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -1,4 +1,4 @@
-"""Which ranks share a node, from the launcher's environment or by host, agreed by all ranks."""
+"""Which ranks share a node, by the launcher's environment or by host; all ranks agree on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Tells machines of one name apart, as NCCL does; another at each boot."""
+"""Distinguishes machines with the same host name, as NCCL does; it changes at each boot."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Topology:
     """The ranks of a process group by node.
 
     Attributes:
-        nodes: for each node its ranks (numbered inside the process group), ascending; nodes
-            ordered by their first rank.
+        nodes: for each node its ranks in the process group, ascending; the nodes are ordered by
+            their first rank.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -43,7 +43,7 @@ class Topology:
 
     @property
     def across(self) -> tuple[tuple[int, ...], ...]:
-        """For each local rank the ranks that have it, one of each node that is large enough."""
+        """For each local rank, the ranks with that local rank: one of each node that has it."""
         return tuple(
             tuple(node[local] for node in self.nodes if local < len(node))
             for local in range(max(self.ranks_per_node))
@@ -51,12 +51,13 @@ class Topology:
 
 
 class Place(NamedTuple):
-    """Where a rank is, in numbers that ranks can exchange.
+    """The location of a rank, as 63-bit numbers that ranks can exchange.
 
     Attributes:
-        source: of what says the node; nodes of different sources cannot be compared.
-        node: as the launcher counts, or ``host`` where it does not tell.
-        host: of the machine's name.
+        source: hash of the environment variable that gave ``node``, or of ``host``; nodes from
+            different sources cannot be compared.
+        node: hash of the launcher's node number; equal to ``host`` if the launcher sets none.
+        host: hash of the machine's name.
     """
 
     source: int
@@ -65,7 +66,7 @@ class Place(NamedTuple):
 
 
 def place_of(rank: int, environment: Mapping[str, str] = os.environ) -> Place:
-    """The place of this process, which has that rank of all."""
+    """The place of this process, whose global rank is ``rank``."""
     host = _number(host_name())
     told = told_node(rank, environment)
     if told is None:
@@ -75,9 +76,9 @@ def place_of(rank: int, environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def told_node(rank: int, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """What says the node of that rank, and the node; None: the launcher does not tell it.
+    """The environment variable that gives the node of ``rank``, and the node's number.
 
-    That is torchrun's GROUP_RANK, else what other launchers set.
+    That is torchrun's GROUP_RANK, else a variable of another launcher; None: there is none.
     """
 
     def number(name: str) -> int | None:
@@ -88,16 +89,17 @@ def told_node(rank: int, environment: Mapping[str, str]) -> tuple[str, int] | No
         if (node := number(name)) is not None:
             return name, node
     if local_world_size := number("LOCAL_WORLD_SIZE"):
-        # Ranks of nodes of different sizes count differently, so these are different sources.
+        # Ranks on nodes of different sizes number the nodes differently: each size is a source.
         return f"LOCAL_WORLD_SIZE={local_world_size}", rank // local_world_size
-    # srun sets both for each task. Whatever else a batch script starts inherits the script's own.
+    # srun sets both for each task. Processes that a batch script starts in another way inherit the
+    # script's own values.
     if number("SLURM_PROCID") == rank and (node := number("SLURM_NODEID")) is not None:
         return "SLURM_NODEID", node
     return None
 
 
 def host_name() -> str:
-    """Equal for all processes of a machine, or of a container; other machines have another."""
+    """A name that is equal in all processes of a machine or container, and on no other machine."""
     try:
         boot = BOOT_ID.read_text()
     except OSError:
@@ -106,7 +108,8 @@ def host_name() -> str:
 
 
 def topology_of(places: Sequence[Place]) -> Topology:
-    """Of the ranks' places, by rank: by host unless all ranks have their nodes from one source."""
+    """The topology of ``places``, which are in rank order. Ranks are grouped by host unless the
+    nodes of all ranks come from the same source."""
     by_host = len({place.source for place in places}) > 1
     ranks_of: dict[int, list[int]] = {}
     for rank, place in enumerate(places):
@@ -115,9 +118,9 @@ def topology_of(places: Sequence[Place]) -> Topology:
 
 
 def discover(group: dist.ProcessGroup, device: torch.device) -> Topology:
-    """Ask every rank of ``group`` for its place. All ranks of the group must call it.
+    """Gather the place of every rank of ``group``. All ranks of the group must call it together.
 
-    ``device`` is one that the group can communicate from.
+    ``device`` is a device that the group communicates from.
     """
     own = torch.tensor(place_of(dist.get_rank()), dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
@@ -126,5 +129,5 @@ def discover(group: dist.ProcessGroup, device: torch.device) -> Topology:
 
 
 def _number(text: str) -> int:
-    """The text as 63 bits, which a signed integer holds; other texts have others."""
+    """A 63-bit hash of ``text``, which fits in a signed 64-bit integer."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

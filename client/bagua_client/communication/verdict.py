@@ -1,4 +1,4 @@
-"""Decisions of all ranks without a collective, which some ranks might never enter."""
+"""Decisions of all ranks without a collective, for cases in which a rank might never enter one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from bagua_client.torch_private import groups as torch_groups
 
 ANSWER_SECONDS = 60.0
-"""A rank that has not answered by then is not going to."""
+"""How long the ranks wait; a rank that has not answered by then is taken as never answering."""
 REFUSAL = "no: "
 
 
@@ -22,22 +22,25 @@ def verdict(
     judge: Callable[[list[str]], str],
     late: str,
 ) -> tuple[int, str]:
-    """The same on all ranks: which of them found it, and why not (empty: yes).
+    """Decide ``question`` with all ranks of ``group``, through the rendezvous store.
 
-    The ranks ask over the store that they met over. The first verdict that is written stands for
-    all, so that nobody is late.
+    The first verdict written to the store holds for all ranks, so that a late rank finds it too.
 
     Args:
-        question: each is asked once for each model that a rank wraps.
-        answer: this rank's; one that begins with REFUSAL decides.
-        judge: finds what is wrong in the answers of all ranks, by rank.
-        late: what is wrong where a rank does not answer.
+        question: name of the question, asked once for each model that a rank wraps.
+        answer: this rank's answer; an answer that begins with REFUSAL decides: no.
+        judge: given the answers of all ranks, by rank, returns what is wrong; empty: nothing.
+        late: the reason to give if a rank does not answer within ANSWER_SECONDS.
+
+    Returns:
+        The rank that wrote the verdict, and the reason why the answer is no (empty: yes). Equal on
+        all ranks, unless the default process group has no store: then this rank and that reason.
     """
     store = torch_groups.store()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if store is None:
         return rank, "the default process group has no store, which the ranks need to agree"
-    # Counted by each rank for itself: ranks that wrapped as many models speak of the same one.
+    # Each rank counts its own models: the n-th model of one rank is the n-th of every other.
     name = f"{question}/{group.group_name}"
     model = store.add(f"{name}/models of {rank}", 1)
     key = f"{name}/{model}"

@@ -1,4 +1,4 @@
-"""Gradients in fewer bits: Bagua's eight, a chunk at a time."""
+"""Compression of gradients to 8 bits each, chunk by chunk, as Bagua does it."""
 
 from bagua_client.compression.minmax_uint8 import (
     DTYPES,

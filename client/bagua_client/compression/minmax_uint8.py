@@ -1,30 +1,30 @@
 """MinMaxUInt8: each number of a chunk as one byte between the chunk's minimum and its maximum.
 
 Bagua's formula (Gan et al., BAGUA: Scaling up Distributed Learning with System Relaxations, VLDB
-2022; the kernels of release 0.9.2), all of it in float32, rounded half to even::
+2022; the kernels of release 0.9.2), computed in float32 and rounded half to even::
 
     scale = 255 / ((max - min) + 1e-7)
     upper = round(max * scale),  lower = upper - 255
     byte  = min(round(x * scale), upper) - lower
     x'    = (byte + lower) / scale
 
-with two differences. A byte is clamped to 0 to 255: where a chunk's offset is large beside its
-range the formula gives 256 or -1, which Bagua lets wrap round. A chunk that holds a number that is
-not finite comes back as NaN everywhere, on all ranks alike, so that whoever looks for infinite
-gradients finds them; Bagua gives finite numbers for some.
+with two differences. First, a byte is clamped to 0 to 255: where a chunk's offset is large compared
+with its range, the formula gives 256 or -1, which wraps round in Bagua. Second, if any number of a
+chunk is not finite, the whole chunk is decompressed to NaN on all ranks, so that a check for
+infinite gradients finds them; Bagua gives finite numbers for some.
 
-A number comes back within half of (max - min + 1e-7) / 255, and two units in the last place of the
-chunk's largest magnitude. So numbers below 2e-10 in a chunk of such become 0. Chunks of magnitudes
-above 1e29 may come back as NaN.
+The error of a decompressed number is at most half of (max - min + 1e-7) / 255, plus two units in
+the last place of the chunk's largest magnitude. So a chunk whose magnitudes are all below 2e-10
+becomes 0. A chunk with magnitudes above 1e29 may become NaN.
 
-A compressed chunk is 32 bytes that begin with the minimum and the maximum, in the numbers' own
-type, and then the bytes, filled up with zeros to a multiple of 32.
+A compressed chunk has 32 bytes that begin with the minimum and the maximum, in the numbers' own
+type. The bytes of the numbers follow, padded with zeros to a multiple of 32.
 
-Past Bagua: where many small numbers share a chunk with few large ones, one level is more than most
-of them, and they become 0. So a chunk may be cut into ranges of ``range_elements`` (the last may be
-shorter), each with bounds of its own: first the bounds of all ranges, minimum and maximum in turn,
-8 bytes of room for each, filled up to a multiple of 32, and then the bytes of all. A chunk of a
-single range is Bagua's, byte for byte.
+Beyond Bagua: where many small numbers share a chunk with a few large ones, one level is larger than
+most of them, and they become 0. So a chunk may be divided into ranges of ``range_elements`` (the
+last may be shorter), each with its own bounds. Then the bounds of all ranges come first, minimum
+and maximum in turn, with 8 bytes of room for each range, padded to a multiple of 32; the bytes of
+all numbers follow. A chunk of a single range equals Bagua's, byte for byte.
 """
 
 from __future__ import annotations
@@ -39,45 +39,46 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HEADER_BYTES = 32
-"""At whose multiples both parts of a compressed chunk end."""
+"""Both parts of a compressed chunk, bounds and numbers, are padded to a multiple of this size."""
 BOUNDS_BYTES = 8
 RANGE_ELEMENTS = 4096
-"""Where ranges are asked for. Bounds are then 0.2 % of what travels, and a range is what a program
-on a GPU has in hand at once."""
+"""Size of a range where ranges are used. The bounds are then 0.2 % of what travels, and a program
+on a GPU processes a whole range at once."""
 EPSILON = 1e-7
 TILE_ELEMENTS = 32 * 1024
-"""What a processor's cache holds, with room for what is made of it: some passes go over each."""
+"""Numbers that a CPU's cache holds beside their results: several passes go over each tile."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_range(range_elements: int | None) -> None:
-    """Raise ValueError unless chunks can be cut into such ranges."""
+    """Raise ValueError unless chunks can be divided into ranges of this size."""
     if range_elements is not None and (range_elements < 1024 or range_elements.bit_count() != 1):
         raise ValueError(f"a range must have 1024, 2048, 4096, ... elements, not {range_elements}")
 
 
 def compressed_bytes(elements: int, range_elements: int | None = None) -> int:
-    """Of a chunk of so many numbers."""
+    """Size of a compressed chunk of ``elements`` numbers."""
     return _header_bytes(elements, range_elements) + _filled_up(elements)
 
 
 def compress(
     chunks: torch.Tensor, out: torch.Tensor | None = None, range_elements: int | None = None
 ) -> torch.Tensor:
-    """Each row of ``chunks`` by itself.
+    """Compress each row of ``chunks`` as one chunk.
 
     Args:
         chunks: (rows, elements), contiguous, of float32, float16 or bfloat16.
-        out: uint8, (rows, ``compressed_bytes(elements, range_elements)``), contiguous; None: it is
-            made.
-        range_elements: how many numbers share a minimum and a maximum, a power of two from 1024
-            on; None: all of a row.
+        out: uint8, (rows, ``compressed_bytes(elements, range_elements)``), contiguous; None: a new
+            tensor.
+        range_elements: how many numbers share a minimum and a maximum: a power of two, at least
+            1024; None: all of a row.
 
     Returns:
-        ``out``. Equal bytes on a processor and on a GPU.
+        ``out``. A CPU and a GPU produce equal bytes.
 
     Raises:
-        ValueError: of another type, of another shape, or empty; no such ranges.
+        ValueError: ``chunks`` has another type or shape, or is empty; or there can be no ranges of
+            this size.
     """
     _check(chunks, range_elements)
     rows, elements = chunks.shape
@@ -96,7 +97,8 @@ def compress(
         bounds = torch.stack([low, high], dim=1).where(is_finite[:, None], math.nan)
         header[: bounds.numel()] = bounds.flatten()
         scale, upper, lower = _constants(bounds)
-        # No number means anything then; the bytes are 0 wherever they are made.
+        # The bytes of a range with numbers that are not finite mean nothing. They are 0, so that
+        # a CPU and a GPU produce equal bytes.
         means_all = is_finite.device.type == "cpu" and bool(is_finite.all())
         for at, ranges, shape in _tiles(elements, range_elements):
             made = (numbers[at].float().view(shape) * scale[ranges]).round_()
@@ -113,15 +115,15 @@ def decompress(
     divisor: float | None = None,
     range_elements: int | None = None,
 ) -> torch.Tensor:
-    """The sum of the rows' numbers, the first row's first; of one row, those.
+    """Decompress the rows and add them up, beginning with the first row.
 
     Args:
         compressed: uint8, (rows, bytes), as :func:`compress` made them of numbers of the same type
             as ``out``.
-        out: (elements,), contiguous; or (sums, elements), each of as many rows that follow one
-            another.
-        divisor: what each sum, in float32, is divided by; None: nothing.
-        range_elements: what they were compressed with.
+        out: (elements,), contiguous: the sum of all rows; or (sums, elements): the rows are divided
+            into equal groups of consecutive rows, one for each sum.
+        divisor: each sum is divided by it, in float32; None: no division.
+        range_elements: the value that the rows were compressed with.
 
     Returns:
         ``out``.
@@ -149,7 +151,7 @@ def decompress(
 
 
 def _ranges(elements: int, range_elements: int | None) -> int:
-    """Of a chunk of so many numbers."""
+    """Number of ranges in a chunk of ``elements`` numbers."""
     return math.ceil(elements / range_elements) if range_elements else 1
 
 
@@ -174,9 +176,12 @@ def _bounds(numbers: torch.Tensor, range_elements: int | None) -> tuple[torch.Te
 def _tiles(
     elements: int, range_elements: int | None
 ) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
-    """Parts of a chunk that a cache holds: its numbers, its ranges, and how many of each number.
+    """Divide a chunk into tiles that fit in a cache. A tile is some whole ranges, or a part of one.
 
-    A part is some whole ranges, or a part of one."""
+    Yields:
+        The slice of the tile's numbers, the slice of its ranges, and the shape (ranges, -1) to
+        which its numbers are viewed.
+    """
     each = min(range_elements or elements, elements)
     whole = elements // each * each
     tile = max(TILE_ELEMENTS // each * each, min(TILE_ELEMENTS, each))
@@ -190,9 +195,9 @@ def _tiles(
 
 
 def _constants(bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scale, upper and lower, (ranges, 1) each, of the bounds (ranges, 2)."""
+    """Scale, upper and lower, each of shape (ranges, 1), for ``bounds`` of shape (ranges, 2)."""
     low, high = bounds.float().unbind(1)
-    # Not 255.0 / ..., which torch reckons as a product with the reciprocal, rounded twice.
+    # Not 255.0 / ...: torch computes that as a product with the reciprocal, which rounds twice.
     scale = torch.tensor(255.0, device=bounds.device) / ((high - low) + EPSILON)
     upper = (high * scale).round()
     return scale[:, None], upper[:, None], (upper - 255.0)[:, None]
@@ -210,7 +215,7 @@ def _check(chunks: torch.Tensor, range_elements: int | None) -> None:
 
 
 def _kernels(tensor: torch.Tensor) -> ModuleType | None:
-    """Those for a GPU, where Triton is there; else torch's own operations do it in more passes."""
+    """The GPU kernels; None on a CPU or without Triton: torch's operations need more passes."""
     if tensor.device.type != "cuda":
         return None
     try:

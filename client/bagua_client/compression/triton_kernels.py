@@ -1,12 +1,12 @@
-"""MinMaxUInt8 on a GPU: the bytes that a processor makes, at the speed of the GPU's memory.
+"""MinMaxUInt8 on a GPU: the same bytes as on a CPU, at the speed of the GPU's memory.
 
-Compressing reads the numbers twice (once for minimum and maximum), or once where they are cut into
-ranges that a program has in hand at once, and writes a byte for each; decompressing reads a byte of
-each row and writes a number. Divisions are rounded as IEEE 754 has it, which Triton's own are not.
-Where one scale divides many numbers its reciprocal is refined instead: for a reciprocal that is
-rounded to nearest, two fused steps give the rounded quotient (Markstein, Computation of elementary
-functions on the IBM RISC System/6000 processor, IBM Journal of Research and Development 34, 1990),
-as long as nothing is subnormal; none of these numbers is.
+Compressing reads the numbers twice (once for minimum and maximum) and writes a byte for each. It
+reads them once if they are divided into ranges, which a program processes as a whole. Decompressing
+reads a byte of each row and writes a number. Divisions are rounded as IEEE 754 requires; Triton's
+own are not. Where one scale divides many numbers, its reciprocal is refined instead: if the
+reciprocal is rounded to nearest, two fused multiply-adds give the correctly rounded quotient
+(Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, IBM Journal
+of Research and Development 34, 1990), as long as no number is subnormal; none of these is.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 PARTS = 512
-"""Programs for each chunk, at most; a power of two."""
+"""Maximum number of programs for each chunk; a power of two."""
 BLOCK, WARPS = 1024, 8
-"""Elements that a program has in hand at once, and what it has them with: four a thread, so that
-numbers and bytes both are read and written by whole lines."""
+"""Elements that a program processes at once, and its warps: four elements a thread, so that memory
+is read and written in whole cache lines, both for numbers and for bytes."""
 
 SUM_BLOCK, SUM_WARPS = 2048, 4
-"""The same for sums, which read a byte and more scales for each number: fewer, wider programs."""
+"""The same for sums. They read only a byte for each number but more scales, so fewer and wider
+programs are better."""
 
 
 def compress(
     chunks: torch.Tensor, out: torch.Tensor, first_bytes: int, range_elements: int | None
 ) -> None:
-    """See :func:`bagua_client.compression.compress`; the bytes begin at ``first_bytes``."""
+    """See :func:`bagua_client.compression.compress`; the header has ``first_bytes`` bytes."""
     rows, elements = chunks.shape
     header = out.view(chunks.dtype)
     strides = elements, out.shape[1], header.shape[1]
@@ -56,10 +57,10 @@ def decompress(
     range_elements: int | None,
     divisor: float | None,
 ) -> None:
-    """See :func:`bagua_client.compression.decompress`; the bytes begin at ``first_bytes``."""
+    """See :func:`bagua_client.compression.decompress`; the header has ``first_bytes`` bytes."""
     groups, elements = (1, *out.shape)[-2:]
     header = compressed.view(out.dtype)
-    # A quotient by a power of two is a product: neither is rounded.
+    # Division by a power of two equals multiplication by its reciprocal: both are exact.
     is_power = divisor is not None and math.frexp(divisor)[0] == 0.5
     factor = 1.0 if divisor is None else 1.0 / divisor if is_power else float(divisor)
     block = SUM_BLOCK if range_elements is None else min(SUM_BLOCK, range_elements)
@@ -84,21 +85,21 @@ def decompress(
 
 @triton.jit
 def _constants(low, high):
-    """Scale and upper of what lies between them."""
+    """Scale and upper of a range from ``low`` to ``high``."""
     scale = tl.div_rn(255.0, (high - low) + 1e-7)
     return scale, libdevice.rint(high * scale)
 
 
 @triton.jit
 def _level(x, scale, upper):
-    """The byte of a number, still as a number."""
+    """The byte of the number ``x``, as a float."""
     level = tl.minimum(libdevice.rint(x * scale), upper) - (upper - 255.0)
     return tl.minimum(tl.maximum(level, 0.0), 255.0)
 
 
 @triton.jit
 def _bounds(numbers, bounds, elements, parts: tl.constexpr, block: tl.constexpr):
-    """Minimum and maximum of each program's blocks of a chunk; NaN if not all are finite."""
+    """Minimum and maximum over this program's blocks of a chunk; NaN if a number is not finite."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     chunk = numbers + row * elements
     low = tl.full((block,), float("inf"), tl.float32)
@@ -129,11 +130,11 @@ def _quantise(
     parts: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The header and the bytes of a chunk, whose parts' bounds are known."""
+    """Write the header and the bytes of a chunk, from the bounds of its parts."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = bounds + row * 2 * parts + tl.arange(0, parts)
     lows, highs = tl.load(places), tl.load(places + parts)
-    # A part of nothing has infinite bounds; one with odd numbers has NaN.
+    # An empty part has infinite bounds; a part with a number that is not finite has NaN.
     is_odd = tl.max((lows != lows).to(tl.int32), 0) > 0
     low, high = tl.min(lows, 0), tl.max(highs, 0)
     is_odd = is_odd | (((high - low) - (high - low)) != 0.0)
@@ -161,7 +162,7 @@ def _quantise(
 def _quantise_ranges(
     numbers, out, header, elements, row_bytes, row_numbers, first_bytes, block: tl.constexpr
 ):
-    """The bounds and the bytes of one range of a chunk."""
+    """Write the bounds and the bytes of one range of a chunk."""
     part, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     at = part * block + tl.arange(0, block)
     inside = at < elements
@@ -184,7 +185,7 @@ def _quantise_ranges(
 
 @triton.jit
 def _divided(x, scale, reciprocal):
-    """``x / scale`` as it is rounded to nearest."""
+    """``x / scale``, rounded to nearest."""
     wide = tl.zeros_like(x) + scale
     first = x * reciprocal
     return tl.fma(tl.fma(-first, wide, x), tl.zeros_like(x) + reciprocal, first)
@@ -206,10 +207,9 @@ def _sum(
     is_scaled: tl.constexpr,
     block: tl.constexpr,
 ):
-    """A block of each row's numbers, added up in their order, and divided or scaled; of a group of
-    rows."""
+    """Add up one block of a group's rows, in the rows' order, then divide or scale the sum."""
     start = tl.program_id(0).to(tl.int64) * block
-    # A block lies in one range, and all of them in one where there are no ranges.
+    # A block lies within one range; without ranges the whole chunk is one range.
     place = 2 * (tl.program_id(0) // range_blocks) if range_blocks else 0
     group = tl.program_id(1).to(tl.int64)
     out += group * elements

@@ -28,7 +28,7 @@ class BufferedStore:
     While the store cannot be reached, values are not found and not kept, and it is tried again
     after a pause, which doubles; each process says once that it is away, and once that it is back.
     A process of ``multiprocessing``, as DataLoader's workers are, writes its last values when it
-    ends.
+    ends, and each process before it forks or starts others that use the store.
 
     Args:
         size: so many values are written at once.
@@ -45,14 +45,15 @@ class BufferedStore:
         self.store = store
         self._size = size
         self._process = 0
+        _living.add(self)
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         """The keys' values; None: there is none, or the store is away."""
         self._begin()
         if self._pending and time.monotonic() - self._pending_since > OLDEST_SECONDS:
             self.flush()
-        asked = [key for key in keys if key not in self._pending]
-        found: dict[str, bytes | None] = {**self._pending}
+        found: dict[str, bytes | None] = {**self._pending}  # Another thread may write them now.
+        asked = [key for key in keys if key not in found]
         if asked:
             values = self._attempt(lambda: self.store.mget(asked))
             found.update(zip(asked, values or [None] * len(asked), strict=True))
@@ -74,6 +75,7 @@ class BufferedStore:
             self._attempt(lambda: self.store.mset(pending))
 
     def __getstate__(self) -> dict[str, Any]:
+        self.flush()
         return {"store": self.store, "size": self._size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -108,6 +110,18 @@ class BufferedStore:
             logger.warning("cache: it is back")
             self._failures = 0
         return result
+
+
+_living: weakref.WeakSet[BufferedStore] = weakref.WeakSet()
+
+
+def _flush_before_fork() -> None:
+    for buffered in list(_living):
+        if buffered._process == os.getpid():
+            buffered.flush()
+
+
+os.register_at_fork(before=_flush_before_fork)
 
 
 def _flush_living(reference: weakref.ref[BufferedStore]) -> None:

@@ -47,14 +47,15 @@ class CachedDataset(Dataset[Sample]):
         backend: str = "redis",
         dataset_name: str = "",
         writer_buffer_size: int = 20,
-        version: str = "",
+        version: str | int = "",
         **kwargs: Any,
     ) -> None:
         self.dataset = dataset
         self.cache_loader = CacheLoader(
             backend, dataset_name, writer_buffer_size, version, **kwargs
         )
-        _warn_of_another(self, (backend, dataset_name, version))
+        elsewhere = kwargs.get("folder") or kwargs.get("hosts")
+        _warn_of_another(self, (backend, str(elsewhere), dataset_name, str(version)))
 
     def __getitem__(self, item: int) -> Sample:
         return self.cache_loader.get(item, self.dataset.__getitem__)
@@ -89,13 +90,13 @@ class CacheLoader:
         backend: str = "redis",
         dataset_name: str = "",
         writer_buffer_size: int = 1,
-        version: str = "",
+        version: str | int = "",
         **kwargs: Any,
     ) -> None:
         self._buffered = BufferedStore(
-            _store(backend, dataset_name, version, kwargs), writer_buffer_size
+            _store(backend, dataset_name, str(version), kwargs), writer_buffer_size
         )
-        self._prefix = f"{quote(dataset_name, safe='')}/{quote(version, safe='')}/"
+        self._prefix = f"{quote(dataset_name, safe='')}/{quote(str(version), safe='')}/"
         self._counters = Counters()
 
     @property
@@ -112,7 +113,8 @@ class CacheLoader:
         """The value of ``key``: what was kept, else ``load_fn(key)``.
 
         Raises:
-            Exception: whatever ``load_fn`` raises, and pickling what it returns.
+            TypeError: it cannot be pickled.
+            Exception: whatever ``load_fn`` raises.
         """
         return self.get_many([key], load_fn)[0]
 
@@ -120,7 +122,8 @@ class CacheLoader:
         """The values of several keys, looked for at once.
 
         Raises:
-            Exception: whatever ``load_fn`` raises, and pickling what it returns.
+            TypeError: one of them cannot be pickled.
+            Exception: whatever ``load_fn`` raises.
         """
         names = [f"{self._prefix}{key}" for key in keys]
         kept = self._buffered.mget(names)
@@ -142,7 +145,14 @@ class CacheLoader:
                 return value
         self._counters.count(hit=False)
         value = load_fn(key)
-        self._buffered.put(name, dumps(value))
+        try:
+            pickled = dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"the cache cannot keep what was loaded for {key!r}, a {type(value).__name__}, "
+                f"because it cannot be pickled: {error}"
+            ) from error
+        self._buffered.put(name, pickled)
         return value
 
     def num_keys(self) -> int:
@@ -167,17 +177,17 @@ def _store(backend: str, name: str, version: str, options: dict[str, Any]) -> St
     raise ValueError(f"backend is memory, disk or redis, not {backend!r}")
 
 
-_living: weakref.WeakValueDictionary[tuple[str, str, str], CachedDataset[Any]] = (
+_living: weakref.WeakValueDictionary[tuple[str, ...], CachedDataset[Any]] = (
     weakref.WeakValueDictionary()
 )
 
 
-def _warn_of_another(cached: CachedDataset[Any], place: tuple[str, str, str]) -> None:
-    """Two datasets of one name would be given each other's samples."""
+def _warn_of_another(cached: CachedDataset[Any], place: tuple[str, ...]) -> None:
+    """Two datasets of one name in the same place would be given each other's samples."""
     other = _living.setdefault(place, cached)
     if other.dataset is not cached.dataset:
         logger.warning(
             "cache: two datasets have the dataset_name %r and will be given each other's samples; "
             "give each its own",
-            place[1],
+            place[2],
         )

@@ -13,21 +13,22 @@ the whole job; what is left out is chosen anew in each epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 Sample = TypeVar("Sample", covariant=True)
 
 
-class LoadBalancingDistributedSampler(Sampler[int]):
+class LoadBalancingDistributedSampler(DistributedSampler[int]):
     """In each step, all ranks get samples of similar complexity.
 
-    A drop-in for ``torch.utils.data.DistributedSampler``. All ranks must make it together, with the
-    same arguments: where ``torch.distributed`` is in use they share the computing of the
+    A drop-in for ``torch.utils.data.DistributedSampler``, and a subclass of it, so that frameworks
+    know it for a sampler that has split the samples already. All ranks must make it together, with
+    the same arguments: where ``torch.distributed`` is in use they share the computing of the
     complexities.
 
     Args:
@@ -42,7 +43,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             repeat some. Which ones differs from epoch to epoch.
         random_level: from 0, neighbours of the sorted order go together, to 1, the order is nearly
             that of chance; more random steps for less balance.
-        complexities: in place of ``complexity_fn``, one number for each sample.
+        complexities: in place of ``complexity_fn``, one number for each sample, in their order.
 
     Raises:
         ValueError: ``random_level`` or ``rank`` is out of range, a complexity is no finite number,
@@ -60,43 +61,26 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
         random_level: float = 0,
-        complexities: Sequence[float] | torch.Tensor | None = None,
+        complexities: Iterable[float] | torch.Tensor | None = None,
     ) -> None:
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is from 0 to 1, not {random_level}")
         if (complexity_fn is None) == (complexities is None):
             raise ValueError("give complexity_fn or complexities, one of the two")
-        self.dataset = dataset
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
-        if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"there is no rank {self.rank} of {self.num_replicas}")
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-        self.drop_last = drop_last
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.random_level = random_level
         self.dataset_length = _length(dataset)
         if complexity_fn is not None:
             complexities = _computed(dataset, complexity_fn, self.num_replicas)
+        assert complexities is not None
         self.complexities = _checked(complexities, self.dataset_length)
-        rounded = math.floor if drop_last else math.ceil
-        self.num_samples = rounded(self.dataset_length / self.num_replicas)
-        """Of each rank in an epoch."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.of_all_ranks()[self.rank])
 
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def set_epoch(self, epoch: int) -> None:
-        """Before each epoch, as with ``DistributedSampler``: another epoch, another order."""
-        self.epoch = epoch
-
     def of_all_ranks(self) -> list[list[int]]:
         """The indices of each rank in this epoch; the same on every rank."""
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(int(self.seed + self.epoch))
         indices = self._as_many_as_needed(generator)
         costs = self.complexities[indices]
         if self.random_level and len(indices):
@@ -135,7 +119,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
     Args:
         sampler: whose order the batches are made of.
         batch_fn: makes batches of a rank's indices. Each rank calls it for all ranks, so it must
-            give the same batches for the same indices.
+            give the same batches for the same indices. Batches without samples are left out.
         drop_last: ranks that have more batches than others leave the last ones out; otherwise
             those that have fewer repeat their first ones.
 
@@ -146,7 +130,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
     def __init__(
         self,
         sampler: LoadBalancingDistributedSampler,
-        batch_fn: Callable[[list[int]], Sequence[list[int]]],
+        batch_fn: Callable[[list[int]], Iterable[list[int]]],
         drop_last: bool = False,
     ) -> None:
         if not isinstance(sampler, LoadBalancingDistributedSampler) or sampler.drop_last:
@@ -178,7 +162,10 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self._made[1]
 
     def _make(self) -> list[list[int]]:
-        of_ranks = [list(self.batch_fn(indices)) for indices in self.sampler.of_all_ranks()]
+        of_ranks = [
+            [batch for batch in self.batch_fn(indices) if len(batch)]
+            for indices in self.sampler.of_all_ranks()
+        ]
         numbers = [len(batches) for batches in of_ranks]
         own = of_ranks[self.sampler.rank]
         if self.drop_last:
@@ -222,8 +209,11 @@ def _computed(
     return [parts[index % ranks][index // ranks] for index in range(length)]
 
 
-def _checked(complexities: Sequence[float] | torch.Tensor | None, length: int) -> torch.Tensor:
-    found = torch.as_tensor(complexities, dtype=torch.float64).cpu()
+def _checked(complexities: Iterable[float] | torch.Tensor, length: int) -> torch.Tensor:
+    if not isinstance(complexities, torch.Tensor):
+        # Torch would index it, and a column of pandas is indexed by labels, not by position.
+        complexities = torch.tensor(list(complexities), dtype=torch.float64)
+    found = complexities.to("cpu", torch.float64)
     if found.shape != (length,):
         raise ValueError(f"{length} samples, and complexities of shape {tuple(found.shape)}")
     if not found.isfinite().all():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from bagua_client.torch_private import groups
 logger = logging.getLogger(__name__)
 
 WAIT = timedelta(minutes=5)
+POLL_SECONDS = 0.01
 LOOPBACK = "127.0.0.1"
 
 
@@ -38,6 +41,8 @@ _made: dict[str, Made] = {}
 """Each thing is made once in the life of a process, however many process groups it sees."""
 _places: list[Place] = []
 """Of all ranks; of none where this process is on its own."""
+_lives: list[str] = []
+"""The name of this life of the job's processes, if they have met."""
 
 
 def share_on_node(name: str, make: Callable[[], str]) -> Made:
@@ -123,29 +128,73 @@ def _share(name: str, make: Callable[[], str]) -> Made:
 
 
 def _tell(key: str, value: object) -> None:
-    store = groups.store()
-    assert store is not None
-    store.set(_of_this_life(key), json.dumps(value))
+    _store().set(f"{_this_life()}/{key}", json.dumps(value))
 
 
 def _told(key: str, rank: int) -> Any:
-    store = groups.store()
-    assert store is not None
-    key = _of_this_life(key)
+    return json.loads(_read(f"{_this_life()}/{key}", rank))
+
+
+def _this_life() -> str:
+    """What the keys of these processes begin with.
+
+    Torchrun may give ranks that it starts anew the store that those before them wrote to. It counts
+    the restarts of each node by itself, so its count does not tell the lives apart.
+    """
+    if not _lives:
+        _lives.append(_answered() if dist.get_rank() else _answering())
+    return _lives[0]
+
+
+def _answered() -> str:
+    """The life's name, from rank 0. The call is random, so an answer to it is of this life."""
+    store, rank, call = _store(), dist.get_rank(), secrets.token_hex(8)
+    store.set(f"bagua_cache/call/{rank}", call)
+    life = _read(f"bagua_cache/answer/{call}", 0).decode()
+    store.set(f"{life}/heard/{rank}", "")
+    return life
+
+
+def _answering() -> str:
+    """Name the life, and tell all other ranks.
+
+    A call that is found may be of an earlier life, so calls are answered until all have heard.
+    """
+    store, life = _store(), f"bagua_cache/{secrets.token_hex(8)}"
+    deadline = time.monotonic() + WAIT.total_seconds()
+    missing = set(range(1, _ranks()))
+    while missing:
+        for rank in missing:
+            if store.check([f"bagua_cache/call/{rank}"]):
+                call = store.get(f"bagua_cache/call/{rank}").decode()
+                store.set(f"bagua_cache/answer/{call}", life)
+        missing = {rank for rank in missing if not store.check([f"{life}/heard/{rank}"])}
+        if missing and time.monotonic() > deadline:
+            raise RuntimeError(_absence(min(missing)))
+        time.sleep(POLL_SECONDS)
+    return life
+
+
+def _read(key: str, rank: int) -> bytes:
+    """What that rank writes, once it has."""
     try:
-        store.wait([key], WAIT)
+        _store().wait([key], WAIT)
     except RuntimeError as error:
-        raise RuntimeError(
-            f"rank {rank} has not made its CachedDataset within {WAIT.seconds} s of rank "
-            f"{dist.get_rank()}; all ranks must make it"
-        ) from error
-    return json.loads(store.get(key))
+        raise RuntimeError(_absence(rank)) from error
+    return _store().get(key)
 
 
-def _of_this_life(key: str) -> str:
-    """Torchrun may give ranks that it starts anew the store that those before them wrote to."""
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"bagua_cache/{life}/{dist.get_world_size()}/{key}"
+def _absence(rank: int) -> str:
+    return (
+        f"rank {rank} has not made its CachedDataset within {WAIT.seconds} s of rank "
+        f"{dist.get_rank()}; all ranks must make it"
+    )
+
+
+def _store() -> groups.Store:
+    found = groups.store()
+    assert found is not None
+    return found
 
 
 def _lines(path: Path) -> list[str]:

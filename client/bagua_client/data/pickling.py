@@ -44,6 +44,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         HAS_NUMPY
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
+        and not tensor.is_nested
         and tensor.dtype in NUMBERS
         and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
         and not tensor.__dict__

@@ -93,7 +93,9 @@ class _Server(Store):
                     logger.warning("cache: %s does not answer: %s", self, error)
 
     def __str__(self) -> str:
-        return f"the Redis server {self._host['host']}:{self._host['port']}"
+        options = self._client.connection_pool.connection_kwargs
+        place = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+        return f"the Redis server {place}"
 
     def __getstate__(self) -> dict[str, Any]:
         return self._host
@@ -109,11 +111,22 @@ class _Server(Store):
             # A dropped connection is made anew once; by default redis-py tries for seconds.
             "retry": Retry(NoBackoff(), 1),
         }
+        self._is_full = False
         self._client: Any = redis.Redis(**(options | self._host))
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
-        if dictionary:
+        if not dictionary:
+            return
+        try:
             self._client.mset(dict(dictionary))
+        except redis.exceptions.OutOfMemoryError:  # The user's own, with Redis' default noeviction.
+            if not self._is_full:
+                logger.warning(
+                    "cache: %s is full and drops nothing (its maxmemory-policy), so what it has is "
+                    "kept, and other samples are loaded each time",
+                    self,
+                )
+            self._is_full = True
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         return list(self._client.mget(list(keys))) if keys else []

@@ -29,20 +29,16 @@ def calculate_mutual_groups(lists: Sequence[Sequence[torch.Tensor]]) -> list[lis
 def _stretches(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
     """As long as they can be."""
     found: list[list[int]] = []
+    before: tuple[object, ...] = ()
     for place in sorted(range(len(tensors)), key=lambda place: tensors[place].data_ptr()):
-        if found and _follows(tensors[found[-1][-1]], tensors[place]):
+        tensor = tensors[place]
+        begin, kind = tensor.data_ptr(), (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        if before == (begin, *kind):
             found[-1].append(place)
         else:
             found.append([place])
+        before = (begin + tensor.numel() * tensor.element_size(), *kind)
     return [tuple(places) for places in found]
-
-
-def _follows(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return (
-        first.data_ptr() + first.numel() * first.element_size() == second.data_ptr()
-        and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        and first.dtype == second.dtype
-    )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -56,14 +52,32 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether some of them, which are dense, have elements in common."""
+    ordered = sorted(tensors, key=torch.Tensor.data_ptr)
+    return any(
+        first.data_ptr() + first.numel() * first.element_size() > second.data_ptr()
+        for first, second in itertools.pairwise(ordered)
+    )
+
+
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """All of them as one, over the same memory, shape (elements,); None where they do not follow
-    one another."""
-    for first, second in itertools.pairwise(tensors):
-        if not _follows(first, second):
+    one another.
+
+    They are dense and of one type.
+    """
+    first = tensors[0]
+    begin = end = first.data_ptr()
+    size = first.element_size()
+    for tensor in tensors:
+        if tensor.data_ptr() != end:
             return None
-    elements = sum(tensor.numel() for tensor in tensors)
-    return tensors[0].detach().as_strided((elements,), (1,))
+        end += tensor.numel() * size
+    storage = first.untyped_storage()
+    if end > storage.data_ptr() + storage.nbytes():
+        return None  # neighbours by chance
+    return first.detach().as_strided(((end - begin) // size,), (1,))
 
 
 def views(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -77,8 +91,22 @@ def views(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 def flattened(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of all of them as one, each in the memory order of its part in ``like``."""
-    flat = torch.empty(
-        sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device
-    )
-    torch._foreach_copy_(views(flat, like), list(tensors))
-    return flat
+    return torch.cat([_in_order(*pair) for pair in zip(tensors, like, strict=True)])
+
+
+def _in_order(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Its elements in the memory order of ``like``, shape (elements,)."""
+    if tensor.stride() != like.stride():
+        ordered = torch.empty_strided(
+            like.size(), like.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+        tensor = ordered.copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def whole(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As one; over the same memory if they follow one another there as ``like`` do."""
+    found = joined(tensors)
+    if found is None or any(a.stride() != b.stride() for a, b in zip(tensors, like, strict=True)):
+        return flattened(tensors, like)
+    return found

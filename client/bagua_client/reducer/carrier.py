@@ -1,4 +1,4 @@
-"""Carries flat tensors over the channels, in parts that travel at once."""
+"""Sends flat tensors over the channels; a large tensor is split into parts that travel at once."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
 from bagua_client.configuration import Configuration
 
 SMALLEST_PART_BYTES = 512 * 1024
-"""A tensor is divided into no smaller ones: each costs a latency."""
+"""The smallest part that a tensor is split into: each part adds the latency of a message."""
 ALIGNED_ELEMENTS = 16
-"""At whose multiples a part begins: NCCL copies by 16 bytes."""
+"""Each part begins at a multiple of this many elements: NCCL copies 16 bytes at a time."""
 
 
 class Carrier:
-    """Of one algorithm's chains; tensors must come in the same order on all ranks."""
+    """Runs one algorithm's chains of operations. All ranks must pass tensors in the same order."""
 
     def __init__(self, algorithm: Algorithm, communicator: Communicator) -> None:
         self._algorithm = algorithm
         self._communicator = communicator
         self._turn = 0
-        # One for each channel: a chain waits for no chain of another channel.
+        # One pipeline for each channel: a chain never waits for a chain of another channel.
         self._pipelines: dict[tuple[torch.device, int], Pipeline] = {}
 
     def multiple(self, configuration: Configuration) -> int:
-        """The number that the elements of what travels must divide by."""
+        """The number that must divide the element count of each tensor that travels."""
         return math.lcm(
             self._communicator.padding_multiple(configuration),
             self._algorithm.multiple(self._communicator, configuration),
         )
 
     def begin_step(self) -> None:
-        """The first channel's turn comes next."""
+        """Begin a step: the next part travels on the first channel."""
         self._turn = 0
 
     def carry(
@@ -46,7 +46,10 @@ class Carrier:
         configuration: Configuration,
         on_end: Callable[[], None] | None = None,
     ) -> Arrival:
-        """Start ``flat`` in parts, each on the next channel; a small one in one part."""
+        """Start the algorithm's chain on ``flat``: a small tensor whole, a large one in parts.
+
+        Each part travels on the next channel. ``on_end`` is called when all parts have arrived.
+        """
         arrivals = []
         parts = self._parts(flat, configuration)
         for part in parts:
@@ -58,12 +61,12 @@ class Carrier:
         return arrivals[0] if len(parts) == 1 else pipeline.gather(flat, arrivals, on_end)
 
     def sum_up(self, flat: torch.Tensor, on_end: Callable[[], None] | None = None) -> Arrival:
-        """All reduce ``flat``, whatever the configuration and the algorithm."""
+        """All-reduce ``flat`` as a whole, whatever the configuration and the algorithm."""
         operations = (AllReduce(self._communicator.group),)
         return self._pipeline(flat.device, 0).start(flat, operations, on_end)
 
     def close(self) -> None:
-        """Let go of threads; those that are still needed come back with the first chain."""
+        """Release threads and CUDA streams; the next chain that needs them makes new ones."""
         for pipeline in self._pipelines.values():
             pipeline.close()
         self._pipelines.clear()

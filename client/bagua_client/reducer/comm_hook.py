@@ -1,4 +1,4 @@
-"""How a bucket travels: torch's reducer hands over its buffer and waits for a future."""
+"""Communication hooks: torch's reducer passes one a bucket and waits for the future it returns."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Watcher(Protocol):
-    """Who is told of the buckets of a step."""
+    """Observes the buckets of a step."""
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
-        """The bucket is about to travel; answers with what to call at its end, if anything."""
+        """A bucket is about to travel. Returns the function to call when it has arrived, if any."""
 
 
 class Travel:
     """The communication hook that carries out a configuration.
 
-    It holds nothing that holds the reducer, which holds it: a circle through C++ would never be
-    freed.
+    It holds no reference to the reducer, which holds it: Python cannot free a reference cycle
+    through C++.
 
     Attributes:
-        configuration: how buckets travel; changed between two steps only, on all ranks.
+        configuration: how buckets travel. It may change only between two steps, on all ranks.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Travel:
         self._begin(algorithm)
 
     def use(self, algorithm: Algorithm) -> None:
-        """Carry out this one's chains from the next step on."""
+        """Run the chains of ``algorithm`` from the next step on."""
         self.close()
         self._begin(algorithm)
 
@@ -67,7 +67,7 @@ class Travel:
                 on_end()
             return arrived(flat)
         if flat.layout is not torch.strided or not self._algorithm.carries(flat):
-            # Of a sparse gradient nothing but one whole sum is known.
+            # A sparse gradient can only be summed as a whole; the algorithm never sees it.
             if flat.layout is torch.strided:
                 self._algorithm.departs(bucket, flat)
             return self._carrier.sum_up(flat.mul_(self._scale), on_end)
@@ -79,8 +79,9 @@ class Travel:
         return arrival.then(lambda done: flat.copy_(done.value()[: flat.numel()]))
 
     def _onto_wire(self, flat: torch.Tensor) -> torch.Tensor:
-        """What travels: the bucket itself where it can, scaled; else a copy that was scaled and
-        cast in one pass. Scaled before: a sum of 16 bits overflows soon."""
+        """Returns the tensor to send: ``flat`` itself if it needs no padding and no cast, else a
+        copy. It is scaled first, unless the algorithm scales by itself: a sum of unscaled 16-bit
+        numbers soon overflows. A copy is scaled and cast in one pass."""
         dtype = WIRE_DTYPES.get(self.configuration.wire_precision, flat.dtype)
         if not flat.is_floating_point() or flat.itemsize <= dtype.itemsize:
             dtype = flat.dtype
@@ -94,12 +95,12 @@ class Travel:
         return wire
 
     def close(self) -> None:
-        """Let go of threads; those that are still needed come back with the first chain."""
+        """Release threads and CUDA streams; the next chain that needs them makes new ones."""
         self._carrier.close()
 
 
 def watched(hook: Hook, state: object, watcher: Watcher) -> Hook:
-    """The user's ``hook`` as it is, with its buckets told to ``watcher``."""
+    """Wrap the user's ``hook``: it runs unchanged, and ``watcher`` is told of its buckets."""
 
     def run(_: object, bucket: GradBucket) -> Arrival:
         on_end = watcher.bucket_starts(bucket)
@@ -119,10 +120,10 @@ STATELESS = (
 
 
 def survives_recut(hook: Hook) -> bool:
-    """Whether ``hook`` remembers nothing of its buckets, so that they may be cut anew.
+    """Whether ``hook`` keeps no state for its buckets, so that they may be re-cut.
 
-    Known of torch's plain hooks; another one says so by an attribute ``survives_recut = True``.
-    A wrapper of torch's may hold any hook.
+    True for torch's stateless hooks, and for any hook with an attribute ``survives_recut = True``.
+    Torch's wrapper hooks do not count as stateless, because they may wrap any hook.
     """
     if getattr(hook, "survives_recut", False):
         return True
@@ -132,5 +133,6 @@ def survives_recut(hook: Hook) -> bool:
 
 def keeps_state(hook: Hook) -> bool:
     """Whether ``hook`` is known to fail when buckets change: torch's PowerSGD keeps an error for
-    each. Of one that is not known at all only a tuning keeps away; by hand its user may try."""
+    each bucket. Buckets of an unknown hook are never tuned, but its user may re-cut them by hand.
+    """
     return getattr(hook, "__module__", "").endswith(".powerSGD_hook")

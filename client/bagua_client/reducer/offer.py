@@ -22,21 +22,22 @@ LEAVES_FIRST_STEP_OUT = (
     "at the wrapper's output; it would not reduce the first one after a re-cut either"
 )
 EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
-"""Sizes tried for the first and the last bucket; 0: like the others."""
+"""Sizes tried for the first and the last bucket; 0: no size of its own."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What torch and the training leave to us.
+    """The settings that this torch release, the wrapper and the training's own hook let us change.
 
     Attributes:
         default: the configuration that the job begins with.
-        baseline: what torch cuts as the model was wrapped.
-        tensors: of the model.
+        baseline: the bucket caps that torch had when the model was wrapped.
+        tensors: specs of the model's tensors.
         in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
-        hook: the training's own communication hook, which carries the buckets; None: torch or we
-            do.
-        algorithms: of those names that may be tried, that of the wrapper first.
+        hook: the training's own communication hook, which carries the buckets; None: torch or this
+            package carries them.
+        algorithms: given the allowed names, returns the algorithms that may be tried, the
+            wrapper's own first.
     """
 
     default: Configuration
@@ -47,7 +48,7 @@ class Offer:
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
 
     def reasons(self, communicator: Communicator) -> list[str]:
-        """Why less than everything is offered, a sentence each."""
+        """The reasons why some settings cannot be changed, a sentence each."""
         found = []
         if communicator.obstacle:
             found.append(f"one channel, and no way to reduce but flat: {communicator.obstacle}")
@@ -61,16 +62,16 @@ class Offer:
 
     @property
     def has_explicit_buckets(self) -> bool:
-        """Whether any list of buckets can be cut."""
+        """Whether torch can cut an explicit list of buckets."""
         return not self._obstacle
 
     def values(
         self, communicator: Communicator, allowed: Collection[str] = ()
     ) -> dict[str, list[int] | list[str]]:
-        """Those worth trying, by knob, of the knobs that have few.
+        """The values worth trying of each knob that has few, by knob.
 
         Args:
-            allowed: of those that change the numbers.
+            allowed: the values that the user allows although they change the numbers.
         """
         topology = communicator.topology
         hierarchical, channels = ["off"], [self.default.channels]
@@ -79,15 +80,15 @@ class Offer:
                 most = communicator.most_channels
                 channels = [c for c in CHANNELS_VALUES if c <= most]
             if topology.is_hierarchical:
-                # Which of the two wins depends on the links inside and between the nodes:
-                # measured on the job itself, like everything else.
+                # Which of the two is faster depends on the links inside and between the nodes.
                 hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
         first = {self.default.first_bucket_bytes}
         if self.in_ready_order:
             first |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
         is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
         choices = self.algorithms(allowed) if self.hook is None else []
-        # Where weights travel, buckets do not count; the service knows that by the name.
+        # Buckets do not matter to an algorithm that communicates weights. The service must be told
+        # its name to know that, even when there is no other choice.
         has_algorithms = len(choices) > 1 or any(each.moves_weights for each in choices)
         precisions = [p for p in WIRE_PRECISIONS if p in allowed and is_wide and self.hook is None]
         return {
@@ -100,10 +101,10 @@ class Offer:
         }
 
     def caps(self, layout: Layout) -> Caps:
-        """What torch must be told to cut ``layout``.
+        """The bucket caps with which torch cuts ``layout``.
 
         Raises:
-            ValueError: it cannot cut that, or buckets cannot travel so.
+            ValueError: torch cannot cut it, or its buckets cannot travel as it says.
         """
         asked = layout.configuration
         if asked == self.default and _cut(asked) == _cut(configuration_of(self.baseline)):
@@ -130,7 +131,7 @@ class Offer:
 
     @property
     def _obstacle(self) -> str:
-        """Why torch cannot give each bucket a cap of its own; empty: it can."""
+        """Why torch cannot give each bucket its own cap; empty: it can."""
         if not torchs.HAS_BUCKET_CAPS:
             return "torch before 2.11 cannot set the size of each bucket"
         if not self.in_ready_order:
@@ -144,13 +145,13 @@ class Offer:
 
 
 def _fills_links(communicator: Communicator) -> bool:
-    """Whether one channel fills all links: those between the GPUs of a host. (NVLink: 100 MB in 0.4
-    ms.) More of them compete with the training for the GPUs' multiprocessors."""
+    """Whether one channel fills all links. It does when all GPUs are on one host (over NVLink 100
+    MB take 0.4 ms); more channels would only take multiprocessors from the training."""
     return communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1
 
 
 def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
-    """Why nothing at all can be changed while this training runs; empty: it can."""
+    """Why no setting can be changed while this training runs; empty: some can."""
     if not torchs.has_reducer(ddp):
         return "torch reduces the gradients without its C++ reducer, so there are no buckets"
     if ddp.device.type not in KNOWN_DEVICES:
@@ -168,7 +169,7 @@ def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
 
 
 def describe_hook(hook: UserHook) -> str:
-    """What the training's own ``hook`` leaves to tune, in words."""
+    """A sentence that says what can be tuned beside the training's own ``hook``."""
     return (
         f"the training's communication hook {hook.name} carries the buckets, so only their sizes "
         "are tuned"
@@ -189,12 +190,12 @@ def _ends(bucket_bytes: int, first_bucket_bytes: int) -> Caps:
 
 
 def _cut(configuration: Configuration) -> tuple[object, ...]:
-    """All that decides the buckets."""
+    """The settings that decide how buckets are cut."""
     its = configuration
     return its.bucket_bytes, its.first_bucket_bytes, its.last_bucket_bytes, its.buckets
 
 
 def configuration_of(caps: Caps) -> Configuration:
-    """The configuration that torch's own caps amount to."""
+    """The configuration that is equivalent to torch's own ``caps``."""
     first_bytes = caps.first_bytes if caps.first_bytes < caps.bucket_bytes else 0
     return Configuration(caps.bucket_bytes, first_bucket_bytes=first_bytes)

@@ -10,11 +10,11 @@ from bagua_client.torch_private.reducer import GradBucket
 
 
 class ReadyOrder:
-    """Learned once. Torch tells rank 0's order to all ranks when it cuts the buckets.
+    """The order, learned once. When torch cuts the buckets, it sends rank 0's order to all ranks.
 
     Attributes:
-        indices: of the parameters; the last one first until it is known.
-        is_agreed: it was seen, and is the same on all ranks.
+        indices: parameter indices in that order; until it is known, the last parameter first.
+        is_agreed: whether the order was seen and is the same on all ranks.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -24,20 +24,21 @@ class ReadyOrder:
         self._seen: list[int] = []
 
     def saw(self, bucket: GradBucket) -> None:
-        """It is full."""
+        """Record the parameters of a bucket that is full."""
         if not self.is_agreed:
             index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
             self._seen += [index_of[id(parameter)] for parameter in bucket.parameters()]
 
     def step_ends(self, is_cut: bool, is_kept: bool) -> bool:
-        """A step's buckets were all seen.
+        """All buckets of a step were seen.
 
         Args:
-            is_cut: they were those that torch cuts by what it saw.
-            is_kept: torch cuts in the order in which the model lists its parameters, all the same.
+            is_cut: whether they were torch's final buckets, which it cuts after the first steps.
+            is_kept: whether torch cuts in the order in which the model lists its parameters,
+                whatever it has seen.
 
         Returns:
-            Whether another order is known than before.
+            Whether ``indices`` has changed.
         """
         if self.is_agreed:
             return False

@@ -1,4 +1,4 @@
-"""A change of configuration: planned by each rank, voted on, then in force on all or on none."""
+"""A change of configuration: every rank plans it, all vote, then all run it or none does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CANNOT = 0
 
 
 class Reconfiguration:
-    """Starts the vote; all ranks must do so together.
+    """One change of configuration. Making it starts the vote, so all ranks must do so together.
 
     Args:
-        tunable: of the model to re-cut.
-        configuration: what this rank was told; None if it could make nothing of that.
-        group: the group to vote in, over the same ranks as the reducer's.
+        tunable: the model to re-cut.
+        configuration: what this rank was told to run; None: it could not read what it was told.
+        group: the process group to vote in; it has the same ranks as the reducer's.
         device: a device that ``group`` communicates from.
     """
 
@@ -43,8 +43,13 @@ class Reconfiguration:
         self.agreed = False
 
     def conclude(self) -> Layout:
-        """Wait for the votes; the layout that all ranks now go on with: the one voted on, or
-        the baseline's, when they disagree (:attr:`dissenters` says who)."""
+        """Wait for the votes.
+
+        Returns:
+            The layout that all ranks run from now on: the one voted on if all ranks agree on it
+            and can carry it out, else the baseline's. :attr:`dissenters` lists the ranks that
+            disagreed.
+        """
         self.dissenters = self._vote.dissenters()
         if self._layout is not None and not self.dissenters:
             self.agreed = True
@@ -67,7 +72,9 @@ class Reconfiguration:
 
 
 def _planned(tunable: Tunable, configuration: Configuration) -> Layout | None:
-    """None if the configuration does not fit the model: others may have been told another."""
+    """The layout of ``configuration``; None, with a warning, if it does not fit the model. It does
+    not raise: other ranks may have been told another configuration and wait for this rank's vote.
+    """
     try:
         return tunable.plan(configuration)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The algorithm that keeps a model's replicas together, and what it needs while it does."""
+"""The algorithm that keeps a model's replicas together, and the hooks that it needs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from bagua_client.reducer.weights import Model, Moments
 
 
 class Replication:
-    """Of one model. All ranks change it together, between two steps.
+    """The algorithm of one model. All ranks change it together, between two steps.
 
     Args:
-        declared: what the model was wrapped with.
-        names: of the parameters, by their identities.
+        declared: the algorithm that the model was wrapped with.
+        names: parameter names, by the parameters' ``id``.
         watcher: is told of the buckets.
 
     Attributes:
-        algorithm: what is in force: an instance of this model's own.
-        travel: the communication hook that carries out its chains.
-        moments: tells it the moments of each step; None: it does not move weights.
+        algorithm: the algorithm in force; the instance belongs to this model alone.
+        travel: the communication hook that runs the algorithm's chains.
+        moments: tells the algorithm when each part of a step begins or ends; None: the algorithm
+            does not communicate weights.
     """
 
     def __init__(
@@ -51,26 +52,27 @@ class Replication:
 
     @property
     def obstacle(self) -> str:
-        """Why a job that was wrapped so is not tuned; empty: it can be."""
+        """Why a job that is wrapped with this algorithm cannot be tuned; empty: it can."""
         return self._declared.obstacle
 
     def named(self, configuration: Configuration) -> Configuration:
-        """The same, with the algorithm that the model was wrapped with left out."""
+        """``configuration``, without the algorithm's name if the model was wrapped with it."""
         if configuration.algorithm != self._declared.name:
             return configuration
         return replace(configuration, algorithm="")
 
     def choices(self, allowed: Collection[str]) -> list[Algorithm]:
-        """The algorithms of those names that may be tried here, that of the wrapper first."""
+        """The wrapper's own algorithm, then those of ``allowed`` that work on this model."""
         names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
         others = [offered(n, self._model.parameters) for n in names if n != self._declared.name]
         return [self._declared, *(each for each in others if each is not None)]
 
     def planned(self, configuration: Configuration) -> Algorithm:
-        """What would be in force under it; changes nothing.
+        """The algorithm that ``configuration`` would put in force; changes nothing.
 
         Raises:
-            ValueError: there is no such algorithm here, or it does not work under it.
+            ValueError: there is no such algorithm, or it does not work on this model or under this
+                configuration.
         """
         keeps = self.keeps(configuration)
         algorithm = self.algorithm if keeps else self._new(configuration)
@@ -78,8 +80,11 @@ class Replication:
         return algorithm
 
     def keeps(self, configuration: Configuration) -> bool:
-        """Whether what is in force stays so, with its state. One that was not chosen by the user
-        begins anew where its state does not fit."""
+        """Whether the algorithm in force stays under ``configuration``, with its state.
+
+        An algorithm that a configuration names starts anew where its state does not fit. The one
+        that the user wrapped the model with never does.
+        """
         if configuration.algorithm != self._in_force:
             return False
         try:
@@ -89,8 +94,11 @@ class Replication:
         return True
 
     def make_way_for(self, configuration: Configuration) -> None:
-        """What is in force ends, unless it stays under ``configuration``: then weights that it has
-        moved apart are averaged. All ranks, which have the same in force, between two steps."""
+        """End the algorithm in force, unless it stays under ``configuration``.
+
+        If it ends, weights that differ between ranks are averaged. All ranks call this together,
+        between two steps, with the same algorithm in force.
+        """
         if self.keeps(configuration):
             return
         self._in_force = None
@@ -101,10 +109,11 @@ class Replication:
             self.moments = None
 
     def use(self, configuration: Configuration) -> None:
-        """Have in force what the configuration names; nothing is in force, or the same."""
+        """Put in force the algorithm that ``configuration`` names. Before the call no algorithm is
+        in force, or that one."""
         self.travel.configuration = configuration
         if not self.keeps(configuration):
-            if self.moments is not None:  # Of one that could not begin on another rank.
+            if self.moments is not None:  # Left by an algorithm that failed to begin elsewhere.
                 self.moments.close()
                 self.moments = None
             self.algorithm = self.planned(configuration)
@@ -118,8 +127,14 @@ class Replication:
         self.travel.close()
 
     def change_phase(self, group: dist.ProcessGroup, device: torch.device) -> bool:
-        """Begin the phase that the algorithm has come to, which all ranks find in the same step;
-        whether there is a new one."""
+        """Begin the algorithm's next phase if it is due. All ranks reach it in the same step.
+
+        Returns:
+            Whether a new phase has begun.
+
+        Raises:
+            RuntimeError: some rank has not made as many steps as the others.
+        """
         phase = self.algorithm.phase
         if phase == self._phase:
             return False

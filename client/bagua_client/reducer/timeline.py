@@ -1,4 +1,4 @@
-"""When, in one step, each tensor became ready, and each bucket was sent and arrived."""
+"""When each tensor of a step became ready, and when each bucket was sent and arrived."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 
 class Timeline:
-    """The record of one step; a step without one costs nothing.
+    """The record of one step. A step that is not recorded has no overhead.
 
     Args:
-        mark: a mark of now: the time on the CPU, or an event in the current stream.
+        mark: returns a mark of the current moment: the CPU's time, or an event in the current CUDA
+            stream.
 
     Attributes:
-        ready: the mark of each tensor, by its index in the model.
-        bucket_bytes: of each bucket, in the order in which they began to travel.
-        started: the mark of each bucket, in that order.
-        ended: by the bucket's place in that order; marks come from any thread.
+        ready: when each tensor became ready, by its index in the model.
+        bucket_bytes: size of each bucket, in the order in which the buckets began to travel.
+        started: when each bucket began to travel, in that order.
+        ended: when each bucket arrived, by its place in that order; written by any thread.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:
@@ -28,11 +29,11 @@ class Timeline:
         self.ended: dict[int, Any] = {}
 
     def tensor_ready(self, index: int) -> None:
-        """The tensor is final for this step."""
+        """The tensor has its final value for this step."""
         self.ready[index] = self._mark()
 
     def bucket_starts(self, size_bytes: int) -> Callable[[], None]:
-        """The next bucket is about to travel; answers with what to call when it has arrived."""
+        """The next bucket is about to travel. Returns the function to call when it has arrived."""
         self.bucket_bytes.append(size_bytes)
         self.started.append(self._mark())
         return partial(self._bucket_ends, len(self.started) - 1)

@@ -1,4 +1,4 @@
-"""What the agent tunes: each configuration is planned, voted on, applied and measured."""
+"""The interface that the agent tunes: it plans, votes on, applies and measures configurations."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class Tunable(Protocol):
     """Something whose configuration may change from one step to the next.
 
     Attributes:
-        algorithm: how the replicas are kept together.
-        communicator: of the ranks that train the model.
-        tensors: specs of what is communicated.
-        parameters: of the model; their optimizers tell the steps.
+        algorithm: the algorithm that keeps the replicas together.
+        communicator: the process groups of the ranks that train the model.
+        tensors: specs of the tensors that are communicated.
+        parameters: the model's parameters; the steps of their optimizers are counted.
         order: indices of ``tensors``, in the order in which they become ready.
-        default: the configuration that the job would have had.
-        layout: what is in force.
+        default: the configuration that the job would run without tuning.
+        layout: the layout in force.
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
         on_last_ready: called when everything is ready to be communicated on this rank.
-        on_return: called with the reason when a change failed on some rank and all went back.
-        waiting: a context around other communication of a step.
+        on_return: called with the reason when a change failed on some rank and all ranks returned
+            to the layout before it.
+        waiting: returns a context that is entered around a step's other communication.
     """
 
     recut_seconds: float
@@ -65,21 +66,21 @@ class Tunable(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why nothing can be changed any more; empty: it can."""
+        """Why no setting can be changed; empty: some can."""
 
     @property
     def order_is_agreed(self) -> bool:
-        """Whether ``order`` was seen, and is the same on all ranks."""
+        """Whether ``order`` was seen and is the same on all ranks."""
 
     def plan(self, configuration: Configuration) -> Layout:
-        """What would be in force under ``configuration``; changes nothing.
+        """The layout that ``configuration`` would put in force; changes nothing.
 
         Raises:
-            ValueError: it cannot be carried out.
+            ValueError: the configuration cannot be carried out.
         """
 
     def start_from(self, default: Configuration) -> None:
-        """Have another default. All ranks, before the first step.
+        """Set another default. All ranks call this together, before the first step.
 
         Raises:
             ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
@@ -97,23 +98,23 @@ class Tunable(Protocol):
 
     @property
     def layout_to_come(self) -> Layout:
-        """What is in force, or scheduled."""
+        """The scheduled layout; the one in force if none is scheduled."""
 
     @property
     def is_recut_due(self) -> bool:
-        """Whether a layout was scheduled that is not in force yet."""
+        """Whether a scheduled layout is not in force yet."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether what was scheduled last is in force, and will stay as it is."""
+        """Whether the layout scheduled last is in force, with its final buckets."""
 
     # Measure
 
     def attach(self) -> None:
-        """Follow the steps from now on."""
+        """Observe the steps from now on."""
 
     def detach(self) -> None:
-        """Follow them no longer."""
+        """Stop observing the steps."""
 
     def record(self, timeline: Timeline | None) -> None:
-        """Where the steps to come are recorded; None: they are not."""
+        """Record the next steps in ``timeline``; None: stop recording."""

@@ -1,10 +1,10 @@
 """Torch's reducer, whose buckets are re-cut between two steps and travel as configured.
 
 A configuration comes into force before the next forward pass that synchronises, after torch's own
-check of the last step: a new reducer replaces the old one, and takes over its gradients. In the
-first step torch records in which order gradients become ready, and before the next forward pass it
-cuts the buckets in that order. All ranks do each of these in the same step, and vote on the
-outcome: if it failed on one rank, all return to what they had.
+check of the last step: a new reducer replaces the old one and takes over its gradients. In its
+first step torch records the order in which gradients become ready. Before the next forward pass it
+cuts the buckets in that order. All ranks do each of these in the same step and vote on the
+outcome: if it failed on one rank, all ranks return to what they had.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from bagua_client.torch_private.reducer import GradBucket
 logger = logging.getLogger(__name__)
 
 FAILED, DONE, CUT = 1, 2, 3
-"""Votes on a change that was tried; CUT: done, and torch has cut the buckets for good."""
+"""Votes on an attempted change. CUT: it is done, and torch has cut its final buckets."""
 
 
 class TunableReducer:
-    """The reducer of one wrapped model. All ranks make theirs together.
+    """The reducer of one wrapped model. All ranks must make theirs together.
 
     Attributes:
-        communicator: of the ranks that train the model.
-        parameters: of the model, in the reducer's order.
-        tensors: their specs.
-        default: the configuration that the model was wrapped with, or is to start from.
-        layout: what is in force.
+        communicator: the process groups of the ranks that train the model.
+        parameters: the model's parameters, in the reducer's order.
+        tensors: specs of these parameters.
+        default: the configuration that the model was wrapped with, or the one to start from.
+        layout: the layout in force.
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
         on_last_ready: called when a step's last bucket is full on this rank.
         on_return: called with the reason when a change failed on some rank and all went back.
-        waiting: a context around communication in a forward pass.
-        may_join: the training is under torch's ``join``, if that is enabled.
+        waiting: returns a context that is entered around communication in a forward pass.
+        may_join: whether the training is inside torch's ``join``, which may be disabled.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TunableReducer:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What is in force: this model's own."""
+        """The algorithm in force; the instance belongs to this model alone."""
         return self._replication.algorithm
 
     @property
@@ -113,7 +113,7 @@ class TunableReducer:
     def offer(self) -> Offer:
         """What may be changed, and why the rest may not."""
         ddp = self._ddp
-        if ddp.logger is not None:  # Else a change has failed on the way.
+        if ddp.logger is not None:  # None if a change has failed half-way.
             self._theirs = torchs.user_hook_of(ddp)
         return Offer(
             default=self.default,
@@ -126,16 +126,16 @@ class TunableReducer:
 
     @property
     def refusal(self) -> str:
-        """Why nothing at all can be changed while this training runs; empty: it can."""
+        """Why no setting can be changed while this training runs; empty: some can."""
         return self._replication.obstacle or refusal_of(self._ddp, self._baseline)
 
     @property
     def order_is_agreed(self) -> bool:
-        """Whether gradients were seen to become ready; torch tells rank 0's order to all."""
+        """Whether ``order`` was seen, and is the same on all ranks: torch sends them rank 0's."""
         return self._order.is_agreed
 
     def plan(self, configuration: Configuration) -> Layout:
-        """The buckets this model would have under ``configuration``; changes nothing.
+        """The layout that ``configuration`` would put in force; changes nothing.
 
         Raises:
             ValueError: it does not fit the model, or torch cannot carry it out here.
@@ -154,7 +154,7 @@ class TunableReducer:
     # Changes
 
     def start_from(self, default: Configuration) -> None:
-        """Have another default than the wrapper's. All ranks, before the first step.
+        """Replace the wrapper's default. All ranks call this together, before the first step.
 
         Raises:
             ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
@@ -165,17 +165,17 @@ class TunableReducer:
 
     @property
     def is_recut_due(self) -> bool:
-        """Whether a layout was scheduled that is not in force yet."""
+        """Whether a scheduled layout is not in force yet."""
         return self._next is not None
 
     @property
     def layout_to_come(self) -> Layout:
-        """What is in force, or scheduled."""
+        """The scheduled layout; the one in force if none is scheduled."""
         return self._next or self.layout
 
     @property
     def is_settled(self) -> bool:
-        """Whether what was asked for last is in force, and cut as it will stay."""
+        """Whether the layout scheduled last is in force, with its final buckets."""
         return self._next is None and self._made_after is None
 
     def schedule(self, layout: Layout) -> None:
@@ -190,15 +190,15 @@ class TunableReducer:
         self._voters = group, device
 
     def before_forward(self) -> bool:
-        """A forward pass begins. Between two steps, which is before a training pass that
-        synchronises, changes are made.
+        """A forward pass begins. Changes are made between two steps, that is, before a training
+        pass that synchronises.
 
         Returns:
-            Whether torch must leave its buckets as they are in this pass.
+            Whether torch must not re-cut its buckets in this pass.
 
         Raises:
-            RuntimeError: torch's own, of a last step that did not reach all parameters; or a
-                change failed on this rank, and so did going back.
+            RuntimeError: the last step did not reach all parameters (torch's own error); or a
+                change failed on this rank, and so did the return to the layout before it.
         """
         ddp = self._ddp
         if not torch.is_grad_enabled():
@@ -228,7 +228,7 @@ class TunableReducer:
         return False
 
     def _settle(self) -> None:
-        """Have the hooks that the algorithm's phase needs, and the training's."""
+        """Register the communication hook that the algorithm's phase or the training needs."""
         if self._replication.change_phase(*self._voters):
             self._is_stale = True
         if self._is_stale:
@@ -236,8 +236,8 @@ class TunableReducer:
             self._build(self.layout)
 
     def _let_torch_cut(self) -> None:
-        """A new reducer cuts its buckets itself, once. Whether it has is known by counting: others
-        than we may have had torch do it, as Lightning does before each backward pass."""
+        """A new reducer cuts its final buckets once. Counted steps tell whether it has, because
+        others may make torch do it: Lightning does so before each backward pass."""
         ddp, steps = self._ddp, self._reductions - (self._made_after or 0)
 
         def cut() -> bool:
@@ -264,14 +264,14 @@ class TunableReducer:
             )
 
     def _on_all_ranks(self, change: Callable[[], bool | None], is_in_force: bool = False) -> int:
-        """Make ``change`` on all ranks; FAILED: one could not, and all are as before it."""
+        """Make ``change`` on all ranks. FAILED: one rank could not, so all ranks went back."""
         votes, error = attempt(lambda: CUT if change() else DONE, FAILED, *self._voters)
         if FAILED not in votes:
             return votes[0]
         ranks = ", ".join(str(rank) for rank, value in enumerate(votes) if value == FAILED)
         if error:
             logger.error("rank %s cannot re-cut its buckets (%s)", self.communicator.rank, error)
-        if is_in_force:  # On all ranks, for a step at least: weights may have moved apart.
+        if is_in_force:  # It was in force for a step at least: weights may differ by rank.
             self._replication.make_way_for(self._before.configuration)
         self._build(self._before)
         reason = f"re-cutting the buckets failed on rank {ranks}"
@@ -289,17 +289,17 @@ class TunableReducer:
         return ddp
 
     def _build(self, layout: Layout, bare: bool = False) -> None:
-        """Have ``layout`` in force, with a new reducer unless that of now can stay.
+        """Put ``layout`` in force, with a new reducer unless the present one can stay.
 
         Args:
-            bare: with no hook of ours, so that torch alone carries the buckets.
+            bare: without this package's hook, so that torch alone carries the buckets.
         """
         ddp, offer = self._ddp, self.offer
         caps, theirs = offer.caps(layout), offer.hook
         self._replication.use(layout.configuration)
         is_torchs_way = layout.configuration.is_torchs_way
         is_torchs = self.algorithm.is_torchs and is_torchs_way
-        # Our hook also sees the order that explicit buckets count in, and where steps end.
+        # Our hook also learns the order that explicit buckets need, and where steps end.
         sees = not self.order_is_agreed and offer.has_explicit_buckets
         has_use = not is_torchs or sees or not torchs.rebuilds(ddp)
         hooked = not bare and (self._is_attached or (theirs is None and has_use))
@@ -323,19 +323,19 @@ class TunableReducer:
             torchs.register_hook(ddp, self._replication.travel)
         self._is_hooked = hooked
         if not hooked:
-            self._made_after = None  # Torch cuts it as it would its own, and nobody is told.
+            self._made_after = None  # Torch cuts the final buckets by itself, unobserved.
 
-    # Who else carries buckets
+    # When others carry the buckets
 
     def stand_back(self) -> None:
-        """Ranks end their training one by one: torch divides by those that are left, and nobody
-        may wait for a vote. Until all have, everything is torch's."""
+        """Leave the buckets to torch until all ranks have ended. Under ``join`` ranks end one by
+        one, torch divides by the number that is left, and no rank may wait for a vote."""
         if self._is_hooked:
             self._is_stale = True
             self._build(self.layout, bare=True)
 
     def give_way(self) -> None:
-        """A hook of the user's is about to come, and torch takes one only."""
+        """Remove our hook: the user is about to register one, and torch takes only one."""
         self._next = None
         self.default = replace(self.default, channels=1, hierarchical="off")
         if self._is_hooked:
@@ -344,18 +344,18 @@ class TunableReducer:
             self.layout = plan(self.tensors, self.order, self.default)
 
     def look_on(self) -> None:
-        """A hook of the user's has come: it carries the buckets, and we only see them pass."""
+        """The user has registered a hook: it carries the buckets, and ours only observes them."""
         self._is_stale = True
 
-    # What the steps tell
+    # Observing the steps
 
     def attach(self) -> None:
-        """Follow the steps from the next one on. All ranks must come to this together."""
+        """Observe the steps from the next one on. All ranks must call this together."""
         self._is_attached = self._is_stale = self._is_timed = True
         torchs.split_graphs(self._ddp, self._baseline.bucket_bytes)
 
     def detach(self) -> None:
-        """Follow them no longer; buckets go on to travel as they do."""
+        """Stop observing the steps; buckets travel as before."""
         self.after_reduction = self.on_last_ready = self.on_return = None
         self.waiting = nullcontext
         self.record(None)
@@ -363,14 +363,14 @@ class TunableReducer:
         self._voters = self.communicator.group, self.communicator.device
 
     def record(self, timeline: Timeline | None) -> None:
-        """Where the steps to come are recorded; None: they are not."""
+        """Record the next steps in ``timeline``; None: stop recording."""
         self._timeline = timeline
         _remove(self._ready_handles)
         if timeline is not None:
             self._ready_handles = torchs.on_each_gradient(self.parameters, timeline.tensor_ready)
 
     def bucket_starts(self, bucket: GradBucket) -> Mark | None:
-        """A bucket is full on this rank and about to travel; in the backward pass."""
+        """A bucket is full on this rank and about to travel. Called in the backward pass."""
         self._order.saw(bucket)
         on_end = None
         if self._timeline is not None:

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class Weights:
-    """The weights as an algorithm that communicates weights sees them.
+    """A model's weights, for an algorithm that communicates weights.
 
     Args:
-        layout: what is in force.
+        layout: returns the layout in force.
 
     Attributes:
-        parameters: of the model.
-        communicator: of the ranks that train it.
+        parameters: the model's parameters.
+        communicator: the process groups of the ranks that train the model.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Weights:
 
     @property
     def whole(self) -> list[list[torch.nn.Parameter]]:
-        """All in one bucket, of each dtype and device."""
+        """All parameters, in one bucket for each dtype and device."""
         groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
         for parameter in self.parameters:
             groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -56,17 +56,18 @@ class Weights:
 
     @property
     def buckets(self) -> list[list[torch.nn.Parameter]]:
-        """As the layout cuts them."""
+        """All parameters, in the buckets of the layout in force."""
         return [[self.parameters[i] for i in bucket] for bucket in self._layout().partition]
 
     @property
     def reduces_by_node(self) -> bool:
-        """Whether one rank of each node exchanges what travels."""
+        """Whether each exchange is among one rank of each node, not among all ranks."""
         configuration = self._layout().configuration
         return self.communicator.ranks_across(configuration) < self.communicator.world_size
 
     def flat(self, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-        """A copy of their values, one after the other, filled up with zeros to what can travel."""
+        """A flat copy of the values of ``parameters``, padded with zeros to a length that can
+        travel."""
         elements = sum(parameter.numel() for parameter in parameters)
         missing = -elements % self._carrier.multiple(self._layout().configuration)
         flat = parameters[0].new_zeros(elements + missing, requires_grad=False)
@@ -74,22 +75,22 @@ class Weights:
         return flat
 
     def carry(self, flat: torch.Tensor) -> Arrival:
-        """Start ``flat`` on the algorithm's chain."""
+        """Start the algorithm's chain on ``flat``."""
         return self._carrier.carry(flat, self._layout().configuration)
 
     @torch.no_grad()
     def write(self, parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
-        """Give them the values of ``flat``, which is laid out as :meth:`flat`'s."""
+        """Copy the values of ``flat``, which has the layout of :meth:`flat`, to ``parameters``."""
         for parameter, values in zip(parameters, in_order(parameters)(flat), strict=False):
             parameter.copy_(values)
 
     def close(self) -> None:
-        """Let go of threads."""
+        """Release threads and CUDA streams."""
         self._carrier.close()
 
 
 class Model(Protocol):
-    """What is trained, and the layout that is in force."""
+    """The model that is trained, and the layout in force."""
 
     communicator: Communicator
     parameters: list[torch.nn.Parameter]
@@ -97,7 +98,7 @@ class Model(Protocol):
 
 
 class _Closing:
-    """Lets go of what a wrapper that is gone had; holds nothing that holds it."""
+    """Releases a wrapper's resources once the wrapper is gone; holds no reference to it."""
 
     def __init__(self, handle: RemovableHandle, weights: Weights) -> None:
         self._handle = handle
@@ -109,11 +110,11 @@ class _Closing:
 
 
 class Moments:
-    """Tells an algorithm the moments of each step.
+    """Tells an algorithm when each part of a step begins or ends.
 
-    After a step's backward pass the weights are due to be stepped. That is over when optimizers
-    have stepped all of them, or else, where one is left out (a scaler has skipped its step, say),
-    when the next forward pass begins: so on every rank once for every backward pass.
+    A step ends when optimizers have stepped all weights after its backward pass. If a weight is
+    left out (a gradient scaler skipped its step, for example), the step ends when the next forward
+    pass begins. So on every rank a step ends once for every backward pass.
     """
 
     def __init__(self, algorithm: Algorithm, model: Model, wrapper: torch.nn.Module) -> None:
@@ -132,34 +133,35 @@ class Moments:
         self._weights = Weights(model.parameters, algorithm, model.communicator, layout)
         self._ours = {id(parameter) for parameter in model.parameters}
         self._missing: set[int] = set()
-        # In the order in which they stepped first, which all ranks share.
+        # In the order of their first steps, which is the same on all ranks.
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         closing = _Closing(register_optimizer_step_post_hook(hook), self._weights)
         self._close: Callable[[], object] = weakref.finalize(wrapper, closing)
 
     def catch_up(self) -> None:
-        """A forward pass of the next step begins: the step before it has ended on all ranks."""
+        """The next step's forward pass begins: the step before it has ended on all ranks."""
         if self._missing:
             self._step_ends()
 
     def forward_begins(self) -> None:
-        """Of a pass that is trained and synchronised."""
+        """A forward pass begins that is trained and synchronised."""
         self._algorithm.forward_begins(self._weights)
 
     def backward_ends(self) -> None:
-        """Gradients are there."""
+        """The backward pass is over, and all gradients are final."""
         self._missing = set(self._ours)
         self._algorithm.backward_ends(self._weights)
 
     def end(self) -> None:
-        """Another algorithm follows: all ranks, between two steps. The replicas are equal then."""
+        """Another algorithm follows. The replicas are equal afterwards. All ranks call this
+        together, between two steps."""
         self._algorithm.end()
         found = [optimizer() for optimizer in self._optimizers.values()]
         equalise(self._weights, [optimizer for optimizer in found if optimizer is not None])
         self.close()
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop telling the algorithm, and release its threads."""
         self._close()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -179,8 +181,8 @@ class Moments:
 
 @torch.no_grad()
 def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give all ranks the mean of their weights, and of what their optimizers keep beside them: a
-    momentum that differs would drive them apart again. All ranks, between two steps."""
+    """Give all ranks the mean of their weights and of the optimizers' state of them: if a momentum
+    differed, the weights would diverge again. All ranks call this together, between two steps."""
     communicator = weights.communicator
     kept = [state for optimizer in optimizers for state in _moments_of(optimizer, weights)]
     shapes = [(name, len(tensors), sum(t.numel() for t in tensors)) for name, tensors in kept]
@@ -204,14 +206,15 @@ def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> N
 def _moments_of(
     optimizer: torch.optim.Optimizer, weights: Weights
 ) -> list[tuple[str, list[torch.Tensor]]]:
-    """What it keeps of the weights, number by number: such as Adam's ``exp_avg`` of all of them."""
+    """The optimizer's state that has the shape of the weights, such as Adam's ``exp_avg``: for
+    each kind of it a name and the tensors, one for each weight that has one."""
     found: dict[str, list[torch.Tensor]] = {}
     places: dict[torch.device, int] = {}
     for parameter in weights.parameters:
         place = places.setdefault(parameter.device, len(places))
         for name, value in sorted(optimizer.state.get(parameter, {}).items()):
             is_beside = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            # Of a weight without dimensions Adam's count of steps, on the CPU, has its shape.
+            # Adam's step count, a scalar on the CPU, has the shape of a weight without dimensions.
             if is_beside and value.is_floating_point() and value.device == parameter.device:
                 found.setdefault(f"{name} {value.dtype} {place}", []).append(value)
     return list(found.items())

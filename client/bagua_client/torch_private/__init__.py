@@ -1,5 +1,5 @@
-"""All private names of torch that the client uses, each with the reason why nothing public does.
+"""All private names of torch that the client uses, each with the reason why no public name will do.
 
-Where torch changes, this folder changes, and nothing else. ``tests/client/test_torch_private.py``
-fails when one of the names goes or means something else.
+When torch changes them, only this folder has to change. ``tests/client/test_torch_private.py``
+fails when one of the names is removed or means something else.
 """

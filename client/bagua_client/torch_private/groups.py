@@ -1,4 +1,4 @@
-"""Process groups: their timeouts, their names, and what the ranks met over."""
+"""Process groups: their timeouts, their names, and the rendezvous store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ else:
     Store, Options = dist.Store, object
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-"""Of gloo, where the user's group does not tell its own."""
+"""gloo's timeout, used where the timeout of the user's group is not known."""
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """The timeout that the user gave the group, which has no public getter; None: not known.
+    """The timeout that the user gave the group; None: not known. It has no public getter.
 
-    A group made without it would wait its backend's default, long after the user's own timeout.
+    A group made without it would wait as long as its backend does by default, which may be far
+    longer than the user's own timeout.
     """
     try:
         timeout = group._get_backend(device).options._timeout
@@ -35,7 +36,8 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
 
 
 def is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether it communicates by NCCL from ``device``; its public name may be that of several."""
+    """Whether ``group`` communicates by NCCL from ``device``. The public backend name cannot tell:
+    it may name several backends."""
     kind = getattr(dist, "ProcessGroupNCCL", None)
     if kind is None or device.type != "cuda":
         return False
@@ -43,23 +45,25 @@ def is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """For all operations to come, which has no public setter."""
+    """Set the timeout of all later operations of ``group``. There is no public setter."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def set_timeout_in(options: Options, timeout: timedelta | None) -> None:
-    """Where it says another than a group is made with, c10d warns. It has no public setter."""
+    """Set the timeout in ``options``: c10d warns if it differs from that of the group to make.
+    There is no public setter."""
     if timeout is not None:
         options._timeout = timeout
 
 
 def is_bound_to_device() -> bool:
-    """Whether c10d makes NCCL groups by splitting that of all ranks, which all must come to."""
+    """Whether c10d makes NCCL groups by splitting the default group. All ranks must take part in a
+    split. There is no public getter."""
     return getattr(dist.group.WORLD, "bound_device_id", None) is not None
 
 
 def store() -> Store | None:
-    """What the ranks met over; None: they met otherwise. It has no public getter."""
+    """The store of the ranks' rendezvous; None: there is none. It has no public getter."""
     try:
         found = dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError, AssertionError):
@@ -68,18 +72,18 @@ def store() -> Store | None:
 
 
 def pg_names() -> dict[Any, Any]:
-    """Of the groups that this process is in; c10d names those that come by their number."""
+    """Names of the groups that this process is in. c10d names a new group after their number."""
     found: dict[Any, Any] = dist.distributed_c10d._world.pg_names
     return found
 
 
 @contextmanager
 def counting_groups_from(number: int) -> Iterator[None]:
-    """A group made inside is named after ``number``.
+    """Name a group that is made inside this context after ``number``.
 
-    c10d names a group that only its members make after its ranks and the number of groups that
-    the rank is in. Ranks in different numbers of the user's groups would wait for one another
-    under different names. There is no public way to set the name.
+    If only its members make a group, c10d names it after its ranks and the number of groups that
+    the rank is in. Ranks that are in different numbers of groups would wait for one another under
+    different names. There is no public way to set the name.
     """
     names = pg_names()
     uncounted: Sequence[object] = [object() for _ in range(number - len(names))]

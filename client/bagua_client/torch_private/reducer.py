@@ -22,24 +22,30 @@ else:
     BuiltinCommHookType, GradBucket = dist.BuiltinCommHookType, dist.GradBucket
 
 c10d: Any = dist
-"""For names that torch.distributed has and does not declare."""
+"""torch.distributed untyped, for names that its type stubs lack."""
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 GRAPH_BYTES = 4 * 1024 * 1024
-"""Of the gradients of one part of a compiled wrapper's graph, while it is tuned."""
+"""Gradient bytes in one part of a compiled wrapper's graph while it is being tuned."""
 STEPS_TIMED = 10
-"""Of each reducer, at its begin; later only every hundredth."""
+"""Torch times this many first steps of each reducer; later only every hundredth."""
 HAS_BUCKET_CAPS = "bucket_cap_mb_list" in DistributedDataParallel.__init__.__code__.co_varnames
-"""Whether each bucket may have a cap of its own (torch 2.11)."""
+"""Whether each bucket may have its own cap (since torch 2.11)."""
 HAS_BUCKET_CONFIG = hasattr(ddp_module, "_BucketCapacityConfig")
-"""Whether the caps stand in one object (torch 2.12)."""
+"""Whether torch keeps the caps in one object (since torch 2.12)."""
 
 
 @dataclass(frozen=True)
 class Caps:
-    """Where torch's reducer ends its buckets: every one, the first of each dtype and device, and,
-    if not empty, each one in turn, the last cap being that of all after it."""
+    """The sizes at which torch's reducer closes its buckets.
+
+    Attributes:
+        bucket_bytes: cap of every bucket.
+        first_bytes: cap of the first bucket of each dtype and device.
+        each_bytes: if not empty, the cap of each bucket in turn; the last one holds for all
+            following buckets.
+    """
 
     bucket_bytes: int
     first_bytes: int
@@ -47,15 +53,17 @@ class Caps:
 
 
 def split_graphs(ddp: DistributedDataParallel, size_bytes: int) -> None:
-    """Have torch.compile split the graphs of a compiled wrapper so that the gradients of a part,
-    which become ready together, amount to at most ``size_bytes``, or to what is little enough for
-    a tuning: no smaller bucket leaves earlier.
+    """Have torch.compile split the graphs of a compiled wrapper by the size of their gradients.
+
+    The gradients of one part become ready together, so a bucket smaller than a part is not sent
+    earlier. A part has about ``size_bytes`` of gradients, but no more than GRAPH_BYTES and no less
+    than torch's default first bucket.
     """
     ddp.bucket_bytes_cap = max(min(size_bytes, GRAPH_BYTES), c10d._DEFAULT_FIRST_BUCKET_BYTES)
 
 
 def parameters_of(ddp: DistributedDataParallel) -> Parameters:
-    """No public way leads to the list, whose places are the reducer's indices."""
+    """The parameters in the order of the reducer's indices. No public way leads to this list."""
     if ddp in kept_parameters:
         return kept_parameters[ddp]
     tensors, expect_sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -64,7 +72,7 @@ def parameters_of(ddp: DistributedDataParallel) -> Parameters:
 
 
 def caps_of(ddp: DistributedDataParallel) -> Caps:
-    """Those in force; torch keeps what the user gave under private names."""
+    """The caps in force. Torch keeps what the user gave under private names."""
     whole = int(ddp.bucket_bytes_cap)
     if HAS_BUCKET_CONFIG:
         config = ddp._bucket_config
@@ -74,7 +82,7 @@ def caps_of(ddp: DistributedDataParallel) -> Caps:
 
 
 def can_cut(caps: Caps) -> bool:
-    """Whether this torch can."""
+    """Whether this release of torch can cut buckets by ``caps``."""
     if HAS_BUCKET_CAPS:
         return True
     firsts = (caps.bucket_bytes, c10d._DEFAULT_FIRST_BUCKET_BYTES)
@@ -83,8 +91,8 @@ def can_cut(caps: Caps) -> bool:
 
 @contextmanager
 def all_trained(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Nothing of ``parameters`` is frozen: torch takes no frozen one for what follows its
-    gradients."""
+    """Make all ``parameters`` require gradients inside this context: torch registers no gradient
+    hook on a frozen one."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         for parameter in frozen:
@@ -103,7 +111,7 @@ def on_each_gradient(
     def hook(index: int) -> Callable[[torch.Tensor], None]:
         return lambda _: tell(index)
 
-    # A frozen one too: the next step may be that of another optimizer, with other weights.
+    # Frozen ones too: in the next step another optimizer may train other weights.
     with all_trained(parameters):
         return [
             parameter.register_post_accumulate_grad_hook(hook(index))  # type: ignore[no-untyped-call]
@@ -114,19 +122,21 @@ def on_each_gradient(
 def new_reducer(
     ddp: DistributedDataParallel, parameters: Parameters, caps: Caps, used: Iterable[int] = ()
 ) -> None:
-    """Make ``ddp`` a reducer as its constructor would have with ``caps``; the old one goes first.
+    """Replace the reducer of ``ddp`` by one that the constructor would have made with ``caps``. The
+    old reducer is freed first.
 
-    Torch does the same when a wrapper is unpickled. Gradients that are there stay; whoever
-    registered a communication hook must do so again.
+    Torch does the same when a wrapper is unpickled. Existing gradients are kept. A communication
+    hook must be registered again.
 
     Args:
-        used: parameters that passes under ``no_sync`` have used since the last reduction, where
-            torch looks for unused ones: the old reducer knew, and cannot be asked.
+        used: indices of the parameters that passes under ``no_sync`` have used since the last
+            reduction. They are needed where torch looks for unused parameters: the old reducer
+            knows them but has no way to ask for them.
 
     Raises:
-        RuntimeError: out of memory, for one; ``ddp`` has no reducer then.
+        RuntimeError: out of memory, for example; ``ddp`` then has no reducer.
     """
-    # What torch.compile splits graphs by, whenever it compiles: not what is tried just then.
+    # torch.compile splits graphs by this attribute, so it must not keep the value that is tried.
     graph_bytes = ddp.bucket_bytes_cap
     ddp.bucket_bytes_cap = caps.bucket_bytes
     if HAS_BUCKET_CONFIG:
@@ -143,11 +153,11 @@ def new_reducer(
         ddp.bucket_bytes_cap_list = list(
             caps.each_bytes or (() if is_default or ends[0] == ends[1] else ends)
         )
-    # Nothing but these two holds a reducer with its buckets; a failed attempt may have left none.
+    # Only these two hold the reducer with its buckets. After a failed attempt there is no reducer.
     vars(ddp).pop("reducer", None)
     ddp.logger = None
     try:
-        # The constructor takes no weight that was frozen since.
+        # The reducer's constructor refuses a weight that was frozen after the model was wrapped.
         with all_trained(parameters.tensors):
             ddp._ddp_init_helper(  # type: ignore[no-untyped-call]
                 parameters.tensors, parameters.expect_sparse, parameters.names, ddp.static_graph
@@ -159,7 +169,7 @@ def new_reducer(
 
 
 def _carry_over(ddp: DistributedDataParallel, used: Iterable[int]) -> None:
-    """What the constructor and the user told the reducer before."""
+    """Tell the new reducer what the wrapper's constructor and the user had told the old one."""
     reducer: Any = ddp.reducer
     if ddp.static_graph:
         reducer._set_static_graph()
@@ -174,24 +184,27 @@ def _carry_over(ddp: DistributedDataParallel, used: Iterable[int]) -> None:
     if finalizes_by_hand(ddp):
         reducer._set_manual_finalization_required(True)
     for index in used:
-        # Before a forward pass that synchronises this only notes that the parameter was used.
+        # Before a forward pass that synchronises, this only records that the parameter was used.
         reducer._autograd_hook(index)
 
 
 def leave_untimed(ddp: DistributedDataParallel) -> None:
-    """Have a new reducer take its next steps for later ones: torch times the first ten of each for
-    its log, for which the host waits for the GPU (ResNet-50 on H200s: 2.7 of 33 ms). Not in the
-    steps before it has cut its buckets, which torch knows by the same count."""
-    for _ in range(STEPS_TIMED + 1):  # the log of a step is written before the next
+    """Stop torch from timing the next steps of a new reducer.
+
+    Torch times each reducer's first ten steps for its log, and the host waits for the GPU to do so
+    (ResNet-50 on H200s: 2.7 of 33 ms). This raises the reducer's step count past them. Call it only
+    after the reducer has cut its buckets, which torch recognises by the same count.
+    """
+    for _ in range(STEPS_TIMED + 1):  # The log of a step is written before the next one.
         ddp.reducer.prepare_for_forward()
 
 
 def rebuild(ddp: DistributedDataParallel) -> bool:
-    """Torch's own check of the last step, and its one re-cut in the order in which gradients
-    became ready; what its forward pass does. All ranks come to this together.
+    """Do what torch's forward pass does first: check the last step, and re-cut the buckets once, in
+    the order in which gradients became ready. All ranks must call this together.
 
     Returns:
-        Whether it has re-cut its buckets.
+        Whether torch has re-cut the buckets.
 
     Raises:
         RuntimeError: the last backward pass did not reach all parameters.
@@ -202,14 +215,19 @@ def rebuild(ddp: DistributedDataParallel) -> bool:
 
 
 def register_hook(ddp: DistributedDataParallel, hook: Hook) -> None:
-    """Straight with the reducer: torch's method would list the hook as the user's."""
+    """Register ``hook`` directly with the reducer: torch's method would list it as the user's."""
     c10d._register_comm_hook(ddp.reducer, None, hook)
 
 
 @dataclass(frozen=True)
 class UserHook:
-    """A communication hook that the training registered, or torch for mixed precision: its name as
-    torch logs it, what runs (None: it is written in C++), and the state that it is given."""
+    """A communication hook registered by the training, or by torch for mixed precision.
+
+    Attributes:
+        name: its name in torch's log.
+        run: the function that runs; None: the hook is written in C++.
+        state: the state that is passed to the function.
+    """
 
     name: str
     run: Hook | None
@@ -217,8 +235,11 @@ class UserHook:
 
 
 def user_hook_of(ddp: DistributedDataParallel) -> UserHook | None:
-    """Torch lists those in Python, also in a copy that has none; its log knows the name of the one
-    that its reducer has."""
+    """The hook that the reducer of ``ddp`` has; None: it has none.
+
+    The name comes from torch's log. Torch's list of hooks holds only those in Python, and a copied
+    wrapper keeps the list although its reducer has no hook.
+    """
     logged = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     name = logged.get("comm_hook", "")
     if not name:
@@ -230,7 +251,7 @@ def user_hook_of(ddp: DistributedDataParallel) -> UserHook | None:
 
 
 def register_user_hook(ddp: DistributedDataParallel, hook: UserHook, run: Hook | None) -> None:
-    """Give a new reducer the user's ``hook``; ``run``: in whose place this one runs."""
+    """Give a new reducer the user's ``hook``; if ``run`` is given, it runs in the hook's place."""
     cast(Any, ddp.logger)._set_comm_hook_name(hook.name)
     if hook.run is None:
         kind = getattr(BuiltinCommHookType, hook.name.rpartition(".")[2])
@@ -240,27 +261,28 @@ def register_user_hook(ddp: DistributedDataParallel, hook: UserHook, run: Hook |
 
 
 def rebuilds(ddp: DistributedDataParallel) -> bool:
-    """Whether torch re-cuts a new reducer's buckets when it has seen gradients become ready."""
+    """Whether torch re-cuts a new reducer's buckets in the order that its first steps show."""
     return bool(ddp.static_graph or not ddp.find_unused_parameters)
 
 
 def steps_to_cut(ddp: DistributedDataParallel) -> int:
-    """So many steps a new reducer of torch's sees before it cuts its buckets."""
+    """Number of steps after which a new reducer cuts its final buckets."""
     if not rebuilds(ddp):
         return 0
     return 2 if ddp.static_graph else 1
 
 
 def is_join_enabled(ddp: DistributedDataParallel) -> bool:
-    """Whether the last ``join`` that the training entered lets ranks end one by one."""
+    """Whether the last ``join`` that the training entered is enabled: ranks may end one by one."""
     return bool(ddp._join_config.enable)
 
 
 def leaves_first_step_out(ddp: DistributedDataParallel) -> bool:
-    """Whether torch has not reduced a static graph's first step, as it would not after a re-cut.
+    """Whether torch did not reduce the first step of a static graph; nor would it after a re-cut.
 
-    It does so at the end of a backward pass that begins at the wrapper's output. In Lightning's
-    manual optimization passes begin inside, and Lightning has the first step reduced, once.
+    Torch reduces that step at the end of a backward pass that begins at the wrapper's output. In
+    Lightning's manual optimization, backward passes begin inside the wrapper, and Lightning itself
+    makes torch reduce the first step, only once.
     """
     is_over = ddp._lazy_init_ran and not getattr(
         ddp, "_static_graph_delay_allreduce_enqueued", True
@@ -269,25 +291,25 @@ def leaves_first_step_out(ddp: DistributedDataParallel) -> bool:
 
 
 def finalizes_by_hand(ddp: DistributedDataParallel) -> bool:
-    """Whether the end of a backward pass is the user's to say (torch 2.15)."""
+    """Whether the user ends each backward pass explicitly (since torch 2.15)."""
     return bool(getattr(ddp, "_require_manual_backward_finalization", False))
 
 
 def leaves_buckets_out(ddp: DistributedDataParallel) -> bool:
-    """Whether a step may have buckets that do not travel (torch 2.7)."""
+    """Whether some buckets may not be reduced in a step (since torch 2.7)."""
     return bool(getattr(ddp, "skip_all_reduce_unused_params", False))
 
 
 def has_reducer(ddp: DistributedDataParallel) -> bool:
-    """Whether the reducer is C++'s, and there is one at all."""
+    """Whether there is a reducer and it is the C++ one."""
     return not (getattr(ddp, "_use_python_reducer", False) or ddp._delay_all_reduce_all_params)
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call ``callback`` when the backward pass under way is over; at once if none is.
+    """Call ``callback`` when the present backward pass is over; at once if there is none.
 
-    Torch's reducer waits for its buckets in such a callback, which it queues after the last
-    bucket's hook: ours is queued anew by the first one, so that it comes after that.
+    Torch's reducer waits for its buckets in such a callback too, which it queues after the last
+    bucket's hook. So ours is queued by another callback, and then runs after torch's.
     """
     if torch._C._current_graph_task_id() == -1:
         callback()

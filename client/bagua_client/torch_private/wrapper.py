@@ -1,4 +1,4 @@
-"""Torch's DistributedDataParallel, with the moments in it at which something of ours is done."""
+"""Torch's DistributedDataParallel, with methods that it calls at the moments that we need."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 def untraced(function: Callable[P, T]) -> Callable[P, T]:
-    """``torch.compiler.disable``, without importing the compiler for who does not use it."""
+    """``torch.compiler.disable``, without importing the compiler where it is not used."""
     found: Callable[P, T] = cast(Any, torch)._disable_dynamo(function)
     return found
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What torch's reducer is made with: those that trained when the model was wrapped."""
+    """The arguments of torch's reducer: the parameters that trained when the model was wrapped."""
 
     tensors: list[torch.nn.Parameter]
     expect_sparse: list[bool]
@@ -35,17 +35,17 @@ class Parameters:
 
 
 kept_parameters: WeakKeyDictionary[DistributedDataParallel, Parameters] = WeakKeyDictionary()
-"""Of the wrappers of ours, as they were made."""
+"""The parameters of each of our wrappers, as it was made with them."""
 
 
 class WithMoments(DistributedDataParallel):
-    """Torch's class with the moments of a forward pass that ours needs.
+    """Torch's class, which calls a method of ours at certain moments of a forward pass.
 
-    Module hooks would be public, but none stands around the buffers.
+    Module hooks would be public, but none of them surrounds the broadcast of the buffers.
     """
 
     _is_followed = False
-    """Whether anybody wants to know of them; else torch.compile traces no more than torch's."""
+    """Whether to call these methods; if not, torch.compile traces nothing but torch's own class."""
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._is_followed and self._begin_forward():
@@ -78,7 +78,8 @@ class WithMoments(DistributedDataParallel):
                 sync()
 
     def _build_params_for_reducer(self) -> Any:
-        """Kept: weights may be frozen or thawed later, and torch's reducer goes on with these."""
+        """Keeps what torch builds: weights may be frozen or unfrozen later, but torch's reducer
+        goes on with these."""
         built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         names = super()._build_debug_param_to_name_mapping(built[0])  # type: ignore[no-untyped-call]
         tensors, expect_sparse = built
@@ -86,13 +87,13 @@ class WithMoments(DistributedDataParallel):
         return built
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's: ``hook`` carries the buckets from now on, and no way of ours does."""
+        """The same as torch's: from now on ``hook`` carries the buckets instead of our own hook."""
         known = len(self._comm_hooks)
         self._hook_comes()
         try:
             super().register_comm_hook(state, hook)
         except Exception:
-            # Torch lists it before its reducer refuses a second one.
+            # Torch lists a hook before its reducer refuses it as the second one.
             del self._comm_hooks[known:]
             raise
         finally:
@@ -104,16 +105,16 @@ class WithMoments(DistributedDataParallel):
         self._hook_came()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A class that ``tune`` made for a subclass of somebody's has no name to be found under:
-        what it wraps is copied and saved as what it was."""
+        """Copy and save the wrapper as its original class: pickle cannot find by name a class that
+        ``tune`` made for a user's subclass."""
         made_of = type(self).__dict__.get("_made_of")
         if made_of is None:
             return super().__reduce_ex__(protocol)
         return copyreg._reconstructor, (made_of, object, None), self.__getstate__()  # type: ignore
 
-    # What ours does at a moment: before anything else in a forward pass (which tells whether torch
-    # shall leave its buckets as they are in it), around a broadcast of the module's buffers, before
-    # a communication hook of the user's is registered, and after that.
+    # The methods that a subclass overrides. They are called: before anything else in a forward pass
+    # (it returns whether torch must not re-cut its buckets in this pass); around a broadcast of the
+    # module's buffers; before and after the user registers a communication hook.
     def _forward_begins(self) -> bool:
         return False
 
@@ -128,8 +129,8 @@ class WithMoments(DistributedDataParallel):
 
 
 class _Uncut:
-    """A reducer in a forward pass that not all ranks may make, where it must not cut its buckets:
-    the ranks tell one another the order."""
+    """A reducer that does not re-cut its buckets, for a forward pass that some ranks may not make:
+    in a re-cut all ranks exchange the order of the gradients."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

@@ -68,7 +68,8 @@ def test_jobs_are_listed_newest_first_one_line_each(source: list[str]) -> None:
     header, *rows = lines(run("jobs", *source))
     assert header == ["job", "name", "state", "trials", "speed-up", "runs now", "lives"]
     assert [row[0] for row in rows] == ["x", "new", "old"]
-    assert [row[2] for row in rows] == ["tuning", "tuning", "finished"]
+    # On a busy machine a minute may pass before they are listed.
+    assert [row[2].removesuffix(", silent") for row in rows] == ["tuning", "tuning", "finished"]
     assert rows[0][4] == "-"
     assert rows[1][4].endswith("x, not confirmed")
     assert rows[2][4].endswith("x")

@@ -36,7 +36,7 @@ def line(of: Job, trials: list[Trial]) -> str:
             job("finished", RESULT),
             [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2), trial(2, FLAT, 0.298)],
             "25",
-            "nothing that stock DDP can do was measured to be clearly faster than the default; "
+            "nothing that stock DDP can do is known to be clearly faster than the default; "
             + LACKS_HIERARCHY,
         ),
         (
@@ -50,7 +50,7 @@ def line(of: Job, trials: list[Trial]) -> str:
             job("finished", KEPT),
             [trial(0, DEFAULT, 0.3), trial(1, FLAT, 0.25)],
             "25",
-            "nothing was measured to be clearly faster than the default",
+            "nothing is known to be clearly faster than the default",
         ),
         (
             # The machine became twice as fast: half of that was not the setting.
@@ -59,7 +59,7 @@ def line(of: Job, trials: list[Trial]) -> str:
             "4",
             "1.41x (1.39 to 1.44) over the default, by trials of the search, not confirmed",
         ),
-        (job(), [], "25", "nothing was measured to be clearly faster than the default"),
+        (job(), [], "25", "nothing is known to be clearly faster than the default"),
     ],
 )  # fmt: skip
 def test_the_line_names_the_best_flat_setting_and_its_own_speed_up(
@@ -93,7 +93,7 @@ def test_what_torch_does_without_arguments_is_pasted_without() -> None:
     of = replace(job("finished", replace(KEPT, configuration=default)), baseline=default)
     found = stock_setting(reading(of, [trial(0, default, 0.3)]))
     assert found.missing == ""
-    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing was")
+    assert stock_ddp_line(found).startswith("DistributedDataParallel(model)  # nothing is")
     smaller = Configuration(default, bucket_bytes=4 * MIB)
     trials = [trial(0, default, 0.3), trial(1, smaller, 0.2)]
     assert stock_setting(reading(replace(of, phase="tuning", result=None), trials)).missing == (

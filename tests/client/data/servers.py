@@ -19,20 +19,19 @@ def has_redis() -> bool:
 class Server:
     """On a port of the loopback device, without a password; it can be stopped and started."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, policy: str) -> None:
         from bagua_client.data.redis_server import free_port
 
         self.host: dict[str, Any] = {"host": "127.0.0.1", "port": free_port()}
-        self._capacity = capacity
+        self._options = f"--maxmemory {capacity} --maxmemory-policy {policy}"
         self.start()
 
     def start(self) -> None:
         import redis
 
         command = f"redis-server --bind 127.0.0.1 --port {self.host['port']} --appendonly no"
-        command += f" --maxmemory {self._capacity} --maxmemory-policy allkeys-random"
         self._process = subprocess.Popen(
-            [*command.split(), "--save", ""], stdout=subprocess.DEVNULL
+            [*command.split(), *self._options.split(), "--save", ""], stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 60
         while True:
@@ -49,8 +48,8 @@ class Server:
 
 
 @contextmanager
-def redis_server(capacity: int = 100_000_000) -> Iterator[Server]:
-    server = Server(capacity)
+def redis_server(capacity: int = 100_000_000, policy: str = "allkeys-random") -> Iterator[Server]:
+    server = Server(capacity, policy)
     try:
         yield server
     finally:

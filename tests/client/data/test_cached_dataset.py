@@ -9,6 +9,8 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from bagua_client.data import CachedDataset, CacheLoader, buffered_store
+from bagua_client.data import (
+    CachedDataset,
+    CacheLoader,
+    CacheStatistics,
+    buffered_store,
+    log_store,
+    node,
+)
 from tests.client.data.servers import has_redis, redis_server
 from tests.ranks import RankPool
 
@@ -95,16 +104,25 @@ def test_workers_share_what_they_loaded(place: dict[str, Any], persistent: bool)
         assert cached.cache_loader.statistics == (epoch * LENGTH, LENGTH)
 
 
-def test_spawned_workers_use_the_same_cache(place: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", ["fork", "forkserver"])
+def test_workers_find_what_was_loaded_before_they_started(place: dict[str, Any], way: str) -> None:
     cached = CachedDataset(Squares(), **place)
     for index in range(LENGTH // 2):
-        cached[index]
-    cached.cache_loader.flush()
-    loader = DataLoader(cached, num_workers=1, multiprocessing_context="forkserver")
+        cached[index]  # The last ten are not written by then.
+    loader = DataLoader(cached, num_workers=1, multiprocessing_context=way)
     assert len(list(loader)) == LENGTH
     assert cached.cache_loader.statistics == (LENGTH // 2, LENGTH)
     assert torch.equal(cached[LENGTH - 1], torch.full((3,), float((LENGTH - 1) ** 2)))
     assert not cached.dataset.loaded[LENGTH - 1]
+
+
+def test_spawned_workers_that_stay_use_the_same_cache() -> None:
+    cached = CachedDataset(Squares(), "memory", uuid.uuid4().hex)
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "spawn"}
+    loader = DataLoader(cached, 5, num_workers=1, **options)
+    for epoch in range(2):
+        assert len(list(loader)) == LENGTH // 5
+        assert cached.cache_loader.statistics == (epoch * LENGTH, LENGTH)
 
 
 def _epochs(place: dict[str, Any]) -> list[tuple[int, int]]:
@@ -192,6 +210,45 @@ def test_ranks_that_are_started_anew_share_a_new_cache(tmp_path: Path) -> None:
     assert "rank 1 started anew" in done.stdout
 
 
+def _lives(names: list[str]) -> list[int]:
+    """Each life makes its cache; all but the process ends with one, the store stays."""
+    rank = torch.distributed.get_rank()
+    found = []
+    for name in names:
+        for kept in (node._made, node._places, node._lives, log_store._kept):
+            kept.clear()  # type: ignore[attr-defined]
+        # Torchrun counts the restarts of each node by itself.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)
+        loader = CacheLoader("memory", dataset_name=name)
+        loader.get(rank, str)
+        torch.distributed.barrier()
+        assert loader.get(1 - rank, lambda _: "loaded") == str(1 - rank)
+        found.append(loader.num_keys())
+        torch.distributed.barrier()
+    return found
+
+
+def test_a_life_uses_nothing_of_an_earlier_one(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_lives, ["first", "second"]) == [[2, 2]] * 2
+
+
+def _absent() -> str:
+    node._made.clear(), node._lives.clear(), node._places.clear()  # type: ignore[func-returns-value]
+    node.WAIT = timedelta(seconds=0.5)
+    if torch.distributed.get_rank():
+        return ""
+    with pytest.raises(RuntimeError) as caught:
+        CacheLoader("memory")
+    return str(caught.value)
+
+
+def test_a_rank_that_makes_none_is_named() -> None:
+    pool = RankPool([2])  # Of its own: it shortens the wait.
+    said, _ = pool.run(_absent)
+    pool.close()
+    assert said.startswith("rank 1 has not made its CachedDataset")
+
+
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffered_store, "FIRST_PAUSE_SECONDS", 0.0)
@@ -217,6 +274,54 @@ def test_a_server_that_goes_away_costs_loading_only(caplog: pytest.LogCaptureFix
         assert caplog.text.count("cache: it is back") == 1
         assert caplog.text.count("cache: it cannot be used") == 1
         assert max(squares.loaded.values()) == 2  # Once before, once after.
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+@pytest.mark.usefixtures("no_pauses")
+def test_workers_go_on_without_the_server_and_use_it_when_it_is_back() -> None:
+    with redis_server() as server:
+        cached = CachedDataset(Squares(), hosts=[server.host])
+        loader = DataLoader(
+            cached, 5, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+        )
+
+        def read_while(number_of: dict[int, Callable[[], None]]) -> CacheStatistics:
+            """An epoch; what it added to the statistics."""
+            before = cached.cache_loader.statistics
+            for number, batch in enumerate(loader):
+                indices = torch.arange(5 * number, 5 * number + 5)
+                assert torch.equal(batch[:, 0], (indices * indices).float())
+                number_of.get(number, lambda: None)()
+            after = cached.cache_loader.statistics
+            return CacheStatistics(*(one - other for one, other in zip(after, before, strict=True)))
+
+        assert read_while({2: server.stop}).misses == LENGTH
+        assert read_while({3: server.start}).misses >= LENGTH // 4
+        read_while({})
+        assert read_while({}).hits >= LENGTH - 2 * 20  # Each worker may keep a buffer back.
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_a_server_that_takes_no_more_still_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """Redis as it comes drops nothing where ``maxmemory`` is set."""
+    with redis_server(capacity=3_000_000, policy="noeviction") as server:
+        loader = CacheLoader(hosts=[server.host])
+        for _ in range(2):
+            for key in range(LENGTH):
+                assert (loader.get(key, lambda key: numpy.full(25_000, key)) == key).all()
+        assert loader.statistics.hits == loader.num_keys() > 0
+        assert caplog.text.count("is full and drops nothing") == 1
+        assert "cannot be used" not in caplog.text
+
+
+@pytest.mark.skipif(not has_redis(), reason="no Redis")
+def test_a_server_that_does_not_answer_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bagua_client.data.redis_store.TRIES", 1)
+    loader = CacheLoader(hosts=[{"unix_socket_path": f"{tmp_path}/none"}])
+    assert f"the Redis server {tmp_path}/none does not answer" in caplog.text
+    assert loader.get(1, str) == "1"
 
 
 @pytest.mark.skipif(not has_redis(), reason="no Redis")
@@ -273,14 +378,68 @@ def test_what_cannot_be_unpickled_is_loaded_again(
     assert loader.get(1, lambda _: "loaded again") == "1"
 
 
+KINDS = {
+    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+    "channels last": torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "empty": torch.empty(0, 4),
+    "expanded": torch.ones(1).expand(5),
+    "number": torch.tensor(3),
+    "sparse": torch.eye(3).to_sparse(),
+    "with gradient": torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_tensor_comes_back(kind: str, tmp_path: Path) -> None:
+    tensor, loader = KINDS[kind], CacheLoader("disk", folder=tmp_path)
+    loader.get(0, lambda _: tensor)
+    found = loader.get(0, lambda _: pytest.fail("it was not kept"))
+    assert torch.equal(found.to_dense(), tensor.to_dense())
+    assert (found.dtype, found.layout) == (tensor.dtype, tensor.layout)
+    assert found.requires_grad == tensor.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_ragged_tensors_come_back(tmp_path: Path) -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
+    loader = CacheLoader("disk", folder=tmp_path)
+    loader.get(0, lambda _: ragged)
+    found = loader.get(0, lambda _: pytest.fail("it was not kept"))
+    assert [each.tolist() for each in found.unbind()] == [[1, 1], [0, 0, 0]]
+
+
+def test_what_cannot_be_pickled_is_said(place: dict[str, Any]) -> None:
+    loader = CacheLoader(**place)
+    with pytest.raises(TypeError, match="what was loaded for 7, a generator, because it cannot be"):
+        loader.get(7, lambda key: (each for each in [key]))
+    assert loader.get(7, str) == "7"
+
+
+def test_a_version_may_be_a_number(tmp_path: Path) -> None:
+    for version in (1, 2):
+        loader = CacheLoader("disk", version=version, folder=tmp_path)
+        assert loader.get(0, lambda _, version=version: version) == version
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU's driver pins memory")
+def test_batches_are_pinned(place: dict[str, Any]) -> None:
+    cached = CachedDataset(Squares(), **place)
+    for _ in range(2):
+        for batch in DataLoader(cached, 5, pin_memory=True):
+            assert batch.is_pinned()
+    assert cached.cache_loader.statistics == (LENGTH, LENGTH)
+
+
 def test_two_datasets_of_one_name_are_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = CachedDataset(Squares(), "disk", folder=tmp_path)
+    elsewhere = CachedDataset(Squares(), "disk", folder=tmp_path / "elsewhere")
     assert not caplog.text
     two = CachedDataset(Squares(), "disk", folder=tmp_path)
     assert "give each its own" in caplog.text
-    assert len(one) == len(two)
+    assert len(one) == len(two) == len(elsewhere)
 
 
 @pytest.mark.parametrize(

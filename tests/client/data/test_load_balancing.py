@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from bagua_client.data import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )
+from tests import bagua_tests
+from tests.bagua_release import release_path
 from tests.ranks import RankPool
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
@@ -167,7 +171,7 @@ def test_where_it_cannot_be_computed_all_ranks_hear_of_it(two_ranks: RankPool) -
         ({"complexities": [1, 2]}, r"3 samples, and complexities of shape \(2,\)"),
         ({"complexities": [1, float("nan"), 2]}, "the complexity of sample 1 is nan"),
         ({"complexities": [1, 2, 3], "random_level": 1.1}, "random_level is from 0 to 1"),
-        ({"complexities": [1, 2, 3], "rank": 2}, "there is no rank 2 of 2"),
+        ({"complexities": [1, 2, 3], "rank": 2}, "Invalid rank 2"),
         ({}, "one of the two"),
     ],
 )
@@ -176,6 +180,38 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str)
         LoadBalancingDistributedSampler(
             Lengths([1, 2, 3]), **{"num_replicas": 2, "rank": 0, **arguments}
         )
+
+
+class ByLabel(list[float]):
+    """Indexed by labels and iterated in order, as is a column of a sorted table of pandas."""
+
+    def __getitem__(self, label: Any) -> Any:
+        return super().__getitem__(len(self) - 1 - label)
+
+
+def as_numpy(values: list[float]) -> Any:
+    return torch.tensor(values).numpy()
+
+
+@pytest.mark.parametrize(
+    "kind", [tuple, torch.tensor, as_numpy, iter, ByLabel, lambda each: [*map(torch.tensor, each)]]
+)
+def test_complexities_may_be_of_any_kind(kind: Any) -> None:
+    values = [3.0, -1.0, 0.0, 1e9]
+    sampler = LoadBalancingDistributedSampler(
+        Lengths([0] * 4), complexities=kind(values), num_replicas=1, rank=0, shuffle=False
+    )
+    assert sampler.complexities.tolist() == values
+    assert list(sampler) == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fewer_samples_than_ranks(drop_last: bool) -> None:
+    for lengths in ([], [5, 6]):
+        of_ranks = [list(each) for each in samplers(lengths, 3, drop_last=drop_last)]
+        used = [] if drop_last or not lengths else [0, 1]
+        assert sorted({index for rank in of_ranks for index in rank}) == used
+        assert [len(rank) for rank in of_ranks] == [len(used) // 2] * 3
 
 
 def by_tokens(most: int, lengths: list[int]) -> Any:
@@ -207,6 +243,19 @@ def test_all_ranks_have_equally_many_batches(
     assert len(made[0]) == wanted(len(each) for each in own)
     for found, expected in zip(batches, own, strict=True):
         assert found == [expected[n % len(expected)] for n in range(len(found))]
+
+
+def test_batches_without_samples_are_left_out() -> None:
+    """A rank that met one would fail while it collates, and the others would wait for it."""
+
+    def with_empty_ones(indices: list[int]) -> Iterator[list[int]]:
+        for index in indices:
+            yield [index]
+            yield []
+
+    sampler = samplers([1, 2, 3, 4], 2)[0]
+    batches = LoadBalancingDistributedBatchSampler(sampler, with_empty_ones)
+    assert list(batches) == [[index] for index in sampler]
 
 
 def test_a_rank_without_batches_is_an_error_unless_all_are_dropped() -> None:
@@ -246,3 +295,9 @@ def test_workers_load_what_it_says() -> None:
     batches = LoadBalancingDistributedBatchSampler(sampler, by_tokens(100, lengths))
     loader = DataLoader(Lengths(lengths), batch_sampler=batches, num_workers=1)
     assert [each.tolist() for each in loader] == [[lengths[i] for i in each] for each in batches]
+
+
+def test_bagua_s_own_tests_pass(tmp_path: Path) -> None:
+    printed = bagua_tests.run("test_load_balancing_data_loader", release_path(), tmp_path)
+    assert "Ran 2 tests" in printed
+    assert "skipped" not in printed

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import bagua_tests
 from tests.bagua_release import release_path
 from tests.client.data.servers import has_redis
 
@@ -124,33 +125,8 @@ def test_no_hosts_are_refused() -> None:
         RedisStore(hosts=[])
 
 
-SHIM = """
-import sys, types, unittest
-from bagua_client.data import cached_dataset, redis_server, redis_store
-
-names = {
-    "bagua.torch_api.contrib.cached_dataset": cached_dataset,
-    "bagua.torch_api.contrib.utils.redis_store": redis_store,
-    "bagua.torch_api.env": types.SimpleNamespace(find_free_network_port=redis_server.free_port),
-}
-for name in ("", ".torch_api", ".torch_api.contrib", ".torch_api.contrib.utils"):
-    sys.modules["bagua" + name] = types.ModuleType("bagua" + name)
-sys.modules.update(names)
-sys.path.insert(0, sys.argv.pop(1))
-unittest.main(module=None)
-"""
-
-
-@pytest.mark.parametrize("name", ["test_cached_dataset", "test_store"])
-def test_bagua_s_own_tests_pass(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SHIM, str(release_path()), f"tests.contrib.{name}"]
-    environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": ""
-    }  # They are skipped where there is a GPU.
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    ran = {"test_cached_dataset": 1, "test_store": 2}[name]
-    assert f"Ran {ran} test" in done.stderr
-    assert "skipped" not in done.stderr
+@pytest.mark.parametrize(("name", "count"), [("test_cached_dataset", 1), ("test_store", 2)])
+def test_bagua_s_own_tests_pass(name: str, count: int, tmp_path: Path) -> None:
+    printed = bagua_tests.run(name, release_path(), tmp_path)
+    assert f"Ran {count} test" in printed
+    assert "skipped" not in printed

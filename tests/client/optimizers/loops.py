@@ -67,3 +67,46 @@ class Replacing(LoopAdam):
         state["momentum"] = grad if not state else state["momentum"] * group["beta"] + grad
         state["step"] = state.get("step", torch.tensor(0.0)) + 1
         p.sub_(state["momentum"], alpha=group["lr"])
+
+
+class LoopLars(LoopAdam):
+    """LARS (You et al., 2017): the norms of a tensor and of its gradient decide."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        p.sub_(grad, alpha=group["lr"] * float(p.norm() / grad.norm()))
+
+
+class Noisy(LoopAdam):
+    """Rounds at random, as some do for weights of few bits."""
+
+    def apply(self, p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+        p.sub_(update + 0.1 * torch.rand_like(p), alpha=group["lr"])
+
+
+class Named(LoopAdam):
+    """Knows its parameters from the beginning."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.scales = {p: 1.0 for group in self.param_groups for p in group["params"]}
+
+    def apply(self, p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+        p.sub_(update, alpha=group["lr"] * self.scales[p])
+
+
+class Ahead(LoopAdam):
+    """Steps by the gradients of weights that are moved against them before (Foret et al., 2021)."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        assert closure is not None
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        moves = [0.1 * p.grad for p in parameters]
+        for p, move in zip(parameters, moves, strict=True):
+            p.add_(move)
+        with torch.enable_grad():
+            loss = closure()
+        for p, move in zip(parameters, moves, strict=True):
+            p.sub_(move)
+        super().step()
+        return loss

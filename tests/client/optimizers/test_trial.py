@@ -1,0 +1,129 @@
+"""What cannot be fused is left plain, with a sentence that says why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_client.optimizers import fuse_optimizer
+from bagua_client.optimizers.trial import difference, step_plainly
+from tests.client.optimizers.loops import Ahead, LoopAdam, LoopLamb, LoopLars, Named, Noisy
+from tests.client.optimizers.twins import Twins
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (LoopLamb, "in step 1 the fused result would differ from the plain one"),
+        (LoopLars, "in step 1 the fused result would differ from the plain one"),
+        (torch.optim.Adafactor, "in step 1 the fused result would differ from the plain one"),
+        (Named, "in step 1 a step of copies of its parameters raised KeyError"),
+    ],
+)
+def test_it_says_why_and_steps_as_ever(
+    made: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    twins = Twins(made)
+    with caplog.at_level(logging.WARNING):
+        twins.steps(3)
+    (record,) = caplog.records
+    assert record.message.startswith(f"{made.__name__} is not fused: {reason}")
+    assert twins.fused._bagua_fused_count == 0
+    assert getattr(twins.fused, "calls", 3) == 3
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
+def test_what_depends_on_shapes_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
+    plain_model = copy.deepcopy(model)
+    fused = fuse_optimizer(torch.optim.Muon(model.parameters()))  # type: ignore[attr-defined]
+    plain = torch.optim.Muon(plain_model.parameters())  # type: ignore[attr-defined]
+    for each, step in ((model, fused.fuse_step), (plain_model, plain.step)):  # type: ignore[attr-defined]
+        each(torch.ones(2, 6)).square().sum().backward()
+        step()
+    assert all(map(torch.equal, model.parameters(), plain_model.parameters()))
+    assert caplog.records[0].message.startswith("Muon is not fused: in step 1")
+
+
+def test_random_numbers_are_those_of_the_plain_optimizer() -> None:
+    """Of which the trial must take none."""
+    twins = Twins(Noisy)
+    for _ in range(3):
+        twins.backward()
+        for step in (twins.fused.fuse_step, twins.plain.step):
+            torch.manual_seed(5)
+            step()
+        twins.check()
+
+
+def _closures(twins: Twins) -> list[Any]:
+    """Both models' losses, which count how often they are computed."""
+    found = []
+    for model, optimizer in ((twins.fused_model, twins.fused), (twins.plain_model, twins.plain)):
+
+        def closure(model: Any = model, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 7)).square().sum()
+            loss.backward()
+            return loss
+
+        found.append(closure)
+    return found
+
+
+def test_a_step_that_calls_the_closure_in_its_middle_is_refused() -> None:
+    twins = Twins(Ahead, replace_step=True)
+    ours, theirs = _closures(twins)
+    for closure in (ours, theirs):
+        closure()
+    for _ in range(3):
+        loss = twins.fused.step(ours)
+        assert loss == twins.plain.step(theirs)
+        twins.check()
+    assert "calls the closure in the middle of its step" in twins.fused._bagua_fused_step.refusal
+
+
+@pytest.mark.parametrize("made", [LoopAdam, LoopLamb])
+def test_a_closure_is_called_once(made: Any) -> None:
+    twins = Twins(made, replace_step=True)
+    ours, theirs = _closures(twins)
+    calls: list[int] = []
+    for _ in range(3):
+        loss = twins.fused.step(lambda: (calls.append(1), ours())[1])
+        assert loss == twins.plain.step(theirs)
+        twins.check()
+    assert len(calls) == 3
+
+
+def test_a_wrapper_of_another_optimizer_is_an_error() -> None:
+    class Wrapper(LoopAdam):
+        pass
+
+    inner = LoopAdam(nn.Linear(2, 1).parameters())
+    outer = Wrapper(inner.param_groups)
+    outer.inner = inner  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="Wrapper wraps another optimizer: fuse that one"):
+        fuse_optimizer(outer)
+
+
+def test_copies_are_of_the_parameters_that_are_tried_alone() -> None:
+    """Each state is a part of a long one, of which a deep copy would be a copy of all."""
+    twins = Twins(LoopAdam)
+    twins.steps(3)
+    seen: list[int] = []
+
+    def step(twin: Any, closure: Any) -> None:
+        for state in twin.state.values():
+            seen.append(state["mean"].untyped_storage().nbytes() - state["mean"].nbytes)
+        step_plainly(twin, closure)
+
+    twins.backward()
+    chosen = [group["params"] for group in twins.fused.param_groups]
+    assert difference(twins.fused, chosen, step, None) == ""
+    assert len(seen) == 6
+    assert not any(seen)

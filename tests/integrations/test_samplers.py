@@ -1,0 +1,33 @@
+"""Lightning feeds a training with what our samplers make, anew in each epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.conftest import Arms
+from tests.integrations.lacking import needs
+from tests.integrations.sampled_fits import (
+    check_by_length,
+    check_kept,
+    said_of_a_batch_sampler,
+)
+from tests.integrations.strategy_fits import Place
+
+pytestmark = needs("lightning")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_sampler_is_kept(arms: Arms, tmp_path: Path, is_told: bool) -> None:
+    """Whether or not the user says so."""
+    arms.untouched.run(check_kept, Place("lightning", str(tmp_path)), is_told)
+
+
+def test_batches_may_be_more_or_fewer_from_epoch_to_epoch(arms: Arms, tmp_path: Path) -> None:
+    arms.untouched.run(check_by_length, Place("lightning", str(tmp_path)))
+
+
+def test_a_batch_sampler_that_lightning_may_replace_is_refused(arms: Arms, tmp_path: Path) -> None:
+    for said in arms.untouched.run(said_of_a_batch_sampler, Place("lightning", str(tmp_path))):
+        assert "use_distributed_sampler=False" in said
