@@ -62,7 +62,7 @@ CLUSTER = Cluster(
 SECONDS_PER_TOKEN = 0.0002
 PARTS = ("simulated", "live")
 NARROWER, HARM = 0.5, 0.02
-USED = "compared as of a complexity"
+USED = "corrected to a batch complexity"
 Told = Callable[[random.Random, float], float | None]
 ARMS: dict[str, Told] = {
     "not told": lambda rng, length: None,

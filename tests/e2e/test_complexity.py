@@ -78,6 +78,6 @@ def test_the_intervals_of_trials_are_narrower_with_the_complexity(
     assert len(told) >= 3
     assert median(told) < 0.1 * median(untold)
     events = service.get(f"jobs/{job}/events")["events"]
-    assert any("compared as of a complexity" in event["message"] for event in events)
+    assert any("corrected to a batch complexity" in event["message"] for event in events)
     steps = service.get(f"jobs/{job}/observations")["observations"]
     assert all(20 <= step["complexity"] < 400 for step in steps)

@@ -86,12 +86,12 @@ def describe(correction: Correction | None) -> str:
     """For whoever reports a complexity: what became of it."""
     if correction is None:
         return (
-            "the complexity of the batches is not used: it does not explain how the step times "
-            "differ"
+            "the reported batch complexity is not used: it does not explain the differences "
+            "between step times"
         )
     return (
-        f"step times are compared as of a complexity of {correction.usual:.4g}: the interval of "
-        f"the default is {correction.narrowed:.2g} times as wide as without"
+        f"step times are corrected to a batch complexity of {correction.usual:.4g}; this makes the "
+        f"interval of the first trial {correction.narrowed:.2g} times as wide"
     )
 
 

@@ -110,7 +110,7 @@ def test_show_tells_what_became_of_the_complexity(tmp_path: Path) -> None:
     tuner.observe("job", 0, steps)
     store.close()
     text = run("show", "job", "--database", url).output
-    assert "note: step times are compared as of a complexity of 2.5: " in text
+    assert "note: step times are corrected to a batch complexity of 2.5; " in text
 
 
 def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_the_job_says_that_it_is_used() -> None:
     (note,) = [e for e in training.tuner.store.events("job") if e.kind == "note"]
     assert isinstance(note, Event)
     assert note.trial == 0
-    assert note.message.startswith("step times are compared as of a complexity of 1")
+    assert note.message.startswith("step times are corrected to a batch complexity of 1")
 
 
 def test_steps_that_come_after_the_first_trial_was_closed_change_nothing() -> None:
