@@ -1,8 +1,8 @@
-"""Step times without what only their data made long.
+"""Corrects step times for the data of each step.
 
-Of a training whose batches differ, the ranks may tell the complexity of each (tokens, say). How
-much longer a step takes for more of it is learned from the first trial of a round, and taken out
-of the step times of all its trials: each counts as if its batch had been the usual one. A
+The ranks may report the complexity of their batches (tokens, say). From the first trial of a round
+the service learns how much longer a larger complexity makes a step. It then corrects the step times
+of all trials of the round to one complexity, so that trials are compared and not their data. A
 complexity that does not explain the step times is not used.
 """
 
@@ -16,15 +16,16 @@ from typing import NamedTuple
 
 from bagua_autotune.model.statistics import estimate
 
-# So many steps of the first trial teach it. That trial runs what the job runs anyway, so a few
-# steps more cost nothing.
+# The correction is learned from so many steps of the first trial. That trial is what the job runs
+# anyway, so a few more steps of it cost nothing.
 LEARNING_STEPS = 16
-# It is used if the interval becomes so much narrower. A random complexity does that to 16 steps
-# in less than 1 % of trainings (tests/autotune/tuning/test_complexity.py).
+# The correction is used if it makes their interval at most so many times as wide. A random
+# complexity passes in less than 1 % of trainings (tests/autotune/tuning/test_complexity.py).
 NARROWED = 0.7
-# A trial whose own interval is so much narrower without does not wait for its data.
+# A trial is not corrected if its interval is less than so many times as wide without: then its
+# steps do not depend on their data.
 NARROWER_WITHOUT = 0.5
-# No step is taken for shorter than this part of it: then its complexity was wrong.
+# No step is corrected to less than this part of its time: a complexity may be wrong.
 SHORTEST = 0.1
 
 
@@ -37,12 +38,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Correction:
-    """What the complexity of a batch does to a step.
+    """How to correct step times.
 
     Attributes:
         seconds_each: by which a unit of complexity makes a step longer.
-        usual: the complexity that all steps are brought to.
-        narrowed: the interval of the steps that taught it over what it would be without.
+        usual: the complexity that all steps are corrected to.
+        narrowed: the width of the first trial's interval, corrected over uncorrected.
     """
 
     seconds_each: float
@@ -50,8 +51,8 @@ class Correction:
     narrowed: float
 
     def seconds(self, steps: Sequence[Step]) -> list[float]:
-        """The step times of one trial, as of the usual batch; as they are where the trial does not
-        wait for its data."""
+        """The corrected step times of one trial; uncorrected if that makes its interval clearly
+        narrower."""
         plain = [step.seconds for step in steps]
         corrected = _corrected(steps, self.seconds_each, self.usual)
         if len(steps) > 1 and _width(plain) < NARROWER_WITHOUT * _width(corrected):
@@ -60,8 +61,8 @@ class Correction:
 
 
 def learn(steps: Sequence[Step]) -> Correction | None:
-    """What the complexity does to these steps of one configuration; None where it explains little
-    of how they differ, or where a larger one makes them shorter.
+    """The correction by these steps of one configuration; None if the complexity explains little of
+    their differences, or if larger ones belong to shorter steps.
 
     The slope is that of Theil and Sen, the median of those between all pairs of steps (Sen,
     "Estimates of the regression coefficient based on Kendall's tau", 1968): a checkpoint or a wrong
@@ -83,7 +84,7 @@ def learn(steps: Sequence[Step]) -> Correction | None:
 
 
 def describe(correction: Correction | None) -> str:
-    """For whoever reports a complexity: what became of it."""
+    """Say to the users of the job whether the complexity is used."""
     if correction is None:
         return (
             "the reported batch complexity is not used: it does not explain the differences "

@@ -1,4 +1,4 @@
-"""How much is in the batches of a step, as the training tells it on one rank."""
+"""The complexity of one rank's batches, as the training reports it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Complexity:
         self._has_warned = False
 
     def tell(self, complexity: float | torch.Tensor) -> None:
-        """Of one batch. One that can be none makes that of the step unknown; the training goes on.
+        """Add that of one batch. A negative or infinite number, or NaN, makes the step's unknown.
 
         Raises:
             TypeError: neither a number nor a tensor of one on the CPU.

@@ -1,4 +1,4 @@
-"""What is told of a step beside its times, which an earlier service may not know."""
+"""Fields of a reported step that an earlier service may not accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from bagua_client.transport import ServiceRefused
 
 logger = logging.getLogger(__name__)
 
-# By name what a tuning does without; the newest first, which fewer services know.
+# By name what the log says when the service does not accept it. The newest come first: fewer
+# services know them.
 CONSEQUENCES = {
     "complexity": "the complexity of batches, so longer batches count as slower steps",
     "compute_seconds": "computing times, so it cannot find a slow rank",
@@ -19,10 +20,10 @@ CONSEQUENCES = {
 
 
 class OptionalFields:
-    """Leaves out what the service refuses; after some refusals in a row, for good.
+    """Leaves out the fields that the service refuses.
 
     Args:
-        most_refusals: of one field.
+        most_refusals: after so many in a row a field is left out for good.
     """
 
     def __init__(self, most_refusals: int) -> None:
@@ -32,7 +33,7 @@ class OptionalFields:
     def send(
         self, steps: Sequence[StepTimes], post: Callable[[list[StepTimes]], JobState]
     ) -> JobState:
-        """Tell the steps with as much as the service takes. Raises what ``post`` does."""
+        """Report the steps with all fields that the service accepts. Raises what ``post`` does."""
         given_up = [name for name in CONSEQUENCES if self._refusals[name] >= self._most_refusals]
         told = _without(steps, given_up)
         left = [n for n in CONSEQUENCES if any(getattr(step, n) is not None for step in told)]
@@ -45,7 +46,7 @@ class OptionalFields:
                 reason = error
             else:
                 break
-        # It took the rest: a tuning does without these.
+        # The service accepted the rest.
         for place, name in enumerate(left):
             self._refusals[name] = self._refusals[name] + 1 if place < refused else 0
             if self._refusals[name] == self._most_refusals:
