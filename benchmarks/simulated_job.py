@@ -46,6 +46,7 @@ class SimulatedJob:
         default: the job's own configuration; by default the usual one.
         name: by default its id.
         straggler_probability: of a step in which one rank is late.
+        complexity: of the batches that follow, as the training tells it; None: it does not.
         switches: all so far.
         lost_steps: how much longer than at the baseline all steps of tunings took, in steps of
             the baseline's length; what was gained does not count.
@@ -63,6 +64,7 @@ class SimulatedJob:
     default: Configuration | None = None
     name: str | None = None
     straggler_probability: float = 0.03
+    complexity: float | None = None
 
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.seed)
@@ -116,7 +118,8 @@ class SimulatedJob:
         excess = self.true_seconds(self.configuration) / self.true_seconds(self.baseline) - 1
         self.lost_steps += max(0.0, excess)
         if self._trial is not None and self.step >= self._measured_from:
-            self._reported.append(Observation(self.step, seconds, self._computing(seconds)))
+            computing = self._computing(seconds)
+            self._reported.append(Observation(self.step, seconds, computing, self.complexity))
             if self._profiled < PROFILED_STEPS:
                 self._profiled += 1
                 profile = self.simulator.profile(

@@ -88,11 +88,13 @@ class StepTimes(NamedTuple):
         step: the step's number.
         seconds: duration of the step on each rank.
         compute_seconds: how long each rank computed in it; None: not known for all ranks.
+        complexity: of the largest batch of a rank; None: not known for all ranks.
     """
 
     step: int
     seconds: Sequence[float]
     compute_seconds: Sequence[float] | None = None
+    complexity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class ServiceClient:
         return adopted if isinstance(adopted, int) else 0
 
     def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
-        # Leave out what is not known: an earlier service does not accept ``compute_seconds``.
+        # Leave out what is not known: an earlier service does not accept all of it.
         known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
         body = {"trial": trial, "steps": known}
         return self._send("POST", f"{self._job_url}/observations", body)

@@ -22,6 +22,12 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
         'model = DistributedDataParallel(model, algorithm="async"); train_one_step(model)',
     ),
     (
+        "docs/data.md",
+        "for batch, lengths in",
+        "model = bagua_client.DistributedDataParallel(model); rows = torch.zeros(2, 8); "
+        "loader = [(rows, torch.tensor([3, 5]))]",
+    ),
+    (
         "docs/launching.md",
         "model = bagua_client.tune(model)",
         "model = torch.nn.parallel.DistributedDataParallel(model)",

@@ -329,12 +329,12 @@ def check_tuned(place: Place) -> str:
     class Look(place.lightning.Callback):  # type: ignore[misc,name-defined]
         def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.state.fn == "fit":
-                seen.append(trainer.strategy.model._agent._measurement._timer._left_out_from)
+                seen.append(trainer.strategy.model._agent.measurement._timer._left_out_from)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             agent = trainer.strategy.model._agent
             assert agent._guard.has_any
-            assert agent._measurement._timer._left_out_from is None
+            assert agent.measurement._timer._left_out_from is None
 
     variables = {
         "BAGUA_AUTOTUNE": "1",

@@ -37,6 +37,8 @@ StepSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
 MOST_PLACES = 150_000_000
 # The two times may come from two clocks.
 LONGEST_COMPUTE_RATIO = 1.01
+# Room for any unit; sums and products of these are finite.
+Complexity = Annotated[float, Field(ge=0, le=1e18)]
 ComputeSeconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -88,6 +90,9 @@ class StepTimes(_Input):
     ``compute_seconds``: the seconds from the end of the previous step's communication until the
     rank's last gradient was ready. Steps of synchronous ranks all end together, so only these show
     which rank is slow.
+
+    ``complexity``: how much was in the largest batch of a rank, in a unit of the training's own
+    (tokens, say). Where steps take longer because of it, trials are compared without that.
     """
 
     step: StepNumber
@@ -95,6 +100,7 @@ class StepTimes(_Input):
     compute_seconds: (
         Annotated[tuple[ComputeSeconds, ...], Field(max_length=MOST_RANKS, fail_fast=True)] | None
     ) = None
+    complexity: Complexity | None = None
 
     @model_validator(mode="after")
     def _of_the_same_ranks(self) -> StepTimes:

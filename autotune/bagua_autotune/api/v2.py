@@ -59,7 +59,8 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
     def post_observations(job_id: str) -> Response:
         batch = parse(reports.Observations)
         observations = [
-            Observation(step.step, step.seconds, step.compute_seconds) for step in batch.steps
+            Observation(step.step, step.seconds, step.compute_seconds, step.complexity)
+            for step in batch.steps
         ]
         try:
             state = tuner.observe(job_id, batch.trial, observations)

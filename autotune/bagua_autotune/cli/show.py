@@ -60,7 +60,8 @@ def _show(overview: JobOverview) -> None:
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
         say(f"incumbent: {describe(chosen)}: {speedup}")
-    for note in filter(None, (overview.machine_change, silence(found))):
+    of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
+    for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
     say(f"stock DDP: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":

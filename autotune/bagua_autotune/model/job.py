@@ -342,11 +342,14 @@ class Observation:
 
     ``compute``: the seconds that each rank computed, from the end of the communication of the
     step before until its last gradient was ready; None where the ranks do not tell.
+    ``complexity``: how much was in the largest batch of a rank, in the training's own unit; None
+    where some rank does not tell.
     """
 
     step: int
     values: tuple[float | None, ...]
     compute: tuple[float | None, ...] | None = None
+    complexity: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bagua_autotune.store.errors import (
 from bagua_autotune.store.events import Events
 from bagua_autotune.store.jobs import Contact, Jobs, read_each
 from bagua_autotune.store.lives import Lives, Place
-from bagua_autotune.store.observations import Observations, Steps, StepTime
+from bagua_autotune.store.observations import Observations, StepCost, Steps, StepTime
 from bagua_autotune.store.profiles import Profiles
 from bagua_autotune.store.tables import SchemaRow
 from bagua_autotune.store.trials import Step, Trials
@@ -29,6 +29,7 @@ __all__ = [
     "OtherSchema",
     "Place",
     "Step",
+    "StepCost",
     "StepTime",
     "Steps",
     "Store",

@@ -179,6 +179,11 @@ def _from_5(connection: Connection) -> None:
     Base.metadata.tables[LifeRow.__tablename__].create(connection)
 
 
+def _from_6(connection: Connection) -> None:
+    """The complexity of the batches."""
+    connection.execute(text("ALTER TABLE observations ADD COLUMN complexity FLOAT"))
+
+
 # SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
 # which take megabytes, are moved behind them. SQLite adds no column without a default.
 TENSORS_LAST = {
@@ -206,4 +211,5 @@ MIGRATIONS: dict[int, Callable[[Connection], None]] = {
     3: _from_3,
     4: _from_4,
     5: _from_5,
+    6: _from_6,
 }

@@ -27,7 +27,8 @@ from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
 # The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.
 MOST_LATE_STEPS = 100
-OBSERVED = (ObservationRow.values, ObservationRow.compute)
+OBSERVED = (ObservationRow.values, ObservationRow.compute, ObservationRow.complexity)
+COST = (ObservationRow.cost, ObservationRow.complexity)
 # Statements of every report, built once. Writing the job's row locks it. A lost job keeps its last
 # contact until it is resumed.
 HEAR = (
@@ -42,7 +43,7 @@ HEAR = (
     )
     .returning(*rows.JOB_COLUMNS)
 )
-KNOWN_COSTS = select(ObservationRow.step, ObservationRow.cost)
+KNOWN_COSTS = select(ObservationRow.step, *COST)
 KNOWN_COSTS = KNOWN_COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
 JOB_ID: BindParameter[str] = bindparam("job_id")
 STEPS = (
@@ -69,7 +70,7 @@ LATEST_OBSERVATIONS = (
     .limit(bindparam("count"))
 )
 COSTS = (
-    select(ObservationRow.cost)
+    select(*COST)
     .join(TrialRow)
     .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
     .order_by(ObservationRow.step)
@@ -100,6 +101,14 @@ class StepTime(NamedTuple):
     slowest: float
 
 
+class StepCost(NamedTuple):
+    """What a step cost; None where it is not stored. And the complexity of its largest batch; None
+    where it was not reported."""
+
+    cost: float | None
+    complexity: float | None = None
+
+
 @dataclass(frozen=True)
 class Reported:
     """A job after a report.
@@ -107,13 +116,13 @@ class Reported:
     Attributes:
         trials: all of the job.
         new: the steps that were not stored before.
-        costs: of every step of the trial, in step order; None where it is not stored.
+        costs: of every step of the trial, in step order.
     """
 
     job: Job
     trials: list[Trial]
     new: list[Observation]
-    costs: list[float | None]
+    costs: list[StepCost]
 
 
 class Observations:
@@ -156,7 +165,7 @@ class Observations:
             weighed = weigh(job, trials[index]) if weigh else [None] * len(observations)
             trial_id = trial_rows[index].id
             known = connection.execute(KNOWN_COSTS, {"trial_id": trial_id}).all()
-            costs: dict[int, float | None] = dict(known)
+            costs = {step: StepCost(*cost) for step, *cost in known}
             pairs = zip(observations, weighed, strict=True)
             told = [
                 (each, cost)
@@ -168,7 +177,7 @@ class Observations:
                 _count_late(connection, trial_id, len(told))
             new = [each for each, _ in told]
             if new:
-                costs.update((each.step, cost) for each, cost in told)
+                costs.update((each.step, StepCost(cost, each.complexity)) for each, cost in told)
                 rows_of = [_observation_row(trial_id, *each) for each in told]
                 connection.execute(insert(ObservationRow), rows_of)
                 if trials[index].state == "proposed":
@@ -198,8 +207,8 @@ class Observations:
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
             return [
-                (trial, _observation(step, values, compute))
-                for trial, step, values, compute in session.execute(query)
+                (trial, _observation(step, values, compute, complexity))
+                for trial, step, values, compute, complexity in session.execute(query)
             ]
 
     def count_observations(self, job_id: str) -> int:
@@ -222,11 +231,11 @@ class Observations:
             found = session.execute(query.order_by(TrialRow.index, ObservationRow.step))
             return [StepTime(trial, step, slow) for trial, step, slow in found if slow is not None]
 
-    def step_costs(self, job_id: str, trial: int) -> list[float | None]:
-        """The cost of each step of a trial, in step order; None where it is not stored."""
+    def step_costs(self, job_id: str, trial: int) -> list[StepCost]:
+        """The cost of each step of a trial, in step order."""
         with self.database.reading() as session:
             given = {"job_id": job_id, "trial": trial}
-            return list(session.connection().scalars(COSTS, given))
+            return [StepCost(*row) for row in session.connection().execute(COSTS, given)]
 
     def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
         """The last steps of a trial, in step order."""
@@ -237,9 +246,13 @@ class Observations:
 
 
 def _observation(
-    step: int, values: list[float | None], compute: list[float | None] | None
+    step: int,
+    values: list[float | None],
+    compute: list[float | None] | None,
+    complexity: float | None,
 ) -> Observation:
-    return Observation(step, tuple(values), None if compute is None else tuple(compute))
+    computed = None if compute is None else tuple(compute)
+    return Observation(step, tuple(values), computed, complexity)
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:
@@ -273,4 +286,5 @@ def _observation_row(trial_id: int, found: Observation, cost: float | None) -> d
         "slowest": max(told, default=None),
         "cost": cost,
         "compute": list(found.compute) if found.compute is not None else None,
+        "complexity": found.complexity,
     }

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -111,6 +111,8 @@ class ObservationRow(Base):
     values: Mapped[list[float | None]] = mapped_column(JSON)
     # The ranks' computing seconds, where they reported them.
     compute: Mapped[list[float | None] | None] = mapped_column(JSON(none_as_null=True))
+    # Of the largest batch of a rank, where they reported it.
+    complexity: Mapped[float | None]
 
 
 class ProfileRow(Base):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, claims
 from bagua_autotune.tuning.listener import TunerListener
@@ -105,6 +105,11 @@ class Decisions:
             listener.on_decided(time.perf_counter() - started)
         is_taken = self._store.advance(job_id, step)
         if is_taken:
+            if current and (remark := self._next.remark(job, trials, current)):
+                logger.info("job %s: %s", job.id, remark)
+                self._store.add_event(
+                    job.id, Event("note", current.index, message=remark, at=self._clock())
+                )
             self._announce(job, current, step)
             return True
         logger.info("job %s: %s", job.id, SUPERFLUOUS)

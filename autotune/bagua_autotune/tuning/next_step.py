@@ -9,12 +9,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
-from bagua_autotune.store import Step, Store
+from bagua_autotune.store import Step, StepCost, Store
+from bagua_autotune.tuning import complexity
 from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import Keep, Propose, decide
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -47,6 +49,28 @@ def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
     return OBJECTIVES[job.protocol].cost(observation.values, apart)
 
 
+class _Counted(NamedTuple):
+    """A step that counts."""
+
+    cost: float
+    seconds: float
+    complexity: float | None
+
+
+def _told(trial: Trial, steps: Sequence[_Counted]) -> list[complexity.Step]:
+    """The steps with their complexities; none where one is not known, or where no rank waits for
+    the one with the largest batch."""
+    if algorithm_of(trial.configuration).when == "apart":
+        return []
+    told = [complexity.Step(s.seconds, s.complexity) for s in steps if s.complexity is not None]
+    return told if len(told) == len(steps) else []
+
+
+def _first(trials: Sequence[Trial]) -> Trial:
+    """The trial of a round that teaches what the complexity does."""
+    return next((trial for trial in trials if trial.state != "failed"), trials[-1])
+
+
 class NextStep:
     """Decides for all jobs of a store.
 
@@ -67,7 +91,7 @@ class NextStep:
         self._has_told_failure = False
 
     def estimate(
-        self, job: Job, trials: Sequence[Trial], trial: Trial, stored: Sequence[float | None]
+        self, job: Job, trials: Sequence[Trial], trial: Trial, stored: Sequence[StepCost]
     ) -> Estimate | None:
         """The open trial's estimate if its observations suffice to close it.
 
@@ -77,21 +101,47 @@ class NextStep:
         objective = OBJECTIVES[job.protocol]
         if not objective.closes_itself:
             return None
-        costs = [cost for cost in stored if cost is not None]
-        if len(costs) < len(stored):  # begun under a release that stored none
-            observed = self._store.observations(job.id, trial.index)
-            costs = [step_cost(job, trial, observation) for _, observation in observed]
-        seconds = [objective.seconds(cost) or 0.0 for cost in costs]
-        first: int | None = 0
-        if trial.index == 0:
-            first = warmup_steps(seconds, job.limits.warmup_seconds)
-        if first is None:
-            return None
+        steps = self._counted(job, trial, stored)
         current = of_round(trials, job.round)
+        costs, first = [step.cost for step in steps], _first(current)
+        if told := _told(trial, steps):
+            if trial.index == first.index and len(told) < complexity.LEARNING_STEPS:
+                return None
+            if correction := self._learned(job, first):
+                costs = [objective.cost((each,)) for each in correction.seconds(told)]
         baseline = baseline_estimate(job, current)
         rival = _rival(job, current, trial)
         scale = objective.scale(baseline.center) if baseline else 1.0
-        return measured(costs[first:], seconds[first:], job.limits, trial.purpose, rival, scale)
+        seconds = [step.seconds for step in steps]
+        return measured(costs, seconds, job.limits, trial.purpose, rival, scale)
+
+    def remark(self, job: Job, trials: Sequence[Trial], closed: Trial) -> str:
+        """What the job's users may want to know of a trial that was measured; mostly nothing."""
+        is_first = closed.index == _first(of_round(trials, job.round)).index
+        if not (is_first and closed.estimate and OBJECTIVES[job.protocol].closes_itself):
+            return ""
+        steps = self._counted(job, closed, self._store.step_costs(job.id, closed.index))
+        is_told = bool(_told(closed, steps))
+        return complexity.describe(self._learned(job, closed)) if is_told else ""
+
+    def _learned(self, job: Job, first: Trial) -> complexity.Correction | None:
+        """What the first trial of a round says of the complexity."""
+        steps = self._counted(job, first, self._store.step_costs(job.id, first.index))
+        # Steps that come after the trial was closed must not change what was learned.
+        return complexity.learn(_told(first, steps[: complexity.LEARNING_STEPS]))
+
+    def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
+        """The steps that count; none while the job is warming up."""
+        costs = [(step.cost, step.complexity) for step in stored if step.cost is not None]
+        if len(costs) < len(stored):  # begun under a release that stored none
+            observed = self._store.observations(job.id, trial.index)
+            costs = [(step_cost(job, trial, each), each.complexity) for _, each in observed]
+        objective = OBJECTIVES[job.protocol]
+        steps = [_Counted(cost, objective.seconds(cost) or 0.0, told) for cost, told in costs]
+        first: int | None = 0
+        if trial.index == 0:
+            first = warmup_steps([step.seconds for step in steps], job.limits.warmup_seconds)
+        return [] if first is None else steps[first:]
 
     def after(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
         """What follows when no trial is open any more.

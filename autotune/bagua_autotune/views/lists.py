@@ -59,12 +59,15 @@ class TrialList(Page):
 
 
 class Observation(View):
-    """``seconds`` by rank; null where a rank did not report, or did not tell what it computed."""
+    """``seconds`` by rank; null where a rank did not report, or did not tell what it computed.
+    ``complexity``: of the largest batch of a rank; null where the training does not tell.
+    """
 
     trial: int
     step: int
     seconds: tuple[float | None, ...]
     compute_seconds: tuple[float | None, ...] | None
+    complexity: float | None
 
 
 class ObservationList(Page):
@@ -152,7 +155,13 @@ def observation_list(
     found = store.observations(job_id, trial, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: f"{pair[0]}.{pair[1].step}")
     observations = [
-        Observation(trial=index, step=step.step, seconds=step.values, compute_seconds=step.compute)
+        Observation(
+            trial=index,
+            step=step.step,
+            seconds=step.values,
+            compute_seconds=step.compute,
+            complexity=step.complexity,
+        )
         for index, step in page
     ]
     return ObservationList(observations=observations, next=following)

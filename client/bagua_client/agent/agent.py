@@ -33,7 +33,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ import torch.distributed as dist
 
 from bagua_client.agent.guard import Guard, Losses
 from bagua_client.agent.handover import Handover
-from bagua_client.agent.inbox import Event, RankTimes, Samples
+from bagua_client.agent.inbox import Event, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.measurement import Measurement
 from bagua_client.agent.outcome import Outcome
@@ -99,6 +98,7 @@ class Agent:
 
     Attributes:
         state: changes on all ranks in the same step.
+        measurement: of this rank's steps.
         outcome: what whoever trains may know.
     """
 
@@ -124,10 +124,10 @@ class Agent:
         self._rank = communicator.rank
         self._group = group
         self._exchange = Exchange(group)
-        self._measurement = Measurement(tunable, optimizers, records=self._rank == 0)
+        self.measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
-        self.outcome = Outcome(name, tunable, environment.result, self._measurement.count)
+        self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
@@ -147,11 +147,11 @@ class Agent:
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
-        begins = self._measurement.tick()
+        begins = self.measurement.tick()
         if self._is_switching and self._tunable.is_settled:
             self._switched()
         if self.is_active:
-            self._measurement.record(begins)
+            self.measurement.record(begins)
         if self._in_flight is not None:
             if self._reductions >= self._in_flight.due:
                 self._in_flight = self._in_flight.read()
@@ -162,10 +162,6 @@ class Agent:
         """Of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._guard.tell(loss)
-
-    def unmeasured(self) -> AbstractContextManager[None]:
-        """Around what is no part of a step, between two of them."""
-        return self._measurement.unmeasured()
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
@@ -194,7 +190,7 @@ class Agent:
                 suspects = None if watching is None else watching.is_suspicious
                 report.next_report = self._pace.until_next(self._reductions, suspects)
             wanted = self._trial is not None or self._watches
-            report.take(self._measurement.take(wanted, LARGEST_REPORT), self.is_active)
+            report.take(self.measurement.take(wanted, LARGEST_REPORT), self.is_active)
             report.losses = self._guard.take()
         except Exception:
             logger.exception("autotune stops because of an error on rank %d", self._rank)
@@ -249,10 +245,10 @@ class Agent:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._watches and self._must_wait()
-        if any(report.seconds for report in reports) and not (before or self._disturbed):
-            by_rank = [RankTimes(r.first_step, r.seconds, r.compute_seconds) for r in reports]
+        by_rank = [report.times for report in reports]
+        if any(times.seconds for times in by_rank) and not (before or self._disturbed):
             self._reporter.put(Samples(self._trial, by_rank))
-        for recording in self._measurement.take_recordings():
+        for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
     def _follow_command(self, report: Report, command: bytes | None) -> Message | None:
@@ -298,11 +294,11 @@ class Agent:
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
-            self.outcome.follow(told, self._measurement.step)
+            self.outcome.follow(told, self.measurement.step)
         else:
             self._tell("disagreement", trial, change.reason, None)
             if not watch:
-                self.outcome.end("failed", change.reason, self._measurement.step)
+                self.outcome.end("failed", change.reason, self.measurement.step)
         if trial is None:
             self._end(watch)
             return
@@ -314,14 +310,14 @@ class Agent:
 
     def _switch(self, layout: Layout) -> None:
         self._tunable.schedule(layout)
-        self._measurement.forget()
+        self.measurement.forget()
         self._guard.pause()
         self._is_switching = True
 
     def _switched(self) -> None:
         """What was commanded is in force, and will stay as it is."""
         self._is_switching = False
-        self._measurement.begin(self._trial)
+        self.measurement.begin(self._trial)
         self._guard.begin(self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
             self._tell("switched", self._trial, "", self._tunable.recut_seconds)
@@ -347,13 +343,13 @@ class Agent:
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
             logger.warning("autotune is off: %s", self._tunable.refusal)
         self._tell("ended", None, reason, None)
-        self.outcome.end(state, reason, self._measurement.step)
+        self.outcome.end(state, reason, self.measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
         self.state, self._will_watch = State.SETTLING, watch
-        self._measurement.stop_recording()
+        self.measurement.stop_recording()
         if not watch and self._reporter is not None:
             self._reporter.finish()
         self._tunable.after_reduction = self._settle
@@ -386,15 +382,15 @@ class Agent:
 
     def _follow_steps(self) -> None:
         self._tunable.after_reduction = self.reduction_done
-        self._measurement.follow()
+        self.measurement.follow()
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
-        self._measurement.close()
+        self.measurement.close()
         self._tunable.detach()
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
         if self._reporter is not None:
-            self._reporter.put(Event(kind, trial, self._measurement.step, message, seconds))
+            self._reporter.put(Event(kind, trial, self.measurement.step, message, seconds))

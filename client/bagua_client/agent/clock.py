@@ -61,11 +61,13 @@ class CudaClock:
 
 
 class StepTime(NamedTuple):
-    """How long a step took, and how long of it this rank computed; None: that is not known."""
+    """How long a step took, how long of it this rank computed, and the complexity of its batches;
+    None: that is not known."""
 
     step: int
     seconds: float
     compute_seconds: float | None
+    complexity: float | None = None
 
 
 Intervals = list[tuple[Any, Any]]
@@ -80,12 +82,13 @@ class _Computed(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Of a step: its mark, and what in the step was not its own."""
+    """Of a step: its mark, what in the step was not its own, and what was told of its batches."""
 
     step: int
     mark: Any
     computed: _Computed | None
     left_out: Intervals
+    complexity: float | None
 
 
 class StepTimer:
@@ -142,9 +145,9 @@ class StepTimer:
                 self._left_out.append((self._left_out_from, self._mark()))
             self._left_out_from = self._stepped = None
 
-    def tick(self, step: int) -> None:
+    def tick(self, step: int, complexity: float | None = None) -> None:
         """Step ``step`` ends now."""
-        self._ends.append(_End(step, self._mark(), self._computed, self._left_out))
+        self._ends.append(_End(step, self._mark(), self._computed, self._left_out, complexity))
         self._computed, self._left_out = None, []
         self._stepped = self._left_out_from = None
 
@@ -161,7 +164,7 @@ class StepTimer:
             begin, end = self._ends.popleft().mark, self._ends[0]
             seconds = self._clock.seconds(begin, end.mark) - self._total(end.left_out)
             compute_seconds = end.computed and self._compute_seconds(begin, end, seconds)
-            known.append(StepTime(end.step, seconds, compute_seconds))
+            known.append(StepTime(end.step, seconds, compute_seconds, end.complexity))
         return known
 
     def _are_known(self, mark: Any, intervals: Intervals) -> bool:

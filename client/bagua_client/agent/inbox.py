@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import NamedTuple
@@ -29,12 +29,14 @@ class RankTimes(NamedTuple):
         first_step: the number of the first step in ``seconds``.
         seconds: of that step and those after it.
         compute_seconds: how long of that the rank computed; NaN: it does not know. Empty after
-            the tuning.
+            the tuning, and where it knows of none.
+        complexities: of its batches, likewise.
     """
 
     first_step: int
     seconds: Sequence[float]
     compute_seconds: Sequence[float] = ()
+    complexities: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _about_bytes(message: Message) -> int:
     the training thread long where there are thousands."""
     if isinstance(message, Samples):
         first = message.by_rank[0]
-        values = len(first.seconds) + len(first.compute_seconds)
+        values = sum(map(len, first[1:]))
         return len(message.by_rank) * (RANK_BYTES + values * VALUE_BYTES)
     if isinstance(message, Recording):
         return RANK_BYTES + READY_BYTES * len(message.order)
@@ -155,7 +157,7 @@ class StepTable:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._trial: int | None = None
-        self._rows: dict[int, dict[int, tuple[float, float]]] = {}
+        self._rows: dict[int, dict[int, tuple[float, ...]]] = {}
 
     def add(self, samples: Samples) -> list[StepTimes]:
         """Add samples; the steps that are complete now.
@@ -167,9 +169,9 @@ class StepTable:
         if samples.trial != self._trial:
             self._trial, self._rows = samples.trial, {}
         for rank, times in enumerate(samples.by_rank):
-            pairs = zip_longest(times.seconds, times.compute_seconds, fillvalue=math.nan)
-            for step, pair in enumerate(pairs, times.first_step):
-                self._rows.setdefault(step, {})[rank] = pair
+            first_step, *parts = times
+            for step, told in enumerate(zip_longest(*parts, fillvalue=math.nan), first_step):
+                self._rows.setdefault(step, {})[rank] = told
         complete = sorted(step for step, row in self._rows.items() if len(row) == self._world_size)
         found = [self._step(step) for step in complete]
         if complete:
@@ -181,6 +183,13 @@ class StepTable:
 
     def _step(self, step: int) -> StepTimes:
         row = self._rows[step]
-        seconds, compute = zip(*(row[rank] for rank in range(self._world_size)), strict=True)
-        is_known = not any(map(math.isnan, compute))
-        return StepTimes(step, list(seconds), list(compute) if is_known else None)
+        ranks = (row[rank] for rank in range(self._world_size))
+        seconds, compute, complexities = zip(*ranks, strict=True)
+        # Ranks that wait for one another all wait for the largest batch.
+        complexity = max(complexities) if _are_known(complexities) else None
+        computed = list(compute) if _are_known(compute) else None
+        return StepTimes(step, list(seconds), computed, complexity)
+
+
+def _are_known(values: Iterable[float]) -> bool:
+    return not any(map(math.isnan, values))

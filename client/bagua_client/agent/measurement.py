@@ -9,6 +9,7 @@ import torch
 
 from bagua_client.agent.boundary import StepBoundary
 from bagua_client.agent.clock import StepTime, StepTimer, clock_for
+from bagua_client.agent.complexity import Complexity
 from bagua_client.agent.profiler import Profiler, Recording
 from bagua_client.reducer.tunable import Tunable
 
@@ -30,6 +31,7 @@ class Measurement:
 
     Attributes:
         count: of its steps.
+        complexity: of the batches in the step under way.
         measured_from: steps before this one are not measured.
     """
 
@@ -41,6 +43,7 @@ class Measurement:
     ) -> None:
         communicator = tunable.communicator
         self.count = StepCount()
+        self.complexity = Complexity()
         self.measured_from = 0
         self._tunable = tunable
         self._samples: list[StepTime] = []
@@ -65,7 +68,7 @@ class Measurement:
 
     @contextmanager
     def unmeasured(self) -> Iterator[None]:
-        """What is no part of a step, between two of them."""
+        """Around what is no part of a step, between two of them."""
         with self._timer.unmeasured():
             yield
         if self._profiler is not None:
@@ -76,7 +79,7 @@ class Measurement:
         begins = self._boundary.begins()
         if begins:
             self.count.made += 1
-            self._timer.tick(self.step)
+            self._timer.tick(self.step, self.complexity.take())
         else:
             self._timer.tick_within()
         return begins

@@ -5,27 +5,30 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.agent.clock import StepTime
 from bagua_client.agent.guard import Losses
+from bagua_client.agent.inbox import RankTimes
 from bagua_client.tuning import State
 
-FORMAT = 6
+FORMAT = 7
 """Of the reports and of what follows them; another number whenever a release changes that. All
 ranks must have the same; 1 is any release that did not compare it."""
-HEADER = 9
+HEADER = 10
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
 """For a command; all but those that list buckets are shorter."""
-ROOM_AT = HEADER + 2 * LARGEST_REPORT
+ROOM_AT = HEADER + 3 * LARGEST_REPORT
 
 
 NO_LOSSES = Losses()
+NO_TIMES = RankTimes(0, ())
 
 
 class Stop(enum.IntEnum):
@@ -47,10 +50,7 @@ class Report:
         next_report: after so many reductions more. Only rank 0's counts.
         stop: whether all must stop, for a reason that this rank logs.
         losses: those that came to be known since the last one.
-        first_step: the number of the first step in ``seconds``.
-        seconds: of that step and those after it, at most LARGEST_REPORT.
-        compute_seconds: how long of that this rank computed; NaN: it does not know. Empty where
-            nobody wants to know.
+        times: of at most LARGEST_REPORT steps.
     """
 
     command_bytes: int = 0
@@ -58,21 +58,25 @@ class Report:
     next_report: int = 0
     stop: Stop = Stop.NO
     losses: Losses = NO_LOSSES
-    first_step: int = 0
-    seconds: Sequence[float] = ()
-    compute_seconds: Sequence[float] = ()
+    times: RankTimes = NO_TIMES
 
-    def take(self, times: Sequence[StepTime], computed: bool) -> None:
+    def take(self, steps: Sequence[StepTime], in_detail: bool) -> None:
         """Tell these steps.
 
         Args:
-            computed: somebody wants to know how long this rank computed.
+            in_detail: somebody wants to know more than how long they took.
         """
-        if times:
-            self.first_step = times[0].step
-            self.seconds = [time.seconds for time in times]
-            known = [time.compute_seconds for time in times] if computed else []
-            self.compute_seconds = [math.nan if s is None else s for s in known]
+        if steps:
+            seconds = [step.seconds for step in steps]
+            computed = _known(step.compute_seconds for step in steps) if in_detail else ()
+            complexities = _known(step.complexity for step in steps) if in_detail else ()
+            self.times = RankTimes(steps[0].step, seconds, computed, complexities)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """NaN for what is not known; nothing where none is."""
+    found = [math.nan if value is None else value for value in values]
+    return [] if all(map(math.isnan, found)) else found
 
 
 def ending(stops: Sequence[Stop], refusal: str) -> tuple[State, str]:
@@ -107,17 +111,17 @@ class Exchange:
 
     def start(self, report: Report) -> None:
         """Send this rank's. All ranks must come to this together, after the last conclusion."""
-        times = (*report.seconds, *report.compute_seconds)
+        first_step, *parts = report.times
         header = (
             report.command_bytes,
             report.next_report,
             report.stop,
-            report.first_step,
-            len(report.seconds),
-            len(times),
             *report.losses,
+            first_step,
+            *map(len, parts),
         )
-        self._own[: HEADER + len(times)] = array("d", (*header, *times))
+        values = array("d", (*header, *chain(*parts)))
+        self._own[: len(values)] = values
         if 0 < len(report.command) <= ROOM_BYTES:
             self._own[ROOM_AT:] = array("d", report.command.ljust(ROOM_BYTES))
         self._work = dist.all_gather(
@@ -132,18 +136,11 @@ class Exchange:
 
 
 def _report(row: array[float]) -> Report:
-    command_bytes, next_report, stop, first_step, steps, times = map(int, row[:6])
-    losses = Losses(int(row[6]), row[7], row[8])
-    seconds = row[HEADER : HEADER + steps].tolist()
-    compute_seconds = row[HEADER + steps : HEADER + times].tolist()
+    command_bytes, next_report, stop = map(int, row[:3])
+    losses = Losses(int(row[3]), row[4], row[5])
+    first_step, *lengths = map(int, row[6:HEADER])
+    values = iter(row[HEADER : HEADER + sum(lengths)])
+    parts = [list(islice(values, length)) for length in lengths]
     command = row[ROOM_AT:].tobytes()[:command_bytes] if command_bytes <= ROOM_BYTES else b""
-    return Report(
-        command_bytes,
-        command,
-        next_report,
-        Stop(stop),
-        losses,
-        first_step,
-        seconds,
-        compute_seconds,
-    )
+    times = RankTimes(first_step, *parts)
+    return Report(command_bytes, command, next_report, Stop(stop), losses, times)

@@ -22,6 +22,7 @@ from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
 from bagua_client.agent.measurement import StepCount
+from bagua_client.agent.optional_fields import OptionalFields
 from bagua_client.agent.outcome import ENDED_FIRST, before_that
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
@@ -87,7 +88,8 @@ class Reporter:
         self._command: bytes | None = None
         self._command_lock = threading.Lock()
         self._poll_seconds: float | None = None
-        self._profile_refusals = self._compute_refusals = 0
+        self._profile_refusals = 0
+        self._fields = OptionalFields(MOST_REFUSALS)
         self._trials = TrialLines(logger)
         self._refusals = 0
         self._disagreements = 0
@@ -244,27 +246,10 @@ class Reporter:
         return commanded is None or (isinstance(commanded, int) and trial < commanded)
 
     def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
-        def send(steps: list[StepTimes]) -> JobState:
+        def post(steps: list[StepTimes]) -> JobState:
             return self._connection.call(lambda service: service.observe(trial, steps))
 
-        plain = [step._replace(compute_seconds=None) for step in steps]
-        if self._compute_refusals >= MOST_REFUSALS or plain == steps:
-            return send(plain)
-        try:
-            state = send(steps)
-        except ServiceRefused as error:
-            state = send(plain)
-            # It took the rest. An earlier service does not know them; a tuning does without.
-            self._compute_refusals += 1
-            if self._compute_refusals == MOST_REFUSALS:
-                logger.warning(
-                    "autotune: the service does not accept computing times (%s), so it cannot find "
-                    "a slow rank",
-                    error,
-                )
-            return state
-        self._compute_refusals = 0
-        return state
+        return self._fields.send(steps, post)
 
     def _send_event(self, event: Event) -> JobState:
         # The next steps are of another configuration, or there are none.

@@ -21,6 +21,7 @@ from bagua_client.configuration import MIB, Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
+from bagua_client.integrations.join_hook import Joined
 from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
@@ -135,6 +136,19 @@ class DistributedDataParallel(WithMoments):
         if self._agent is not None:
             self._agent.report_loss(loss)
 
+    def report_complexity(self, complexity: torch.Tensor | float) -> None:
+        """Report how much is in this rank's batch, such as its number of tokens, before its
+        backward pass: on all ranks, in every step, from the first step on.
+
+        Trials are then compared as if their batches were alike, if the complexity explains the step
+        times. Those of several batches in a step add up. Without tuning it does nothing.
+
+        Raises:
+            TypeError: neither a number nor a tensor of one on the CPU.
+        """
+        if self._agent is not None:
+            self._agent.measurement.complexity.tell(complexity)
+
     def unmeasured(self) -> AbstractContextManager[None]:
         """A context for what is not part of a step, such as a validation or writing a checkpoint.
 
@@ -143,7 +157,7 @@ class DistributedDataParallel(WithMoments):
         nothing. It is useful where such things are frequent: a few longer steps do not change a
         median.
         """
-        return nullcontext() if self._agent is None else self._agent.unmeasured()
+        return nullcontext() if self._agent is None else self._agent.measurement.unmeasured()
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
@@ -182,7 +196,7 @@ class DistributedDataParallel(WithMoments):
                 f"ranks cannot end their training one by one (join) under {self.algorithm.name}"
             )
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
-        return hook if self._tunable is None else _Joined(hook, self._tunable)
+        return hook if self._tunable is None else Joined(hook, self._tunable)
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's: a copy is made for this process group anew, and is not tuned."""
@@ -216,23 +230,6 @@ class DistributedDataParallel(WithMoments):
             from bagua_client.agent import hook_came
 
             hook_came(self._tunable)
-
-
-class _Joined(JoinHook):
-    """Torch's ``hook`` for a rank that has no more inputs than the others, and its end."""
-
-    def __init__(self, hook: JoinHook, tunable: TunableReducer) -> None:
-        self._hook = hook
-        self._tunable = tunable
-        tunable.may_join = True
-
-    def main_hook(self) -> None:
-        self._tunable.stand_back()
-        self._hook.main_hook()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        self._hook.post_hook(is_last_joiner)
-        self._tunable.may_join = False
 
 
 _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import time
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -205,6 +206,25 @@ def test_computing_times_come_back_and_need_not_be_told(client: FlaskClient) -> 
     figures = client.get(f"{JOB}/overview").get_json()["job"]["figures"]
     assert figures["slowest_rank"] == 2
     assert figures["exposed_seconds"] == 0.0  # beyond the step only by the clocks' rounding
+
+
+@pytest.mark.parametrize("complexity", [-1.0, 1e999, 1e30, "many", [1.0] * 4])
+def test_a_bad_complexity_is_refused(client: FlaskClient, complexity: Any) -> None:
+    client.put(JOB, json=registration())
+    step = {"step": 1, "seconds": [0.1] * 4, "complexity": complexity}
+    response = client.post(f"{JOB}/observations", json={"trial": 0, "steps": [step]})
+    assert response.status_code == 422
+    assert "complexity" in response.get_json(force=True)["detail"]
+    assert client.get(f"{JOB}/observations").get_json()["observations"] == []
+
+
+def test_a_complexity_comes_back_and_need_not_be_told(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    told = {"step": 1, "seconds": [0.1] * 4, "complexity": 120}
+    silent = {"step": 2, "seconds": [0.1] * 4}
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": [told, silent]})
+    stored = client.get(f"{JOB}/observations").get_json()["observations"]
+    assert [found["complexity"] for found in stored] == [120.0, None]
 
 
 def test_jobs_of_bagua_s_own_protocol_have_no_seconds(app: Flask) -> None:

@@ -101,6 +101,18 @@ def test_a_silent_job_is_called_so(tmp_path: Path) -> None:
     assert re.search("note: the job last reported .* ago", text)
 
 
+def test_show_tells_what_became_of_the_complexity(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    store = Store(url)
+    tuner = Tuner(store)
+    tuner.register("job", make_spec(limits={"warmup_seconds": 0}))
+    steps = [Observation(n, (0.1 + 0.01 * (n % 7),) * 4, None, n % 7) for n in range(20)]
+    tuner.observe("job", 0, steps)
+    store.close()
+    text = run("show", "job", "--database", url).output
+    assert "note: step times are corrected to a batch complexity of 2.5; " in text
+
+
 def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     store = Store(url)

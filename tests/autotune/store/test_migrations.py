@@ -1,7 +1,7 @@
 """Databases that an older release made; ``version_2`` is what one of schema version 2 wrote.
 
 ``version_3`` has the same jobs; ``done`` is tuned again there, and ``like`` inherits from it.
-``version_4`` and ``version_5`` have those of ``version_3``, as they were brought up.
+Those after it have those of ``version_3``, as they were brought up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def old_url(empty_url: str) -> str:
 
 @pytest.fixture
 def recent_url(empty_url: str) -> str:
-    return make_old(empty_url, 5)
+    return make_old(empty_url, 6)
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     assert first == (3, Observation(140, (0.3, 0.31, 0.29, 0.3)))
     assert [profile.step_seconds for _, profile in store.profiles("done")] == [0.31]
     assert store.step_times("done")[-2:] == [(3, 140, 0.31), (3, 141, 0.31)]
-    told = Observation(142, (0.3,) * 4, (0.1, 0.2, 0.1, 0.1))
+    told = Observation(142, (0.3,) * 4, (0.1, 0.2, 0.1, 0.1), 120.0)
     assert store.add_observations("done", 3, [told], 2e3).new == [told]
     assert store.observations("done", 3) == [first, second, (3, told)]
     assert store.job("done").revision == 1
@@ -129,7 +129,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
 def test_its_jobs_can_be_looked_at(tmp_path: Path, version: int) -> None:
     store = Store(make_old(f"sqlite:///{tmp_path / 'old.db'}", version))
     overviews = Overviews(store)
@@ -161,7 +161,7 @@ def test_its_jobs_go_on(old_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
 def test_it_ends_with_the_schema_of_a_new_database(
     empty_url: str, version: int, tmp_path: Path
 ) -> None:
@@ -196,6 +196,8 @@ def test_it_ends_with_the_schema_of_a_new_database(
         (4, "CREATE INDEX events_by_key ON trials (job_id)", "DROP INDEX events_by_key",
          "events_by_key"),
         (5, "CREATE TABLE lives (somebody_elses BIGINT)", "DROP TABLE lives", "lives"),
+        (6, "ALTER TABLE observations ADD COLUMN complexity TEXT",
+         "ALTER TABLE observations DROP COLUMN complexity", "complexity"),
     ],
 )  # fmt: skip
 def test_what_fails_leaves_it_as_it_was(
@@ -211,7 +213,7 @@ def test_what_fails_leaves_it_as_it_was(
     Store(url).close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
 def test_who_only_reads_does_not_bring_it_up(empty_url: str, version: int) -> None:
     url = make_old(empty_url, version)
     before = schema(url), contents(url)
@@ -231,7 +233,7 @@ def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
     assert schema(empty_url) == {}
 
 
-@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3), (5, 3)])
+@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3), (5, 3), (6, 3)])
 def test_replicas_that_start_at_once_find_one_database(
     empty_url: str, version: int | None, jobs: int
 ) -> None:

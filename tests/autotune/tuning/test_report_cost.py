@@ -17,7 +17,7 @@ from sqlalchemy import event
 from bagua_autotune.app import create_app
 from bagua_autotune.model.job import CONTACT_SECONDS, Event, Observation
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import Store
+from bagua_autotune.store import StepCost, Store
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, every_trial
@@ -149,14 +149,15 @@ def test_the_cost_of_a_step_is_kept_as_it_comes(store: Store, algorithm: str) ->
     values = (0.1, 0.2, 0.3, 0.4)
     tuner.observe("job", 0, [Observation(1, values)])
     seconds = harmonic_mean(values) if algorithm == "async" else max(values)
-    assert store.step_costs("job", 0) == [pytest.approx(log(seconds))]
+    ((cost, _),) = store.step_costs("job", 0)
+    assert cost == pytest.approx(log(seconds))
 
 
 def test_steps_of_an_older_release_count_by_what_it_stored(store: Store) -> None:
     tuner = Tuner(store, "random")
     tuner.register("job", make_spec(limits={"warmup_seconds": 0}))
     store.add_observations("job", 0, [Observation(step, (0.2,) * 4) for step in range(6)], 1.0)
-    assert store.step_costs("job", 0) == [None] * 6
+    assert store.step_costs("job", 0) == [StepCost(None)] * 6
     tuner.observe("job", 0, [Observation(6, (0.2,) * 4)])
     first = every_trial(store, "job")[0]
     assert (first.state, first.steps, first.seconds) == ("measured", 7, pytest.approx(0.2))

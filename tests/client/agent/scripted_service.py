@@ -93,7 +93,6 @@ class ScriptedService:
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.
         refuses: kinds of requests that are answered with this status.
-        is_earlier: of a release that refuses the ranks' computing times as unknown.
 
     A request's kind is the event's, else the last part of its path, else its method.
 
@@ -109,14 +108,12 @@ class ScriptedService:
         deciding: int = 0,
         closes: bool = False,
         refuses: dict[str, int] | None = None,
-        is_earlier: bool = False,
     ) -> None:
         self._new_script = partial(_Script, rounds, steps, deciding, closes)
         self._scripts: dict[str, _Script] = {}
         self._lock = threading.Lock()
         self.refuses = refuses or {}
         self.refused = 0
-        self.is_earlier = is_earlier
         self.requests: list[tuple[str, Any]] = []
         handler = type("Handler", (_Handler,), {"service": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -154,11 +151,6 @@ class ScriptedService:
             if kind in self.refuses:
                 self.refused += 1
                 return self.refuses[kind], {"detail": "not here"}
-            if self.is_earlier and any(
-                "compute_seconds" in s for s in (body or {}).get("steps", [])
-            ):
-                self.refused += 1
-                return 422, {"detail": "steps.0.compute_seconds: Extra inputs are not permitted"}
             if kind == "PUT":
                 self._scripts.setdefault(job, self._new_script())
             if job not in self._scripts:

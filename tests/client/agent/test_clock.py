@@ -29,7 +29,7 @@ def test_on_the_cpu_a_step_is_the_time_between_two_ticks() -> None:
     time.sleep(0.02)
     timer.tick(2)
     at_most = time.perf_counter() - before
-    ((step, seconds, _),) = timer.drain()
+    ((step, seconds, *_),) = timer.drain()
     assert step == 2
     assert 0.02 <= seconds <= at_most + 0.001
     assert timer.drain() == []
@@ -171,7 +171,7 @@ def test_on_cuda_a_step_is_known_when_the_device_has_passed_it() -> None:
     timer.tick(2)
     assert timer.drain() == []
     torch.cuda.synchronize()
-    ((step, seconds, _),) = timer.drain()
+    ((step, seconds, *_),) = timer.drain()
     assert step == 2
     assert seconds > 0.01
 
@@ -186,7 +186,7 @@ def test_on_cuda_computing_is_the_devices_own() -> None:
     timer.tick(2)
     assert timer.drain() == []
     torch.cuda.synchronize()
-    ((_, seconds, compute_seconds),) = timer.drain()
+    ((_, seconds, compute_seconds, _),) = timer.drain()
     assert compute_seconds is not None
     # The first third, however fast the device's clock is.
     assert 0.01 < compute_seconds < 0.5 * seconds

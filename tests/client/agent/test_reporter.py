@@ -305,49 +305,6 @@ def test_computing_times_go_with_the_step_times(start: Start) -> None:
     assert batch["steps"] == [{"step": number, **step} for number in (1, 2, 3)]
 
 
-def _batches(service: ScriptedService, count: int) -> list[list[dict[str, Any]]]:
-    """So many batches of steps that were taken."""
-    taken = wait_for(lambda: (b := service.bodies("observations")) and len(b) == count and b)
-    return [batch["steps"] for batch in taken]
-
-
-def test_an_earlier_service_is_soon_told_no_computing_times_and_misses_no_step(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    with ScriptedService([[SMALL]], steps=1000, is_earlier=True) as service:
-        reporter = start(service)
-        command_of(reporter)
-        for batch in range(MOST_REFUSALS + 2):
-            _tell_computing(reporter, 1 + 3 * batch)
-            _batches(service, batch + 1)
-        batches = _batches(service, MOST_REFUSALS + 2)
-        assert service.refused == MOST_REFUSALS
-    steps = [step for batch in batches for step in batch]
-    assert steps == [{"step": n, "seconds": [0.2, 0.2]} for n in range(1, len(steps) + 1)]
-    said = [r for r in caplog.records if "does not accept computing times" in r.getMessage()]
-    assert [record.levelno for record in said] == [logging.WARNING]
-
-
-def test_refused_computing_times_are_no_reason_not_to_tell_the_next(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    with ScriptedService([[SMALL]], steps=1000, is_earlier=True) as service:
-        reporter = start(service)
-        command_of(reporter)
-        told = 0
-        for _ in range(2):  # Only refusals in a row count.
-            service.is_earlier = True
-            for _ in range(MOST_REFUSALS - 1):
-                _tell_computing(reporter, 1 + 3 * told)
-                told += 1
-                _batches(service, told)
-            service.is_earlier = False
-            _tell_computing(reporter, 1 + 3 * told)
-            told += 1
-            assert "compute_seconds" in _batches(service, told)[-1][0]
-    assert caplog.text.count("does not accept computing times") == 0
-
-
 def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
     with ScriptedService([[SMALL, LARGE]], refuses={"observations": 422}) as service:
         reporter = start(service)

@@ -1,0 +1,83 @@
+"""A real job whose batches differ twentyfold: told so, the service knows its step times closely.
+
+What a batch takes passes on the ranks' clocks only, and is so long that no busy machine matters.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from statistics import median
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bagua_client import DistributedDataParallel
+from bagua_client.agent.clock import CpuClock
+from tests.e2e.service import ServiceProcess
+from tests.ranks import RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+SECONDS_PER_TOKEN = 0.5
+SETTINGS = {
+    "BAGUA_AUTOTUNE_FRESH": "1",
+    "BAGUA_AUTOTUNE_MAX_SAMPLES": "4",
+    "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S": "10000",
+}
+
+
+class _Clock:
+    """The time, with what the batches took."""
+
+    def __init__(self) -> None:
+        self.passed_seconds = 0.0
+
+    def mark(self) -> float:
+        return time.perf_counter() + self.passed_seconds
+
+
+def _train(tells: bool) -> None:
+    """Train until the tuning has ended."""
+    clock, rng = _Clock(), random.Random(dist.get_rank())
+    with mock.patch.dict(os.environ, SETTINGS), mock.patch.object(CpuClock, "mark", clock.mark):
+        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(5000):
+            tokens = rng.randrange(20, 400)
+            if tells:
+                model.report_complexity(tokens)
+            clock.passed_seconds += SECONDS_PER_TOKEN * tokens
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+            if not model.is_tuning:
+                break
+    assert not model.is_tuning
+
+
+def _widths(service: ServiceProcess, job: str) -> list[float]:
+    """Of the trials' intervals, in parts of a step."""
+    trials = service.get(f"jobs/{job}/trials")["trials"]
+    return [(t["high"] - t["low"]) / t["seconds"] for t in trials if t["high"] is not None]
+
+
+def test_the_intervals_of_trials_are_narrower_with_the_complexity(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    pool = tuned_ranks(service.url, (2,))
+    for tells in (False, True):
+        pool.run(_train, tells, timeout_seconds=90)
+    job, before = (found["id"] for found in service.get("jobs")["jobs"])
+    told, untold = _widths(service, job), _widths(service, before)
+    assert len(told) >= 3
+    assert median(told) < 0.1 * median(untold)
+    events = service.get(f"jobs/{job}/events")["events"]
+    assert any("corrected to a batch complexity" in event["message"] for event in events)
+    steps = service.get(f"jobs/{job}/observations")["observations"]
+    assert all(20 <= step["complexity"] < 400 for step in steps)
