@@ -107,6 +107,7 @@ def _call_one_gpu_several(devices: int) -> None:
     os.environ["NCCL_HOSTID"] = str(os.getpid())
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     cuda: Any = torch.cuda
+    cuda.init()  # It looks at each GPU that it counts.
     cuda.device_count = lambda: devices
     cuda.set_device = functools.partial(_does_nothing)
     for kind in (torch.Tensor, torch.nn.Module):
