@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import bagua_client.compat.torch_api as bagua
 from bagua_client import Configuration
@@ -255,6 +256,56 @@ def test_weights_that_a_user_has_travel_go_as_ours_do(
     four_ranks: RankPool, in_eight_bits: bool
 ) -> None:
     assert max(four_ranks.run(_weights, in_eight_bits)) < 1e-6
+
+
+class Backwards(nn.Module):
+    """Its layers become ready in the order in which they are declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(x))
+        return found
+
+
+class Averages(Algorithm):
+    def reify(self, process_group: Any) -> AlgorithmImpl:
+        return AveragesImpl(process_group)
+
+
+class AveragesImpl(AlgorithmImpl):
+    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
+        bucket.append_centralized_synchronous_op(group=self.process_group)
+
+
+def _in_ready_order() -> tuple[list[list[str]], float]:
+    """The names in each bucket, before the first step and after it; how far gradients are off the
+    mean."""
+    if not bagua.communication.is_initialized():
+        bagua.init_process_group()
+    torch.manual_seed(0)
+    model: Any = Backwards()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.with_bagua([optimizer], Averages())
+    assert model.bagua_ddp.wrapper.reconfigure(Configuration(100))
+    wrong, names = 0.0, []
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.full((1, 40), float(dist.get_rank()))).sum().backward()
+        mean = model.first.weight.grad.clone()
+        dist.all_reduce(mean)
+        wrong = max(wrong, float((mean / 2 - model.first.weight.grad).abs().max()))
+        names.append([t.bagua_tensor_name for b in model.bagua_buckets for t in b.tensors])
+    return [names[0], names[-1]], wrong
+
+
+def test_buckets_follow_the_order_in_which_gradients_become_ready(two_ranks: RankPool) -> None:
+    backwards = ["first.weight", "second.weight"]
+    for names, wrong in two_ranks.run(_in_ready_order):
+        assert names == [backwards, backwards[::-1]]
+        assert wrong < 1e-6
 
 
 class Unknown(WeightsImpl):

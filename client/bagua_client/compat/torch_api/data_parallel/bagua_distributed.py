@@ -22,6 +22,8 @@ from bagua_client.compat.torch_api.communication import (
 from bagua_client.compat.torch_api.data_parallel.optimizer_state import broadcast_optimizer_state
 from bagua_client.compat.torch_api.data_parallel.user_algorithm import UserAlgorithm
 from bagua_client.compat.torch_api.model_parallel.moe import is_moe_param
+from bagua_client.layout import Partition
+from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.wrapper import after_module, before_module, let_go
 
 Wrap = Callable[..., DistributedDataParallel]
@@ -155,9 +157,19 @@ class BaguaDistributedDataParallel:
 
     def tensors_by_bucket(self) -> list[list[torch.Tensor]]:
         """The parameters, as the layout in force cuts them."""
+        parameters = self._tunable.parameters
+        return [[parameters[i] for i in bucket] for bucket in self.partition]
+
+    @property
+    def partition(self) -> Partition:
+        """The layout in force, another after each re-cut."""
+        return self._tunable.layout.partition
+
+    @property
+    def _tunable(self) -> TunableReducer:
         tunable = self.wrapper._tunable
         assert tunable is not None, "an algorithm was given"
-        return [[tunable.parameters[i] for i in bucket] for bucket in tunable.layout.partition]
+        return tunable
 
     def end(self) -> None:
         """Train the module no longer. All ranks must call it, between two steps."""
@@ -242,8 +254,11 @@ def _let_go_of(module: nn.Module) -> None:
 
 
 def _wrap(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    # As Bagua does it: evaluating on one rank communicates nothing.
-    return DistributedDataParallel(module, broadcast_buffers=False, **options)
+    wrapper = DistributedDataParallel(module, **options)
+    # As in Bagua: a pass without gradients on one rank communicates nothing. Torch 2.13 has another
+    # name for the argument, but this attribute.
+    wrapper.broadcast_buffers = False
+    return wrapper
 
 
 def _ignored(module: nn.Module) -> list[str]:

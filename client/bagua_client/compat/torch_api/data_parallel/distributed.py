@@ -49,10 +49,10 @@ class DistributedDataParallel_V1_9_0(bagua_client.DistributedDataParallel):
                 device_ids=None if is_on_cpu else device_ids,
                 output_device=None if is_on_cpu else output_device,
                 dim=dim,
-                broadcast_buffers=broadcast_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 **options,
             )
+            self.broadcast_buffers = broadcast_buffers
             return self
 
         if check_reduction:

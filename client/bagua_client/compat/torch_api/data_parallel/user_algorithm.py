@@ -13,6 +13,7 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.compat.torch_api.backend import backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
+from bagua_client.layout import Partition
 from bagua_client.torch_private.reducer import GradBucket
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class UserAlgorithm(Algorithm):
         self.backend = backend_of(ddp.bagua_module_name)
         self._names: dict[int, str] = {}
         self._tensors: dict[str, Any] = {}
-        self._cut: list[list[torch.Tensor]] = []
+        self._partition: Partition = ()
 
     def reify(self, communicator: Communicator) -> UserAlgorithm:
         return self
@@ -87,7 +88,7 @@ class UserAlgorithm(Algorithm):
         if self.impl.need_reset():
             self._ddp.broadcast_state()
             self.begin_training()
-        elif self._cut != self._ddp.tensors_by_bucket():
+        elif self._partition != self._ddp.partition:
             self._cut_buckets()
         self.impl.init_forward_pre_hook(self._ddp)(inputs)
 
@@ -109,9 +110,9 @@ class UserAlgorithm(Algorithm):
         return ddp
 
     def _cut_buckets(self) -> None:
-        self._cut = self._ddp.tensors_by_bucket()
+        self._partition = self._ddp.partition
         proposed = []
-        for parameters in self._cut:
+        for parameters in self._ddp.tensors_by_bucket():
             names = [self._names[id(parameter)] for parameter in parameters]
             if tensors := [self._tensors[name] for name in names if name in self._tensors]:
                 proposed.append(tensors)
