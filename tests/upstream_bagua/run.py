@@ -7,7 +7,8 @@
 or 4 the CPU is called so many GPUs, over gloo, and only its GPU tests do not skip; one of its
 examples runs on 8.
 
-The tests take ports from 8000 to 8100 and from 9000 to 9100: run them one at a time.
+The tests take ports from 8000 to 8100 and from 9000 to 9100, and give their ranks 60 s: run them
+one at a time, on a machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 
 from bagua_client.compat.names import AS_BAGUA
 from tests.bagua_release import release_path
-from tests.upstream_bagua.excluded import FILES, TESTS
+from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = Path(__file__).parent / "harness"
@@ -76,7 +76,8 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
     report.unlink(missing_ok=True)
     module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
     command = [sys.executable, str(ONE_FILE), str(report), module]
-    for test, why in TESTS.items() if devices or torch.cuda.is_available() else ():
+    excluded = TESTS if devices or torch.cuda.is_available() else {}
+    for test, why in {**excluded, **(ON_THE_CPU if devices else {})}.items():
         if test.startswith(f"{file}::"):
             command.append(test.removeprefix(f"{file}::").replace("::", "."))
             yield Result(test, EXCLUDED, reason=why)

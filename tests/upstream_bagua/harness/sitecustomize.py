@@ -11,7 +11,6 @@ import inspect
 import os
 import sys
 import types
-import unittest
 from collections.abc import Callable
 from typing import Any
 
@@ -24,20 +23,6 @@ def _bring_back_what_is_gone() -> None:
     sys.modules["torch._six"] = six
     if not hasattr(inspect, "getargspec"):
         inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
-    # pytest collects a class by an instance for a test "runTest", which Bagua's copy of PyTorch's
-    # test classes then looks for.
-    case: Any = unittest.TestCase
-    case.__getattr__ = _run_test
-
-
-def _run_test(case: unittest.TestCase, name: str) -> Callable[[], None]:
-    if name != "runTest":
-        raise AttributeError(f"{type(case).__name__!r} object has no attribute {name!r}")
-    return lambda: None
-
-
-def _does_nothing(*args: Any, **kwargs: Any) -> None:
-    """Of a device whose work is done when the call returns."""
 
 
 class _NoStream:

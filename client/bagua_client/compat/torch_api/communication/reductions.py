@@ -121,7 +121,8 @@ class Collectives:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    work.wait()  # Raises what it ended with; it may have just ended well.
+                    return
         raise Aborted
 
     def _averaged(self, total: torch.Tensor) -> torch.Tensor:
