@@ -94,7 +94,7 @@ def _call_one_gpu_several(devices: int) -> None:
     cuda: Any = torch.cuda
     cuda.init()  # It looks at each GPU that it counts.
     cuda.device_count = lambda: devices
-    cuda.set_device = functools.partial(_does_nothing)
+    cuda.set_device = lambda *_, **__: None
     for kind in (torch.Tensor, torch.nn.Module):
         moved: Any = kind
         moved.cuda = _on_the_only_gpu(moved.cuda)
