@@ -127,7 +127,7 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
-                announce(logger, "autotune: %s%s; its trials are kept", ENDED_FIRST, self._before)
+                announce(logger, "autotune: %s; its trials are kept%s", ENDED_FIRST, self._before)
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()

@@ -23,7 +23,7 @@ ELSEWHERE = {
     "bagua.torch_api.contrib.cache_loader": "bagua_client.data.cached_dataset",
     "bagua.torch_api.contrib.cached_dataset": "bagua_client.data.cached_dataset",
     "bagua.torch_api.contrib.fuse": "bagua_client.optimizers",
-    "bagua.torch_api.contrib.fuse.optimizer": "bagua_client.optimizers.fused",
+    "bagua.torch_api.contrib.fuse.optimizer": "bagua_client.optimizers",
     "bagua.torch_api.contrib.load_balancing_data_loader": "bagua_client.data.load_balancing",
     "bagua.torch_api.contrib.sync_batchnorm": "bagua_client.sync_batch_norm",
     "bagua.torch_api.contrib.utils": "bagua_client.data",

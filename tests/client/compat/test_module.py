@@ -271,6 +271,12 @@ def _tuned(url: str) -> tuple[list[str], float]:
     return [words for words, _ in groupby(seen)], wrong
 
 
+def test_every_name_of_any_module_can_be_read() -> None:
+    """As torch.compile does, of modules of its own, too."""
+    module = nn.Linear(2, 2)
+    assert [name for name in dir(module) if not hasattr(module, name)] == []
+
+
 def test_it_is_tuned(two_ranks: RankPool) -> None:
     tried = [Configuration(size) for size in (100, 400, 100)]
     with ScriptedService([[each.to_json() for each in tried]]) as service:

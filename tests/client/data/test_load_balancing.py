@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from bagua_client.data import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )
-from tests import bagua_tests
-from tests.bagua_release import release_path
 from tests.ranks import RankPool
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
@@ -295,9 +292,3 @@ def test_workers_load_what_it_says() -> None:
     batches = LoadBalancingDistributedBatchSampler(sampler, by_tokens(100, lengths))
     loader = DataLoader(Lengths(lengths), batch_sampler=batches, num_workers=1)
     assert [each.tolist() for each in loader] == [[lengths[i] for i in each] for each in batches]
-
-
-def test_bagua_s_own_tests_pass(tmp_path: Path) -> None:
-    printed = bagua_tests.run("test_load_balancing_data_loader", release_path(), tmp_path)
-    assert "Ran 2 tests" in printed
-    assert "skipped" not in printed

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests import bagua_tests
-from tests.bagua_release import release_path
 from tests.client.data.servers import has_redis
 
 if not has_redis():
@@ -144,10 +142,3 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_hosts_are_refused() -> None:
     with pytest.raises(ValueError, match="hosts is empty"):
         RedisStore(hosts=[])
-
-
-@pytest.mark.parametrize(("name", "count"), [("test_cached_dataset", 1), ("test_store", 2)])
-def test_bagua_s_own_tests_pass(name: str, count: int, tmp_path: Path) -> None:
-    printed = bagua_tests.run(name, release_path(), tmp_path)
-    assert f"Ran {count} test" in printed
-    assert "skipped" not in printed

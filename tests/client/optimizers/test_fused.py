@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.optimizers import fuse_optimizer, fused_step, is_fused_optimizer
-from tests import bagua_tests
-from tests.bagua_release import release_path
 from tests.client.optimizers.loops import LoopAdam, Replacing
 from tests.client.optimizers.twins import Twins
 from tests.ranks import RankPool
@@ -326,10 +323,3 @@ def _with_recuts(as_views: bool) -> bool:
 @pytest.mark.parametrize("as_views", [True, False])
 def test_under_re_cut_buckets_the_numbers_are_right(two_ranks: RankPool, as_views: bool) -> None:
     assert two_ranks.run(_with_recuts, as_views) == [True, True]
-
-
-def test_bagua_s_own_tests_pass(tmp_path: Path) -> None:
-    """21 settings of torch's optimizers, 101 steps each; mutual groups. Six others are for GPUs."""
-    printed = bagua_tests.run("test_fused_optimizer", release_path(), tmp_path)
-    assert "Ran 8 tests" in printed
-    assert "OK (skipped=6)" in printed

@@ -74,20 +74,29 @@ class BaguaModule(nn.Module):
     def bagua_module_name(self, name: str) -> None:
         self._bagua_module_name = name
 
+    # None before with_bagua, and no AttributeError: torch.compile reads every name in ``dir``.
+
     @property
     def bagua_algorithm(self) -> Any:
-        """The algorithm's instance for this module."""
-        return self.bagua_ddp.bagua_algorithm
+        """The algorithm's instance for this module; None before :meth:`with_bagua`."""
+        return _of(self, "bagua_algorithm")
 
     @property
-    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were given."""
-        return self.bagua_ddp.bagua_optimizers
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer] | None:
+        """Those that were given; None before :meth:`with_bagua`."""
+        found: list[torch.optim.Optimizer] | None = _of(self, "bagua_optimizers")
+        return found
 
     @property
-    def bagua_buckets(self) -> list[BaguaBucket]:
-        """The buckets, as they are cut now."""
-        return self.bagua_ddp.bagua_buckets
+    def bagua_buckets(self) -> list[BaguaBucket] | None:
+        """The buckets, as they are cut now; None before :meth:`with_bagua`."""
+        found: list[BaguaBucket] | None = _of(self, "bagua_buckets")
+        return found
+
+
+def _of(module: nn.Module, name: str) -> Any:
+    """What trains the module, if anything does, has it."""
+    return getattr(vars(module).get("bagua_ddp"), name, None)
 
 
 def install() -> None:

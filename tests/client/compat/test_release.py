@@ -1,0 +1,43 @@
+"""Bagua's own tests from its release, unmodified: those that take seconds (all: make upstream)."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.upstream_bagua.running import PASSED, SKIPPED, copy_tests, run_file
+
+
+@pytest.mark.parametrize(
+    ("file", "passed", "skipped"),
+    [
+        ("test_bagua_define.py", 1, 0),
+        ("torch_api/test_utils.py", 1, 0),
+        ("contrib/test_load_balancing_data_loader.py", 2, 0),
+        ("contrib/test_cached_dataset.py", 1, 0),
+        ("contrib/test_store.py", 2, 0),
+        # On a CPU: 21 settings of torch's optimizers, 101 steps each; mutual groups.
+        ("contrib/test_fused_optimizer.py", 2, 6),
+    ],
+)
+def test_without_a_gpu(
+    file: str, passed: int, skipped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if file in ("contrib/test_cached_dataset.py", "contrib/test_store.py"):
+        pytest.importorskip("redis")
+        if shutil.which("redis-server") is None:
+            pytest.skip("no redis-server here (apt-get install redis-server)")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # With a GPU they would be skipped.
+    copy_tests(tmp_path)
+    results = list(run_file(tmp_path, file, devices=0))
+    found = Counter(result.outcome for result in results)
+    assert found == Counter({PASSED: passed, SKIPPED: skipped}), results
+
+
+def test_with_the_cpu_called_two_gpus(tmp_path: Path) -> None:
+    copy_tests(tmp_path)
+    results = list(run_file(tmp_path, "torch_api/test_gradient_allreduce.py", devices=2))
+    assert [result.outcome for result in results] == [PASSED], results
