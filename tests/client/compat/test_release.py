@@ -1,5 +1,7 @@
-"""Bagua's own tests from its release, unmodified: those that take seconds, and none whose ranks have
-to end within a time, as on GPUs. ``make upstream`` runs all."""
+"""Bagua's own tests from its release, unmodified: those that take seconds (all: make upstream).
+
+None of those for GPUs, which fail where ranks have not ended within a minute.
+"""
 
 from __future__ import annotations
 
