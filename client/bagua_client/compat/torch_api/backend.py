@@ -24,6 +24,7 @@ class Backend:
 
     def __init__(self) -> None:
         self._buckets: Sequence[BaguaBucket] = ()
+        self._known: set[int] = set()  # Ids of the buckets' tensors, which the buckets hold.
         self._ready: set[int] = set()
         self._next = 0
         self._arrivals: list[Arrival] = []
@@ -33,6 +34,7 @@ class Backend:
         """Have these from now on; what is under way ends first."""
         self.wait_pending_comm_ops()
         self._buckets = list(buckets)
+        self._known = {id(tensor) for bucket in buckets for tensor in bucket.tensors}
         self._ready, self._next = set(), 0
         if self._pipeline is not None:
             self._pipeline.close()
@@ -43,7 +45,7 @@ class Backend:
         Raises:
             ValueError: it is in none of them.
         """
-        if not any(tensor is known for bucket in self._buckets for known in bucket.tensors):
+        if id(tensor) not in self._known:
             name = getattr(tensor, "bagua_tensor_name", "")
             raise ValueError(f"tensor {name!r} is ready, but it is in no bucket")
         self._ready.add(id(tensor))

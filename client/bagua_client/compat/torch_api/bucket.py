@@ -15,6 +15,7 @@ from bagua_client.compat.torch_api.bucket_operations import (
     RingOfDifferences,
 )
 from bagua_client.compat.torch_api.communication import BaguaProcessGroup
+from bagua_client.optimizers.contiguity import joined
 
 
 class BaguaBucket:
@@ -223,11 +224,4 @@ class BaguaBucket:
 
 def _in_one_piece(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """A flat view of tensors that lie one after the other; None: they do not."""
-    first, end = tensors[0], tensors[0].data_ptr()
-    for tensor in tensors:
-        is_next = tensor.data_ptr() == end and tensor.is_contiguous()
-        if not is_next or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None
-        end += tensor.nbytes
-    elements = sum(tensor.numel() for tensor in tensors)
-    return first.as_strided((elements,), (1,), first.storage_offset())
+    return joined(tensors) if all(tensor.is_contiguous() for tensor in tensors) else None
