@@ -8,6 +8,7 @@ RESULTS gets a line of JSON for each test as soon as it has ended.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import time
 import traceback
@@ -15,6 +16,11 @@ import unittest
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
+
+FILE_STORE = Path("/tmp/.bagua.test.filestore")
+"""Where PyTorch's twins of a model meet. A test that failed leaves it, and the next one's ranks
+would read of ranks that are gone.
+"""
 
 
 class Recorder(unittest.TestResult):
@@ -27,7 +33,14 @@ class Recorder(unittest.TestResult):
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
+        FILE_STORE.unlink(missing_ok=True)
         self._started = time.monotonic()
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        for rank in multiprocessing.active_children():  # Stuck ones would hold the ports.
+            rank.kill()
+            rank.join()
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         self._write(test, "passed", "")

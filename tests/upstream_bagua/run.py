@@ -26,17 +26,15 @@ from pathlib import Path
 # Before all other folders: Bagua's tests are a package of the same name.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.upstream_bagua.examples import EXAMPLES, run_example, write_digits
 from tests.upstream_bagua.running import (
-    EXAMPLE,
-    EXAMPLE_RANKS,
     EXCLUDED,
     FAILED,
     PASSED,
     SKIPPED,
     Result,
-    copy_tests,
+    copy_release,
     files,
-    run_example,
     run_file,
 )
 
@@ -51,23 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[int, list[Result]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copy_tests(folder)
+        copy_release(folder)
+        write_digits(folder)
         chosen = [file for file in files(folder) if options.only in file]
-        if not chosen and options.only not in EXAMPLE:
+        examples = [each for each in EXAMPLES if options.only in str(each)]
+        if not chosen and not examples:
             print(f"no test file has {options.only} in its name", file=sys.stderr)
             return 2
         for devices in options.devices:
+            _print_heading(devices)
             results[devices] = []
             for file in chosen:
-                print(f"{_named(devices)}: {file}", file=sys.stderr, flush=True)
-                results[devices] += run_file(folder, file, devices, options.show_output)
-        if options.only in EXAMPLE and any(options.devices):
-            results[EXAMPLE_RANKS] = [
-                *results.get(EXAMPLE_RANKS, []),
-                run_example(folder, options.show_output),
-            ]
-    for devices, found in results.items():
-        _print_table(devices, found)
+                found = list(run_file(folder, file, devices, options.show_output))
+                _print_line(file, found)
+                results[devices] += found
+            for example in examples:
+                result = run_example(example, folder, devices, options.show_output)
+                _print_line(result.test, [result])
+                results[devices].append(result)
+            _print_sum(results[devices])
     if options.json is not None:
         content = {devices: [asdict(each) for each in found] for devices, found in results.items()}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
@@ -86,11 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_table(devices: int, results: Sequence[Result]) -> None:
+def _print_heading(devices: int) -> None:
     print(f"\n{_named(devices)}")
-    print(f"{'file':<58}" + "".join(f"{outcome:>9}" for outcome in OUTCOMES) + f"{'seconds':>9}")
-    for file in dict.fromkeys(each.test.partition("::")[0] for each in results):
-        _print_line(file, [each for each in results if each.test.partition("::")[0] == file])
+    columns = "".join(f"{outcome:>9}" for outcome in OUTCOMES)
+    print(f"{'file':<58}{columns}{'seconds':>9}", flush=True)
+
+
+def _print_sum(results: Sequence[Result]) -> None:
     _print_line("all", results)
     for outcome in OUTCOMES[1:]:
         for why in dict.fromkeys(each.reason for each in results if each.outcome == outcome):
@@ -102,7 +104,8 @@ def _print_table(devices: int, results: Sequence[Result]) -> None:
 def _print_line(name: str, results: Sequence[Result]) -> None:
     counts = Counter(each.outcome for each in results)
     columns = "".join(f"{counts[outcome]:>9}" for outcome in OUTCOMES)
-    print(f"{name:<58}{columns}{sum(each.seconds for each in results):>9.0f}")
+    seconds = sum(each.seconds for each in results)
+    print(f"{name:<58}{columns}{seconds:>9.0f}", flush=True)
 
 
 def _named(devices: int) -> str:

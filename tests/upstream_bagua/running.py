@@ -12,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,6 @@ from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = Path(__file__).parent / "harness"
 ONE_FILE = Path(__file__).parent / "one_file.py"
-EXAMPLE = "examples/communication_primitives/main.py"
-EXAMPLE_RANKS = 8
 FILE_SECONDS = 1200
 """After so long the tests of a file that have no result yet have failed."""
 
@@ -57,7 +54,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path) for path in found if path.parts[0] != "internal")
 
 
-def copy_tests(folder: Path) -> None:
+def copy_release(folder: Path) -> None:
     """Bagua's ``tests`` and ``examples``, without ``bagua``, into a folder."""
     for name in ("tests", "examples"):
         shutil.copytree(release_path() / name, folder / name)
@@ -81,7 +78,7 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
         if test.startswith(f"{file}::"):
             command.append(test.removeprefix(f"{file}::").replace("::", "."))
             yield Result(test, EXCLUDED, reason=why)
-    output, exit_code = _run(command, folder, devices)
+    output, exit_code = run_command(command, folder, devices, [folder, AS_BAGUA])
     if shows_output:
         print(output)
     for line in report.read_text().splitlines() if report.exists() else ():
@@ -91,31 +88,19 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
         yield Result(file, FAILED, reason=f"exit code {exit_code}: {_last_line(output)}")
 
 
-def run_example(folder: Path, shows_output: bool = False) -> Result:
-    """Bagua's example of all communication functions, which is written for that many ranks."""
-    command = [
-        sys.executable,
-        "-m",
-        "bagua.distributed.launch",
-        "--nproc_per_node",
-        str(EXAMPLE_RANKS),
-    ]
-    began = time.monotonic()
-    output, exit_code = _run([*command, "--master_port", "0", EXAMPLE], folder, EXAMPLE_RANKS)
-    if shows_output:
-        print(output)
-    seconds = time.monotonic() - began
-    if exit_code:
-        return Result(EXAMPLE, FAILED, seconds, f"exit code {exit_code}: {_last_line(output)}")
-    return Result(EXAMPLE, PASSED, seconds)
+def run_command(
+    command: Sequence[str], folder: Path, devices: int, paths: Sequence[Path | str] = ()
+) -> tuple[str, int]:
+    """What it prints in that folder, and its exit code.
 
-
-def _run(command: list[str], folder: Path, devices: int) -> tuple[str, int]:
-    """What it prints, and its exit code."""
+    Args:
+        devices: see :func:`run_file`.
+        paths: of Python's modules.
+    """
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=_environment(folder, devices),
+        env=_environment(folder, devices, paths),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -124,6 +109,9 @@ def _run(command: list[str], folder: Path, devices: int) -> tuple[str, int]:
     try:
         return process.communicate(timeout=FILE_SECONDS)[0], process.returncode
     except subprocess.TimeoutExpired:
+        process.terminate()  # Torchrun's workers have sessions of their own.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
         return f"had not ended after {FILE_SECONDS} s", -1
     finally:
         _end_group(process)
@@ -136,13 +124,13 @@ def _end_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def _environment(folder: Path, devices: int) -> dict[str, str]:
+def _environment(folder: Path, devices: int, paths: Sequence[Path | str]) -> dict[str, str]:
     kept = {
         name: os.environ[name]
         for name in os.environ
         if not name.startswith("BAGUA_") or name.startswith("BAGUA_UPSTREAM_")
     }
-    paths = [HARNESS, folder, AS_BAGUA, ROOT / "client", ROOT / "autotune"]
+    paths = [HARNESS, *paths, ROOT / "client", ROOT / "autotune"]
     given = os.environ.get("PYTHONPATH")
     return {
         **kept,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.upstream_bagua.running import PASSED, SKIPPED, copy_tests, run_file
+from tests.upstream_bagua.running import PASSED, SKIPPED, copy_release, run_file
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_without_a_gpu(
         if shutil.which("redis-server") is None:
             pytest.skip("no redis-server here (apt-get install redis-server)")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # With a GPU they would be skipped.
-    copy_tests(tmp_path)
+    copy_release(tmp_path)
     results = list(run_file(tmp_path, file, devices=0))
     found = Counter(result.outcome for result in results)
     assert found == Counter({PASSED: passed, SKIPPED: skipped}), results

@@ -6,12 +6,15 @@ test spawns. Nothing of Bagua's interface is made here.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import importlib.util
 import inspect
 import os
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -23,6 +26,25 @@ def _bring_back_what_is_gone() -> None:
     sys.modules["torch._six"] = six
     if not hasattr(inspect, "getargspec"):
         inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+
+
+def _let_torchvision_load() -> None:
+    """PyPI's build of it needs PyTorch's for CUDA; beside one for the CPU it cannot be imported,
+    as two of its operators are missing. Bagua's examples use none.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return
+    import torch
+
+    if (
+        torch.version.cuda is None
+        and "+cu" in Path(found.origin).with_name("version.py").read_text()
+    ):
+        global _operators
+        _operators = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            _operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 class _NoStream:
@@ -147,6 +169,10 @@ def _without_devices(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _over_gloo(initialize: Callable[..., None]) -> Callable[..., None]:
+    """It also leaves the groups when the process ends, which tests of PyTorch's part do not: with
+    groups of gloo that may abort the process (https://github.com/pytorch/pytorch/issues/190489).
+    """
+
     @functools.wraps(initialize)
     def over_gloo(*args: Any, **kwargs: Any) -> None:
         if args:
@@ -154,8 +180,16 @@ def _over_gloo(initialize: Callable[..., None]) -> Callable[..., None]:
         else:
             kwargs["backend"] = "gloo"
         initialize(*args, **kwargs)
+        atexit.register(_leave_groups)
 
     return over_gloo
+
+
+def _leave_groups() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _as_nccl_reduces(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +205,9 @@ def _as_nccl_reduces(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return as_nccl_reduces
 
 
+_operators: Any = None  # They are there as long as this is.
 _bring_back_what_is_gone()
+_let_torchvision_load()
 _devices = int(os.environ.get("BAGUA_UPSTREAM_DEVICES", "0"))
 if _devices and "BAGUA_UPSTREAM_SHARED_GPU" in os.environ:
     _call_one_gpu_several(_devices)

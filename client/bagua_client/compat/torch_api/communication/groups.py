@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,8 +158,9 @@ def init_process_group(
 ) -> None:
     """Make torch's default group, unless it is there, and Bagua's over the same ranks.
 
-    With CUDA it has NCCL for tensors of GPUs and gloo for those of the CPU, else gloo alone. No
-    service is started or waited for: where the job is tuned, that is done when a model is wrapped.
+    With CUDA it has NCCL for tensors of GPUs and gloo for those of the CPU, else gloo alone. A
+    default group that is made here is destroyed when the process ends. No service is started or
+    waited for: where the job is tuned, that is done when a model is wrapped.
 
     Args:
         store: where the ranks meet; None: at MASTER_ADDR and MASTER_PORT.
@@ -179,10 +182,20 @@ def init_process_group(
             rank=env.get_rank(),
             world_size=env.get_world_size(),
         )
+        atexit.register(_leave)
     world = dist.group.WORLD
     assert world is not None
     _process.world = weakref.ref(world)
     _process.default = new_group(stream=new_stream())
+
+
+def _leave() -> None:
+    """Bagua has no function for it, and a process that ends with groups of gloo may be aborted
+    (https://github.com/pytorch/pytorch/issues/190489)."""
+    # NCCL would wait for what other ranks can no longer answer.
+    failed_with_nccl = hasattr(sys, "last_value") and torch.cuda.is_available()
+    if dist.is_initialized() and not failed_with_nccl:
+        dist.destroy_process_group()
 
 
 def new_group(
