@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -169,8 +170,8 @@ def _without_devices(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _over_gloo(initialize: Callable[..., None]) -> Callable[..., None]:
-    """It also leaves the groups when the process ends, which tests of PyTorch's part do not: with
-    groups of gloo that may abort the process (https://github.com/pytorch/pytorch/issues/190489).
+    """It also gives gloo's threads time to end, as ``init_process_group`` of compat does: else they
+    may abort a process that has not left its groups.
     """
 
     @functools.wraps(initialize)
@@ -180,16 +181,9 @@ def _over_gloo(initialize: Callable[..., None]) -> Callable[..., None]:
         else:
             kwargs["backend"] = "gloo"
         initialize(*args, **kwargs)
-        atexit.register(_leave_groups)
+        atexit.register(time.sleep, 0.2)
 
     return over_gloo
-
-
-def _leave_groups() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _as_nccl_reduces(reduce: Callable[..., Any]) -> Callable[..., Any]:

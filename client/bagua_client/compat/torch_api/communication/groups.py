@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import sys
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +26,11 @@ from bagua_client.torch_private.groups import Store
 
 TIMEOUT = timedelta(minutes=30)
 """Within which all ranks must have come to :func:`init_process_group`, as in Bagua."""
+LAST_SECONDS = 0.2
+"""A process waits for so long before it ends. In that time gloo's threads let go of the objects of
+their last collective; after it, that aborts the process
+(https://github.com/pytorch/pytorch/issues/190489). Scripts written for Bagua cannot leave their
+groups, as it has no function for that."""
 
 
 class CommMember:
@@ -158,9 +163,8 @@ def init_process_group(
 ) -> None:
     """Make torch's default group, unless it is there, and Bagua's over the same ranks.
 
-    With CUDA it has NCCL for tensors of GPUs and gloo for those of the CPU, else gloo alone. A
-    default group that is made here is destroyed when the process ends. No service is started or
-    waited for: where the job is tuned, that is done when a model is wrapped.
+    With CUDA it has NCCL for tensors of GPUs and gloo for those of the CPU, else gloo alone. No
+    service is started or waited for: where the job is tuned, that is done when a model is wrapped.
 
     Args:
         store: where the ranks meet; None: at MASTER_ADDR and MASTER_PORT.
@@ -182,20 +186,11 @@ def init_process_group(
             rank=env.get_rank(),
             world_size=env.get_world_size(),
         )
-        atexit.register(_leave)
+        atexit.register(time.sleep, LAST_SECONDS)
     world = dist.group.WORLD
     assert world is not None
     _process.world = weakref.ref(world)
     _process.default = new_group(stream=new_stream())
-
-
-def _leave() -> None:
-    """Bagua has no function for it, and a process that ends with groups of gloo may be aborted
-    (https://github.com/pytorch/pytorch/issues/190489)."""
-    # NCCL would wait for what other ranks can no longer answer.
-    failed_with_nccl = hasattr(sys, "last_value") and torch.cuda.is_available()
-    if dist.is_initialized() and not failed_with_nccl:
-        dist.destroy_process_group()
 
 
 def new_group(
