@@ -31,6 +31,7 @@ from tests.upstream_bagua.running import (
     EXCLUDED,
     FAILED,
     PASSED,
+    SHARED_GPU,
     SKIPPED,
     Result,
     copy_release,
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if no test failed, else 1; 2 if there is none of that name."""
     options = _parser().parse_args(arguments)
     if options.share_gpu:
-        os.environ["BAGUA_UPSTREAM_SHARED_GPU"] = "1"  # read by all processes of the tests
+        os.environ[SHARED_GPU] = "1"
     results: dict[int, list[Result]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -109,7 +110,7 @@ def _print_line(name: str, results: Sequence[Result]) -> None:
 
 
 def _named(devices: int) -> str:
-    called = "one GPU" if "BAGUA_UPSTREAM_SHARED_GPU" in os.environ else "the CPU"
+    called = "one GPU" if SHARED_GPU in os.environ else "the CPU"
     return f"{called} as {devices} GPUs" if devices else "this machine as it is"
 
 

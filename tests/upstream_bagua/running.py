@@ -25,6 +25,8 @@ from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = Path(__file__).parent / "harness"
 ONE_FILE = Path(__file__).parent / "one_file.py"
+SHARED_GPU = "BAGUA_UPSTREAM_SHARED_GPU"
+"""Set in the environment, it lets the ranks share the only GPU; the harness reads it, too."""
 FILE_SECONDS = 1200
 """After so long the tests of a file that have no result yet have failed."""
 
