@@ -75,8 +75,10 @@ def run_file(folder: Path, file: str, devices: int, shows_output: bool = False) 
     report.unlink(missing_ok=True)
     module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
     command = [sys.executable, str(ONE_FILE), str(report), module]
-    excluded = TESTS if devices or torch.cuda.is_available() else {}
-    for test, why in {**excluded, **(ON_THE_CPU if devices else {})}.items():
+    excluded = dict(TESTS) if devices or torch.cuda.is_available() else {}
+    if devices and SHARED_GPU not in os.environ:
+        excluded |= ON_THE_CPU
+    for test, why in excluded.items():
         if test.startswith(f"{file}::"):
             command.append(test.removeprefix(f"{file}::").replace("::", "."))
             yield Result(test, EXCLUDED, reason=why)

@@ -110,6 +110,7 @@ def _call_the_cpu_a_gpu(devices: int) -> None:
 def _call_one_gpu_several(devices: int) -> None:
     """NCCL refuses two ranks on one GPU, but not where each calls itself a host of its own."""
     import torch
+    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     os.environ["NCCL_HOSTID"] = str(os.getpid())
@@ -124,6 +125,8 @@ def _call_one_gpu_several(devices: int) -> None:
     _read_devices(lambda device: "cuda:0" if _is_gpu(device) else device)
     made: Any = DistributedDataParallel
     made.__init__ = _without_devices(made.__init__)
+    given: Any = dist
+    given.barrier = _without_devices(dist.barrier)
 
 
 def _on_the_only_gpu(move: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,14 +160,14 @@ def _with_device_read(
     return with_device_read
 
 
-def _without_devices(initialize: Callable[..., None]) -> Callable[..., None]:
+def _without_devices(function: Callable[..., None]) -> Callable[..., None]:
     """PyTorch refuses device_ids that are not there, and any for modules of the CPU."""
 
-    @functools.wraps(initialize)
-    def without_devices(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(function)
+    def without_devices(*args: Any, **kwargs: Any) -> None:
         kwargs.pop("device_ids", None)
         kwargs.pop("output_device", None)
-        initialize(self, module, *args, **kwargs)
+        function(*args, **kwargs)
 
     return without_devices
 

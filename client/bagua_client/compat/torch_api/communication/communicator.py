@@ -142,9 +142,8 @@ class Communicator:
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         """The tensor of the rank ``src`` to all ranks."""
         with _filled(tensor) as flat:
-            self._collectives.wait(
-                dist.broadcast(flat, self._global_rank(src), self._group, async_op=True)
-            )
+            root = self._global_rank(src)
+            self._collectives.wait(dist.broadcast(flat, root, self._group, async_op=True), flat)
 
     @_abortable
     def reduce(
@@ -201,9 +200,8 @@ class Communicator:
         if self._rank == dst:
             _check("the receiving tensor", recv_tensor, self._nranks * sent.numel())
             parts = list(sent.new_empty(self._nranks, sent.numel()))
-        self._collectives.wait(
-            dist.gather(sent, parts, self._global_rank(dst), self._group, async_op=True)
-        )
+        root = self._global_rank(dst)
+        self._collectives.wait(dist.gather(sent, parts, root, self._group, async_op=True), sent)
         if parts is not None:
             _write(recv_tensor, torch.cat(parts))
 
@@ -225,7 +223,8 @@ class Communicator:
             parts = list(_flat(send_tensor).chunk(self._nranks))
         with _filled(recv_tensor) as flat:
             root = self._global_rank(src)
-            self._collectives.wait(dist.scatter(flat, parts, root, self._group, async_op=True))
+            work = dist.scatter(flat, parts, root, self._group, async_op=True)
+            self._collectives.wait(work, flat)
 
     def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
         """:meth:`scatter` of ``count`` elements to each rank. The tensor of ``src`` has ``nranks``
@@ -268,11 +267,10 @@ class Communicator:
             sizes = [cut.stop - cut.start for cut in received]
             arriving = flat.new_empty(sum(sizes))
             leaving_sizes = [cut.stop - cut.start for cut in sent]
-            self._collectives.wait(
-                dist.all_to_all_single(
-                    arriving, leaving, sizes, leaving_sizes, self._group, async_op=True
-                )
+            work = dist.all_to_all_single(
+                arriving, leaving, sizes, leaving_sizes, self._group, async_op=True
             )
+            self._collectives.wait(work, leaving)
             for cut, values in zip(received, torch.split(arriving, sizes), strict=True):
                 flat[cut] = values
 

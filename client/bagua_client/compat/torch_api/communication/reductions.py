@@ -84,10 +84,10 @@ class Collectives:
             return fold(_BITWISE[op], self.gathered(flat).chunk(self.ranks))
         result = flat.clone()
         if dst is None:
-            self.wait(dist.all_reduce(result, _TORCHS[op], self.group, async_op=True))
+            self.wait(dist.all_reduce(result, _TORCHS[op], self.group, async_op=True), flat)
         else:
             root = dist.get_global_rank(self.group, dst)
-            self.wait(dist.reduce(result, root, _TORCHS[op], self.group, async_op=True))
+            self.wait(dist.reduce(result, root, _TORCHS[op], self.group, async_op=True), flat)
         return self._averaged(result) if op == ReduceOp.AVG else result
 
     def reduced_part(self, flat: torch.Tensor, op: int) -> torch.Tensor:
@@ -96,23 +96,26 @@ class Collectives:
         if op in _BITWISE:
             return self.reduced(flat, op).chunk(self.ranks)[self.rank]
         result = flat.new_empty(flat.numel() // self.ranks)
-        self.wait(reduce_scatter(result, flat, _TORCHS[op], self.group, async_op=True))
+        self.wait(reduce_scatter(result, flat, _TORCHS[op], self.group, async_op=True), flat)
         return self._averaged(result) if op == ReduceOp.AVG else result
 
     def gathered(self, flat: torch.Tensor) -> torch.Tensor:
         """``flat`` of all ranks, one after the other."""
         result = flat.new_empty(flat.numel() * self.ranks)
-        self.wait(all_gather(result, flat, group=self.group, async_op=True))
+        self.wait(all_gather(result, flat, group=self.group, async_op=True), flat)
         return result
 
-    def wait(self, work: dist.Work | None) -> None:
+    def wait(self, work: dist.Work | None, sent: torch.Tensor) -> None:
         """Until it is done; with NCCL until it stands in the current stream.
 
         Only for collectives: gloo takes it for a failure if one waits for a message in steps.
+
+        Args:
+            sent: one of its tensors; a group may have gloo for the CPU and NCCL for GPUs.
         """
         if work is None:
             return
-        if "gloo" not in dist.get_backend_config(self.group):
+        if sent.is_cuda and "nccl" in dist.get_backend_config(self.group):
             work.wait()
             return
         while not self.aborted.is_set():
