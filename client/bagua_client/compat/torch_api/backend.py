@@ -80,6 +80,6 @@ class Backend:
 _backends: weakref.WeakValueDictionary[str, Backend] = weakref.WeakValueDictionary()
 
 
-def backend_of(module_name: str) -> Backend:
+def backend_of(model_name: str) -> Backend:
     """That of the module with this name; it is there as long as somebody holds it."""
-    return _backends.setdefault(module_name, Backend())
+    return _backends.setdefault(model_name, Backend())

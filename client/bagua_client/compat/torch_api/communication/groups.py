@@ -147,6 +147,10 @@ _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[dist.ProcessGroup, BaguaProces
     weakref.WeakKeyDictionary()
 )
 """Of :func:`patch_process_group`; an entry goes when torch's group is destroyed."""
+_pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = (
+    weakref.WeakKeyDictionary()
+)
+"""For each group the rank inside it of each rank of the job; Bagua's algorithms read it."""
 
 
 def is_initialized() -> bool:
@@ -263,7 +267,9 @@ def _wrap(
     _process.groups += 1
     if stream is None and _process.default is not None:
         stream = _process.default.stream
-    return BaguaProcessGroup(ranks, stream, str(_process.groups), group)
+    made = BaguaProcessGroup(ranks, stream, str(_process.groups), group)
+    _pg_group_ranks[made] = {rank: inside for inside, rank in enumerate(ranks)}
+    return made
 
 
 def _get_default_group() -> BaguaProcessGroup:
