@@ -30,6 +30,11 @@ class Backend:
         self._arrivals: list[Arrival] = []
         self._pipeline: Pipeline | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has buckets."""
+        return bool(self._buckets)
+
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
         """Have these from now on; what is under way ends first."""
         self.wait_pending_comm_ops()

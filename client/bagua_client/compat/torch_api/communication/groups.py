@@ -91,6 +91,20 @@ class BaguaProcessGroup:
             )
         return group
 
+    def again(self) -> BaguaProcessGroup:
+        """Another group of the same ranks, which have to make it together; what travels in the one
+        never meets what travels in the other."""
+        group = self.torch_group
+        assert group is not None, "this rank is in the group"
+        training = TrainingCommunicator(group, device_of(group))
+        return _wrap(self.ranks, self.stream, training.new_group([range(len(self.ranks))]))
+
+    def leave(self) -> None:
+        """Let go of torch's groups. Nothing may be in flight."""
+        comms = [self._global, *vars(self).get("_by_node", ())]
+        for group in [comm.group for comm in comms if isinstance(comm, Communicator)]:
+            dist.destroy_process_group(group)
+
     def get_global_communicator(self) -> Communicator | CommMember._Mark:
         """Of all the group's ranks."""
         return self._global
