@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import time
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import bagua_client.compat.torch_api as bagua
-from bagua_client.compat.names import AS_BAGUA
 from bagua_client.compat.torch_api import algorithms
-from tests.bagua_release import release_path
 from tests.client.algorithms.small import loss_of, small_model
+from tests.client.compat.release_module import release_module
 from tests.ranks import RankPool
 
 STEPS = 10
+RECUTS = {2: 100, 6: 400}
+"""Steps before which buckets are cut anew, and their least bytes."""
 WARM_UP = 4
 
 
@@ -52,21 +49,13 @@ class _TorchOnCpu:
         return getattr(torch, name)
 
 
-def _of_the_release(file: str) -> ModuleType:
-    """The release's ``algorithms/FILE.py``, whose imports of ``bagua`` find ours."""
-    place = release_path() / "bagua" / "torch_api" / "algorithms" / f"{file}.py"
-    spec = importlib.util.spec_from_file_location(f"user_algorithms_{file}", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys, "path", [AS_BAGUA, *sys.path]):
-        importlib.import_module("bagua.torch_api")
-    spec.loader.exec_module(module)
-    module.torch = _TorchOnCpu()  # type: ignore[attr-defined]
+def _of_the_release(file: str) -> Any:
+    module = release_module(f"algorithms/{file}.py")
+    module.torch = _TorchOnCpu()
     return module
 
 
-def _trained(file: str, kind: str, arguments: dict[str, Any], is_theirs: bool, recuts: bool) -> Any:
+def _trained(file: str, kind: str, arguments: dict[str, Any], is_theirs: bool) -> Any:
     """The loss of each step, this rank's weights after the last, and how many buckets it had."""
     if not bagua.communication.is_initialized():
         bagua.init_process_group()
@@ -81,10 +70,10 @@ def _trained(file: str, kind: str, arguments: dict[str, Any], is_theirs: bool, r
     model.with_bagua([optimizer], algorithm)
     losses, counts = [], []
     for step in range(STEPS):
-        if recuts and step in (2, 6):
+        if step in RECUTS:
             in_force = model.bagua_ddp.wrapper.configuration
             assert model.bagua_ddp.wrapper.reconfigure(
-                replace(in_force, bucket_bytes=100 if step == 2 else 400, first_bucket_bytes=0)
+                replace(in_force, bucket_bytes=RECUTS[step], first_bucket_bytes=0)
             )
         optimizer.zero_grad()
         loss = loss_of(model, dist.get_rank(), step)
@@ -97,12 +86,12 @@ def _trained(file: str, kind: str, arguments: dict[str, Any], is_theirs: bool, r
 
 
 def _compared(
-    file: str, kind: str, arguments: dict[str, Any], recuts: bool
+    file: str, kind: str, arguments: dict[str, Any]
 ) -> tuple[float, float, float, list[int]]:
     """How far losses and weights are off ours, how far the weights have moved, the buckets."""
     start = torch.cat([p.detach().reshape(-1) for p in small_model().parameters()])
-    theirs, weights, counts = _trained(file, kind, arguments, True, recuts)
-    ours, expected, _ = _trained(file, kind, arguments, False, recuts)
+    theirs, weights, counts = _trained(file, kind, arguments, True)
+    ours, expected, _ = _trained(file, kind, arguments, False)
     moved = float((weights - start).abs().max())
     return (
         float((theirs - ours).abs().max()),
@@ -133,29 +122,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("recuts", [False, True], ids=["one layout", "recut"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[1]}{case[2]}")
 @pytest.mark.parametrize("ranks", ["two_ranks", "four_ranks"])
-def test_bagua_s_own_file_trains_as_ours(
+def test_bagua_s_own_file_trains_as_ours_and_is_recut(
     ranks: str,
     case: tuple[str, str, dict[str, Any], float],
-    recuts: bool,
     request: pytest.FixtureRequest,
 ) -> None:
     *algorithm, share = case
     pool: RankPool = request.getfixturevalue(ranks)
-    for losses, weights, moved, counts in pool.run(_compared, *algorithm, recuts):
+    for losses, weights, moved, counts in pool.run(_compared, *algorithm):
         assert weights < share * moved
         assert losses < share * moved
         # Bagua keeps the weights of a decentralized one in a single bucket, however they are cut.
-        is_recut = recuts and algorithm[1] != "DecentralizedAlgorithm"
+        is_recut = algorithm[1] != "DecentralizedAlgorithm"
         assert counts == [1, 1, *[1 + is_recut] * 4, 1, 1, 1, 1]
 
 
 def _asynchronous() -> tuple[torch.Tensor, torch.Tensor, float]:
     """The losses of the warm-up, of Bagua's file and of gradients that are averaged; how far the
     weights of this rank are off the mean in the end."""
-    warm, _, _ = _trained("gradient_allreduce", "GradientAllReduceAlgorithm", {}, False, False)
+    warm, _, _ = _trained("gradient_allreduce", "GradientAllReduceAlgorithm", {}, False)
     module: Any = _of_the_release("async_model_average")
     model: Any = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
