@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -29,6 +30,7 @@ ELSEWHERE = {
     "bagua.torch_api.contrib.utils": "bagua_client.data",
     "bagua.torch_api.contrib.utils.redis_store": "bagua_client.data.redis_store",
     "bagua.torch_api.contrib.utils.store": "bagua_client.data.store",
+    "bagua.torch_api.model_parallel.moe.utils": "bagua_client.compat.torch_api.model_parallel.moe",
 }
 """All others are in ``bagua_client.compat`` under the same name."""
 
@@ -75,6 +77,12 @@ class _Loader(InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._ours  # Python has just written that of Bagua's name over it.
+        if module.__name__ == "bagua_client.compat.torch_api":
+            # Scripts write ``bagua.contrib.fuse.optimizer`` after ``import bagua.torch_api`` alone.
+            for name in ELSEWHERE:
+                if name.startswith("bagua.torch_api."):
+                    with suppress(ImportError):  # No redis here, which few need.
+                        importlib.import_module(name)
 
     def get_code(self, fullname: str) -> CodeType | None:
         """For ``python -m bagua.distributed.run``."""

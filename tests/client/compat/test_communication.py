@@ -236,6 +236,42 @@ def test_every_function_does_what_numpy_says(ranks: str, request: pytest.Fixture
     assert sum(members for members, _ in outcomes) >= 3 * pool.world_size
 
 
+def _of_unusual_shapes() -> list[list[float]]:
+    """Of tensors without elements and without dimensions, of views, and of parameters."""
+    bagua.init_process_group()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = communication.new_group(range(1, ranks)).get_global_communicator()
+    parameter = torch.nn.Parameter(torch.tensor([float(rank)]))
+    across = torch.arange(4.0).view(2, 2).t()
+    none, one, all_ones = torch.zeros(0), torch.tensor(1.0 + rank), torch.zeros(ranks)
+    for call in (bagua.broadcast, bagua.allreduce_inplace, bagua.allgather_inplace):
+        call(none)
+    for call in (bagua.alltoall_inplace, bagua.reduce_scatter_inplace, bagua.broadcast):
+        call(none)
+    bagua.gather(none, none, 0)
+    bagua.scatter(none, none, 0)
+    bagua.alltoall_v_inplace(none, [0] * ranks, [0] * ranks)
+    bagua.allgather(one, all_ones)
+    bagua.allreduce_inplace(one)
+    bagua.broadcast(parameter, ranks - 1)
+    bagua.allreduce_inplace(across)
+    inside = torch.tensor(float(rank))
+    bagua.broadcast(inside, 0, group)
+    assert parameter.requires_grad
+    return [all_ones.tolist(), [float(one), float(parameter), float(inside)], across.tolist()]
+
+
+@pytest.mark.parametrize("ranks", ["two_ranks", "three_ranks"])
+def test_tensors_may_have_any_shape(ranks: str, request: pytest.FixtureRequest) -> None:
+    pool: RankPool = request.getfixturevalue(ranks)
+    n = pool.world_size
+    for rank, (gathered, single, across) in enumerate(pool.run(_of_unusual_shapes)):
+        assert gathered == [1.0 + i for i in range(n)]
+        # Rank 0 of the group without the job's rank 0 is the job's rank 1.
+        assert single == [sum(gathered), n - 1.0, min(rank, 1.0)]
+        assert across == [[0.0, 2.0 * n], [1.0 * n, 3.0 * n]]
+
+
 def _freed() -> tuple[bool, bool]:
     """Rank 1 waits for an operation that rank 0 never enters."""
     bagua.init_process_group()
@@ -274,10 +310,16 @@ def _refusals() -> list[str]:
         lambda: bagua.broadcast(t, 2),
         lambda: bagua.allreduce_inplace(t, ReduceOp.BOR),
         lambda: bagua.allreduce_inplace(t, 4),
+        lambda: bagua.reduce_inplace(t.long(), 2, ReduceOp.BOR),
+        lambda: bagua.allgather(t, torch.ones(6).long()),
+        lambda: bagua.alltoall(torch.ones(2), torch.ones(2).long()),
+        lambda: communication.allreduce_coalesced_inplace([t, t.long()]),
+        lambda: bagua.allreduce_inplace(t, comm=dist.group.WORLD),
+        lambda: bagua.allreduce_inplace(t, comm=communication._get_default_group()),
     ):
         try:
             call()
-        except (ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             found.append(str(error))
         else:
             found.append("")
@@ -298,6 +340,12 @@ def test_arguments_that_cannot_be_are_errors_that_say_why(two_ranks: RankPool) -
         "rank 2 is none of the communicator's 2",
         "BOR is for integers, not for torch.float32",
         "4 is not a valid ReduceOp",
+        "rank 2 is none of the communicator's 2",
+        "is of torch.int64, the other of torch.float32",
+        "is of torch.int64, the other of torch.float32",
+        "must have one dtype, not torch.float32, torch.int64",
+        "comm must be a communicator, not <torch",
+        "get_global_communicator()",
     ]
     for found in two_ranks.run(_refusals):
         for part, text in zip(expected, found, strict=True):

@@ -15,6 +15,7 @@ from torch import nn
 
 import bagua_client.compat.torch_api as bagua
 from bagua_client import Configuration
+from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.compat.torch_api.algorithms import Algorithm, AlgorithmImpl
 from bagua_client.compat.torch_api.algorithms.decentralized import (
     DecentralizedAlgorithm,
@@ -333,3 +334,14 @@ def test_what_cannot_be_cut_into_buckets_is_refused(two_ranks: RankPool) -> None
     for tensors, algorithm in two_ranks.run(_refused):
         assert "'of nobody'" in tensors
         assert "must be an instance of Algorithm" in algorithm
+
+
+def test_algorithms_are_found_by_bagua_s_names() -> None:
+    registry = bagua.algorithms.GlobalAlgorithmRegistry
+    registry.register("user's", Averages, description="of this test")
+    assert isinstance(Algorithm.init("user's"), Averages)
+    assert "user's" in registry
+    assert "user's" not in GlobalAlgorithmRegistry.available_algorithms()
+    # Bagua's, which averages over a single node, and not ours, which pairs the ranks there.
+    assert type(Algorithm.init("decentralized")) is DecentralizedAlgorithm
+    assert set(GlobalAlgorithmRegistry.available_algorithms()) < set(registry)

@@ -30,6 +30,11 @@ class Backend:
         self._arrivals: list[Arrival] = []
         self._pipeline: Pipeline | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has buckets."""
+        return bool(self._buckets)
+
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
         """Have these from now on; what is under way ends first."""
         self.wait_pending_comm_ops()
@@ -80,6 +85,6 @@ class Backend:
 _backends: weakref.WeakValueDictionary[str, Backend] = weakref.WeakValueDictionary()
 
 
-def backend_of(module_name: str) -> Backend:
+def backend_of(model_name: str) -> Backend:
     """That of the module with this name; it is there as long as somebody holds it."""
-    return _backends.setdefault(module_name, Backend())
+    return _backends.setdefault(model_name, Backend())

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bagua_client.algorithms.decentralized import MODES, peer_of
 from bagua_client.communication.compressed import CompressedSum, RingUpdate
 from bagua_client.communication.operations import AllReduce, Operation
-from bagua_client.communication.peers import PeerAverage
+from bagua_client.communication.peers import PeerAverage, swap
 from bagua_client.compat.torch_api.communication import (
     BaguaProcessGroup,
     Communicator,
@@ -154,7 +154,11 @@ class PeersAverage:
 
 
 class RingOfDifferences:
-    """See ``append_low_precision_decentralized_synchronous_op``."""
+    """See ``append_low_precision_decentralized_synchronous_op``.
+
+    Algorithms begin with the rank's own weights for its neighbours'. In buckets that are cut in the
+    middle of a training that is wrong, and would stay so: the first exchange sends the replicas.
+    """
 
     def __init__(
         self,
@@ -166,12 +170,26 @@ class RingOfDifferences:
         _check_compression(compression)
         self._replicas = replicas
         self._ranks = Ranks(group, hierarchical)
+        self._is_first = True
 
     def __call__(self, flat: torch.Tensor) -> None:
         self._ranks.run(flat, self._exchange)
 
     def _exchange(self, flat: torch.Tensor, group: dist.ProcessGroup) -> None:
+        if self._is_first:
+            self._learn_of_neighbours(group)
         _run(RingUpdate(group, flat, self._replicas).operations, flat)
+
+    def _learn_of_neighbours(self, group: dist.ProcessGroup) -> None:
+        own, left, right = self._replicas
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        neighbours = (rank - 1) % ranks, (rank + 1) % ranks
+        found, work = swap(own, neighbours, group)
+        if work is not None:
+            work.wait()
+        for replica, neighbour in zip((left, right), neighbours, strict=True):
+            replica.copy_(found[neighbour])
+        self._is_first = False
 
 
 class AsynchronousAverage:

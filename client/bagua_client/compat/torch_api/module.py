@@ -65,10 +65,9 @@ class BaguaModule(nn.Module):
 
     @property
     def bagua_module_name(self) -> str:
-        """The name that tells this module from others."""
-        if "_bagua_module_name" not in vars(self):
-            self._bagua_module_name = f"{type(self).__name__}_{id(self)}"
-        return self._bagua_module_name
+        """The name that tells this module from others. Unless it was set, a copy has another."""
+        own: str = vars(self).get("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
+        return own
 
     @bagua_module_name.setter
     def bagua_module_name(self, name: str) -> None:

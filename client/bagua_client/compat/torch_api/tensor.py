@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,21 @@ Getter = Callable[[Any], torch.Tensor]
 Setter = Callable[[Any, torch.Tensor], None]
 
 
+@dataclass(frozen=True)
+class _Registration:
+    """What a registered tensor has. A parameter that is pickled takes its attributes along, and a
+    getter is often a lambda: a loaded tensor is not registered."""
+
+    name: str
+    module_name: str | None
+    backend: Backend | None
+    getter: Getter | None
+    setter: Setter | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
 class BaguaTensor(torch.Tensor):
     """What ``install`` gives every :class:`torch.Tensor`.
 
@@ -20,15 +36,26 @@ class BaguaTensor(torch.Tensor):
     such as its gradient. That one may be another in each step.
     """
 
-    bagua_tensor_name: str
-    bagua_module_name: str | None
-    bagua_backend: Backend | None
-    _bagua_getter_closure: Getter | None
-    _bagua_setter_closure: Setter | None
+    _bagua_registration: _Registration | None
 
     def is_bagua_tensor(self) -> bool:
         """Whether it is registered."""
-        return hasattr(self, "bagua_tensor_name")
+        return getattr(self, "_bagua_registration", None) is not None
+
+    @property
+    def bagua_tensor_name(self) -> str:
+        """As it was registered; this and the next two exist of registered tensors only."""
+        return _registration(self).name
+
+    @property
+    def bagua_module_name(self) -> str | None:
+        """Of the model that it belongs to."""
+        return _registration(self).module_name
+
+    @property
+    def bagua_backend(self) -> Backend | None:
+        """Of that model."""
+        return _registration(self).backend
 
     def ensure_bagua_tensor(
         self,
@@ -56,11 +83,13 @@ class BaguaTensor(torch.Tensor):
             )
         if setter_closure is not None and getter_closure is None:
             raise ValueError("a setter_closure needs a getter_closure")
-        self.bagua_tensor_name = name or ""
-        self.bagua_module_name = module_name
-        self.bagua_backend = None if module_name is None else backend_of(module_name)
-        self._bagua_getter_closure = getter_closure
-        self._bagua_setter_closure = setter_closure
+        self._bagua_registration = _Registration(
+            name or "",
+            module_name,
+            None if module_name is None else backend_of(module_name),
+            getter_closure,
+            setter_closure,
+        )
         return self
 
     def to_bagua_tensor(
@@ -80,7 +109,8 @@ class BaguaTensor(torch.Tensor):
 
     def bagua_getter_closure(self) -> torch.Tensor:
         """What is communicated."""
-        return self if self._bagua_getter_closure is None else self._bagua_getter_closure(self)
+        getter = _registration(self).getter
+        return self if getter is None else getter(self)
 
     def bagua_setter_closure(self, tensor: torch.Tensor) -> None:
         """Put ``tensor`` in the place of what is communicated.
@@ -88,9 +118,10 @@ class BaguaTensor(torch.Tensor):
         Raises:
             ValueError: it was registered without a setter.
         """
-        if self._bagua_setter_closure is None:
+        setter = _registration(self).setter
+        if setter is None:
             raise ValueError(f"{self.bagua_tensor_name!r} was registered without a setter_closure")
-        self._bagua_setter_closure(self, tensor)
+        setter(self, tensor)
 
     def bagua_backend_tensor(self) -> torch.Tensor:
         """What is communicated, as the backend sees it: a tensor with the same memory."""
@@ -129,7 +160,14 @@ class BaguaTensor(torch.Tensor):
         with torch.no_grad():
             moved = torch.empty(0, dtype=effective.dtype, device=effective.device)
             moved.set_(untyped, storage_offset, effective.shape)  # type: ignore[call-overload]
-            if self._bagua_setter_closure is None:
+            if _registration(self).setter is None:
                 effective.data = moved
             else:
                 self.bagua_setter_closure(moved)
+
+
+def _registration(tensor: Any) -> _Registration:
+    found: _Registration | None = getattr(tensor, "_bagua_registration", None)
+    if found is None:
+        raise AttributeError("the tensor is not registered: call ensure_bagua_tensor first")
+    return found

@@ -43,17 +43,17 @@ def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torc
 
 
 def apply_flattened_call(
-    tensors: Sequence[torch.Tensor],
+    bucket: Sequence[torch.Tensor],
     call: Callable[..., object],
     extra_args: Sequence[object] | None = None,
 ) -> None:
-    """Let ``call(flat, *extra_args)`` change all tensors as one. After ``dist.all_reduce`` they are
-    divided by the number of ranks, as in Bagua."""
-    flat = flatten(tensors)
+    """Let ``call(flat, *extra_args)`` change all tensors of ``bucket`` as one. After
+    ``dist.all_reduce`` they are divided by the number of ranks, as in Bagua."""
+    flat = flatten(bucket)
     call(flat, *(extra_args or ()))
     if call is dist.all_reduce:
         flat /= dist.get_world_size()
-    for tensor, part in zip(tensors, unflatten(flat, tensors), strict=True):
+    for tensor, part in zip(bucket, unflatten(flat, bucket), strict=True):
         tensor.detach().copy_(part)
 
 
@@ -100,8 +100,8 @@ class StatisticalAverage:
         self.record_tail = record_tail
 
     def total_recording_time(self) -> float:
-        """Seconds that the records reach back."""
-        return self._recorded_seconds() + self.record_tail[0]
+        """Seconds that the records and the tail reach back."""
+        return self.record_seconds() + self.record_tail[0]
 
     def get_records_mean(self, last_n_seconds: float) -> float:
         """The mean over that many seconds before the last record; 0 over none."""
@@ -135,7 +135,7 @@ class StatisticalAverage:
             records.append(mean_over(seconds))
         tail = mean_over(whole_seconds) if whole_seconds > 0 else val
         self.records = records
-        self.record_tail = (whole_seconds - self._recorded_seconds(), tail)
+        self.record_tail = (whole_seconds - self.record_seconds(), tail)
         self.last_update_time = now
 
     def get(self, last_n_seconds: float) -> float:
@@ -146,7 +146,8 @@ class StatisticalAverage:
             return self._known()[0][1]
         return self.get_records_mean(last_n_seconds - since)
 
-    def _recorded_seconds(self) -> float:
+    def record_seconds(self) -> float:
+        """Seconds that ``records`` reach back."""
         return 2.0 ** (len(self.records) - 1) if self.records else 0.0
 
     def _known(self) -> list[tuple[float, float]]:

@@ -14,6 +14,16 @@ from bagua_client.compat.torch_api.algorithms.base import (
     GlobalAlgorithmRegistry,
 )
 
+for _name, _algorithm in {
+    "gradient_allreduce": gradient_allreduce.GradientAllReduceAlgorithm,
+    "bytegrad": bytegrad.ByteGradAlgorithm,
+    "decentralized": decentralized.DecentralizedAlgorithm,
+    "low_precision_decentralized": decentralized.LowPrecisionDecentralizedAlgorithm,
+    "qadam": q_adam.QAdamAlgorithm,
+    "async": async_model_average.AsyncModelAverageAlgorithm,
+}.items():
+    GlobalAlgorithmRegistry.register(_name, _algorithm)
+
 __all__ = [
     "Algorithm",
     "AlgorithmImpl",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bagua_client import algorithms as ours
-from bagua_client.algorithms import GlobalAlgorithmRegistry
+from bagua_client.algorithms.base import Registry
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from bagua_client.compat.torch_api.communication import BaguaProcessGroup
 
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"]
+
+
+class _BaguaRegistry(Registry):
+    """Those that ``with_bagua`` takes. A tuning chooses among ours only, which have a registry of
+    their own."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.available_algorithms())
+
+
+GlobalAlgorithmRegistry = _BaguaRegistry()
 
 
 class Algorithm(metaclass=ABCMeta):  # noqa: B024

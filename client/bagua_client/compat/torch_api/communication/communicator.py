@@ -16,7 +16,7 @@ from bagua_client.compat.torch_api.communication.reductions import (
     Collectives,
     ReduceOp,
 )
-from bagua_client.compat.torch_api.env import get_local_rank
+from bagua_client.compat.torch_api.env import get_local_rank, get_rank
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class Communicator:
     A method returns when its result is there. Tensors may have any shape, and are read and written
     as one dimension; those of one call have one dtype and one device. Every dtype that the backend
     communicates will do; Bagua's float32, float16, uint8 and int64 do with gloo and NCCL. All
-    methods that communicate raise ValueError, before anything is sent, where a size is wrong.
+    methods that communicate raise ValueError, before anything is sent, where a size, a dtype or a
+    rank is wrong.
 
     Args:
         group: this rank must be in it.
@@ -150,7 +151,8 @@ class Communicator:
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int
     ) -> None:
         """Into ``recv_tensor`` of the rank ``dst``; that of the others stays as it is."""
-        _check("the receiving tensor", recv_tensor, send_tensor.numel())
+        self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
+        self._global_rank(dst)
         result = self._collectives.reduced(_flat(send_tensor), op, dst)
         if self._rank == dst:
             _write(recv_tensor, result)
@@ -162,7 +164,7 @@ class Communicator:
     @_abortable
     def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
         """Into ``recv_tensor`` of all ranks."""
-        _check("the receiving tensor", recv_tensor, send_tensor.numel())
+        self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         _write(recv_tensor, self._collectives.reduced(_flat(send_tensor), op))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: int = ReduceOp.SUM) -> None:
@@ -173,7 +175,9 @@ class Communicator:
     def reduce_scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
         """Of as many equal parts as there are ranks, part ``i`` into ``recv_tensor`` of rank
         ``i``."""
-        _check("the sending tensor", send_tensor, self._nranks * recv_tensor.numel())
+        self._check(
+            "the sending tensor", send_tensor, self._nranks * recv_tensor.numel(), recv_tensor
+        )
         _write(recv_tensor, self._collectives.reduced_part(_flat(send_tensor), op))
 
     def reduce_scatter_inplace(self, tensor: torch.Tensor, op: int) -> None:
@@ -185,7 +189,9 @@ class Communicator:
     @_abortable
     def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
         """All ranks' tensors, by rank."""
-        _check("the receiving tensor", recv_tensor, self._nranks * send_tensor.numel())
+        self._check(
+            "the receiving tensor", recv_tensor, self._nranks * send_tensor.numel(), send_tensor
+        )
         _write(recv_tensor, self._collectives.gathered(_flat(send_tensor)))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
@@ -198,7 +204,7 @@ class Communicator:
         """:meth:`allgather` for the rank ``dst`` alone; others may give any ``recv_tensor``."""
         sent, parts = _flat(send_tensor), None
         if self._rank == dst:
-            _check("the receiving tensor", recv_tensor, self._nranks * sent.numel())
+            self._check("the receiving tensor", recv_tensor, self._nranks * sent.numel(), sent)
             parts = list(sent.new_empty(self._nranks, sent.numel()))
         root = self._global_rank(dst)
         self._collectives.wait(dist.gather(sent, parts, root, self._group, async_op=True), sent)
@@ -209,7 +215,7 @@ class Communicator:
         """:meth:`gather` of ``count`` elements of each rank. The tensor of ``dst`` has ``nranks``
         times as many, its own ones at part ``dst``."""
         is_root = self._rank == dst
-        _check("the tensor", tensor, count * self._nranks if is_root else count)
+        self._check("the tensor", tensor, count * self._nranks if is_root else count)
         with _filled(tensor) as flat:
             self.gather(self._own_part(flat) if is_root else flat, flat, dst)
 
@@ -219,7 +225,8 @@ class Communicator:
         other than ``src`` may give any ``send_tensor``."""
         parts = None
         if self._rank == src:
-            _check("the sending tensor", send_tensor, self._nranks * recv_tensor.numel())
+            elements = self._nranks * recv_tensor.numel()
+            self._check("the sending tensor", send_tensor, elements, recv_tensor)
             parts = list(_flat(send_tensor).chunk(self._nranks))
         with _filled(recv_tensor) as flat:
             root = self._global_rank(src)
@@ -230,13 +237,13 @@ class Communicator:
         """:meth:`scatter` of ``count`` elements to each rank. The tensor of ``src`` has ``nranks``
         times as many, and stays as it is."""
         is_root = self._rank == src
-        _check("the tensor", tensor, count * self._nranks if is_root else count)
+        self._check("the tensor", tensor, count * self._nranks if is_root else count)
         received = torch.empty_like(self._own_part(_flat(tensor))) if is_root else tensor
         self.scatter(tensor, received, src)
 
     def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
         """Part ``i`` to rank ``i``; what comes of rank ``i`` is part ``i``."""
-        _check("the receiving tensor", recv_tensor, send_tensor.numel())
+        self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         count = self._part_elements(send_tensor)
         counts = [count] * self._nranks
         places = [rank * count for rank in range(self._nranks)]
@@ -259,6 +266,7 @@ class Communicator:
         """``send_counts[i]`` elements from ``send_displs[i]`` on to rank ``i``; what comes of it
         is written from ``recv_displs[i]`` on. Other elements stay as they are. Lists longer than
         ``nranks`` are cut."""
+        self._check("the receiving tensor", recv_tensor, recv_tensor.numel(), send_tensor)
         sent = self._cuts("send", send_tensor, send_counts, send_displs)
         received = self._cuts("recv", recv_tensor, recv_counts, recv_displs)
         with _filled(recv_tensor) as flat:
@@ -280,14 +288,25 @@ class Communicator:
         """:meth:`alltoall_v` of a tensor into itself."""
         self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
 
+    def _error(self, text: str) -> ValueError:
+        return ValueError(f"rank {get_rank()} ({self._rank} in the communicator): {text}")
+
+    def _check(
+        self, which: str, tensor: torch.Tensor, elements: int, beside: torch.Tensor | None = None
+    ) -> None:
+        if tensor.numel() != elements:
+            raise self._error(f"{which} has {tensor.numel()} elements and must have {elements}")
+        if beside is not None and tensor.dtype != beside.dtype:
+            raise self._error(f"{which} is of {tensor.dtype}, the other of {beside.dtype}")
+
     def _global_rank(self, rank: int) -> int:
         if not 0 <= rank < self._nranks:
-            raise ValueError(f"rank {rank} is none of the communicator's {self._nranks}, from 0")
+            raise self._error(f"rank {rank} is none of the communicator's {self._nranks}, from 0")
         return dist.get_global_rank(self._group, rank)
 
     def _part_elements(self, tensor: torch.Tensor) -> int:
         if tensor.numel() % self._nranks:
-            raise ValueError(
+            raise self._error(
                 f"a tensor of {tensor.numel()} elements does not divide by {self._nranks} ranks"
             )
         return tensor.numel() // self._nranks
@@ -300,11 +319,11 @@ class Communicator:
         self, name: str, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]
     ) -> list[slice]:
         if min(len(counts), len(displs)) < self._nranks:
-            raise ValueError(f"{name}_counts and {name}_displs need {self._nranks} entries each")
+            raise self._error(f"{name}_counts and {name}_displs need {self._nranks} entries each")
         cuts = [slice(d, d + c) for c, d in zip(counts, displs, strict=False)][: self._nranks]
         for cut in cuts:
             if not 0 <= cut.start <= cut.stop <= tensor.numel():
-                raise ValueError(
+                raise self._error(
                     f"{name}_counts and {name}_displs name elements {cut.start} to {cut.stop} of "
                     f"a tensor that has {tensor.numel()}"
                 )
@@ -340,8 +359,3 @@ def _filled(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
     tensor.detach().copy_(values.view(tensor.shape))
-
-
-def _check(which: str, tensor: torch.Tensor, elements: int) -> None:
-    if tensor.numel() != elements:
-        raise ValueError(f"{which} has {tensor.numel()} elements and must have {elements}")

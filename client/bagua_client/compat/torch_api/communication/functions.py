@@ -21,13 +21,21 @@ from bagua_client.compat.torch_api.communication.groups import (
     _get_default_group,
 )
 from bagua_client.compat.torch_api.communication.reductions import ReduceOp
+from bagua_client.compat.torch_api.env import get_rank
 
 
 def _member(comm: AnyCommunicator) -> Communicator | None:
     """None: this rank is not in it."""
     if comm is None or comm is CommMember.WORLD:
         comm = _get_default_group().get_global_communicator()
-    return comm if isinstance(comm, Communicator) else None
+    if comm is CommMember.NON_COMM_MEMBER:
+        return None
+    if not isinstance(comm, Communicator):
+        raise TypeError(
+            f"rank {get_rank()}: comm must be a communicator, not {comm!r}; a group answers with "
+            "its own to get_global_communicator(), one of torch after from_torch_group(group)"
+        )
+    return comm
 
 
 def send(tensor: torch.Tensor, dst: int, comm: AnyCommunicator = None) -> None:
@@ -53,7 +61,7 @@ def broadcast_coalesced(
 ) -> None:
     """:func:`broadcast` of several tensors of one dtype in one message."""
     if (member := _member(comm)) and tensors:
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = _joined(tensors)
         member.broadcast(flat, src)
         _write_back(flat, tensors)
 
@@ -122,7 +130,7 @@ def allreduce_coalesced_inplace(
 ) -> None:
     """:func:`allreduce_inplace` of several tensors of one dtype in one message."""
     if (member := _member(comm)) and tensors:
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = _joined(tensors)
         member.allreduce_inplace(flat, op)
         _write_back(flat, tensors)
 
@@ -237,6 +245,16 @@ def barrier(comm: AnyCommunicator = None) -> None:
     """Wait for all."""
     if member := _member(comm):
         member.barrier()
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"rank {get_rank()}: tensors that travel in one message must have one dtype, not "
+            f"{', '.join(sorted(map(str, dtypes)))}"
+        )
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def _write_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

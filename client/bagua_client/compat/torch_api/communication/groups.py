@@ -91,6 +91,20 @@ class BaguaProcessGroup:
             )
         return group
 
+    def again(self) -> BaguaProcessGroup:
+        """Another group of the same ranks, which have to make it together; what travels in the one
+        never meets what travels in the other."""
+        group = self.torch_group
+        assert group is not None, "this rank is in the group"
+        training = TrainingCommunicator(group, device_of(group))
+        return _wrap(self.ranks, self.stream, training.new_group([range(len(self.ranks))]))
+
+    def leave(self) -> None:
+        """Let go of torch's groups. Nothing may be in flight."""
+        comms = [self._global, *vars(self).get("_by_node", ())]
+        for group in [comm.group for comm in comms if isinstance(comm, Communicator)]:
+            dist.destroy_process_group(group)
+
     def get_global_communicator(self) -> Communicator | CommMember._Mark:
         """Of all the group's ranks."""
         return self._global
@@ -147,6 +161,10 @@ _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[dist.ProcessGroup, BaguaProces
     weakref.WeakKeyDictionary()
 )
 """Of :func:`patch_process_group`; an entry goes when torch's group is destroyed."""
+_pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = (
+    weakref.WeakKeyDictionary()
+)
+"""For each group the rank inside it of each rank of the job; Bagua's algorithms read it."""
 
 
 def is_initialized() -> bool:
@@ -263,7 +281,9 @@ def _wrap(
     _process.groups += 1
     if stream is None and _process.default is not None:
         stream = _process.default.stream
-    return BaguaProcessGroup(ranks, stream, str(_process.groups), group)
+    made = BaguaProcessGroup(ranks, stream, str(_process.groups), group)
+    _pg_group_ranks[made] = {rank: inside for inside, rank in enumerate(ranks)}
+    return made
 
 
 def _get_default_group() -> BaguaProcessGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from bagua_client.compat.torch_api.communication import (
     _get_default_group,
     from_torch_group,
 )
+from bagua_client.compat.torch_api.communication.communicator import device_of
 from bagua_client.compat.torch_api.data_parallel.optimizer_state import broadcast_optimizer_state
 from bagua_client.compat.torch_api.data_parallel.user_algorithm import UserAlgorithm
 from bagua_client.compat.torch_api.model_parallel.moe import is_moe_param
@@ -85,7 +87,11 @@ class BaguaDistributedDataParallel:
         self._handles: list[RemovableHandle] = []
         self._is_called_itself = wrap is None
         self.user_algorithm: UserAlgorithm | None = None
-        if not isinstance(algorithm, Algorithm):
+        self._own_group: BaguaProcessGroup | None = None
+        if not _is_ours(algorithm):
+            if device_of(self._torch_group).type == "cpu":
+                # Its operations run on a thread, beside those of other modules.
+                self.process_group = self._own_group = self.process_group.again()
             algorithm = self.user_algorithm = UserAlgorithm(self, algorithm)
         # Torch calls a weight of the module itself ".weight" here and "weight" there.
         ignored = [form for name in self.parameters_to_ignore for form in (name, f".{name}")]
@@ -176,6 +182,8 @@ class BaguaDistributedDataParallel:
         while self._handles:
             self._handles.pop().remove()
         self.wrapper.algorithm.end()
+        if self._own_group is not None:
+            self._own_group.leave()
         let_go(self.wrapper)
         del self.module.bagua_ddp
 
@@ -238,6 +246,13 @@ def _module_begins(module: nn.Module, inputs: Any, kwargs: Any) -> Any:
 def _module_ends(module: nn.Module, inputs: Any, output: Any) -> Any:
     ddp = vars(module).get("bagua_ddp")
     return None if ddp is None else ddp._forward_ends(output)
+
+
+def _is_ours(algorithm: Any) -> bool:
+    """Whoever derives a class of Bagua's from one of ours gives it a ``reify`` as Bagua has it."""
+    if not isinstance(algorithm, Algorithm):
+        return False
+    return "communicator" in inspect.signature(algorithm.reify).parameters
 
 
 def _bagua_group(group: Any) -> BaguaProcessGroup:

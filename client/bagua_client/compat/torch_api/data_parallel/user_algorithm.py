@@ -36,6 +36,7 @@ class UserAlgorithm(Algorithm):
 
     Raises:
         TypeError: it has not.
+        ValueError: another module has the same name.
 
     Attributes:
         impl: that.
@@ -47,7 +48,7 @@ class UserAlgorithm(Algorithm):
     needs_all_ranks = True
 
     def __init__(self, ddp: BaguaDistributedDataParallel, declared: Any) -> None:
-        if not hasattr(declared, "reify"):
+        if isinstance(declared, type) or not hasattr(declared, "reify"):
             raise TypeError(f"an algorithm must be an instance of Algorithm, not {declared!r}")
         self.impl = declared.reify(ddp.process_group)
         self.name = type(self.impl).__name__
@@ -55,6 +56,11 @@ class UserAlgorithm(Algorithm):
         # Torch's reducer holds this, and the wrapper, which the module holds, the reducer.
         self._reference = weakref.ref(ddp)
         self.backend = backend_of(ddp.bagua_module_name)
+        if self.backend.is_in_use:
+            raise ValueError(
+                f"another module that is trained has the name {ddp.bagua_module_name!r}: give each "
+                "a bagua_module_name of its own"
+            )
         self._names: dict[int, str] = {}
         self._tensors: dict[str, Any] = {}
         self._partition: Partition = ()
@@ -94,14 +100,16 @@ class UserAlgorithm(Algorithm):
 
     def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
         hook = self.impl.init_backward_hook(self._ddp)
-        for parameter in bucket.parameters():
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if parameter.grad is None:  # Not used on this rank: zeros, part of torch's bucket.
+                parameter.grad = gradient
             hook(self._names[id(parameter)], parameter)
 
     def backward_ends(self, weights: Weights) -> None:
         self.impl.init_post_backward_hook(self._ddp)()
 
     def end(self) -> None:
-        self.backend.wait_pending_comm_ops()
+        self.backend.register_ordered_buckets([])
 
     @property
     def _ddp(self) -> BaguaDistributedDataParallel:

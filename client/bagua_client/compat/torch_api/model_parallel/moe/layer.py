@@ -71,9 +71,9 @@ class MoE(nn.Module):
         return self.dropout(output), loss, counts
 
 
-def is_moe_param(parameter: torch.Tensor) -> bool:
+def is_moe_param(param: torch.Tensor) -> bool:
     """Whether it is of an expert, and so this rank's own."""
-    return bool(getattr(parameter, "expert", False))
+    return bool(getattr(param, "expert", False))
 
 
 class _Experts(nn.Module):
