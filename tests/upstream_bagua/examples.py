@@ -85,8 +85,8 @@ class Example:
 
 
 def _mnist(algorithm: str) -> Example:
-    # Its own rate of 1 is for Adadelta. Weights without a gradient in the first 100 steps make steps
-    # without bounds later: docs/algorithms.md.
+    # Its own rate of 1 is for Adadelta. For qadam, 100 steps are a short warm-up of this model: see
+    # docs/algorithms.md.
     rate = ("--lr", "0.0001") if algorithm == "qadam" else ()
     return Example(
         "mnist/main.py",
