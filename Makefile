@@ -35,8 +35,14 @@ endif
 upstream-ddp: $(STAMP) ## PyTorch's own DDP tests with torch's class, ours, and ours being re-cut
 	$(BIN)/python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 $(ARGS)
 
-upstream: $(STAMP) ## Bagua's own tests, from its PyPI release, with bagua_client.compat
-	$(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
+# BSD; the release for the torch of constraints.txt. In a folder of its own, as Lightning and others
+# would import it where it is installed.
+TORCHVISION := $(CURDIR)/.cache/torchvision
+
+upstream: $(STAMP) ## Bagua's own tests and examples, from its PyPI release, with bagua_client.compat
+	[ -d $(TORCHVISION) ] || $(BIN)/python -m pip install --quiet --no-deps --target $(TORCHVISION) \
+		torchvision==0.28.0 || echo "no torchvision, so some examples are skipped"
+	PYTHONPATH=$(TORCHVISION) $(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
 
 # A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
 test-torch: ## The client's tests with another release of torch: make test-torch VERSION=2.15.0

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-FILE_STORE = Path("/tmp/.bagua.test.filestore")
-"""Where PyTorch's twins of a model meet. A test that failed leaves it, and the next one's ranks
-would read of ranks that are gone.
+FILE_STORES = ".bagua.*test*"
+"""In /tmp, where the ranks of a test meet. One that was left by a test that failed tells the next
+test's ranks of ranks that are gone, and they wait for those.
 """
 
 
@@ -33,7 +33,8 @@ class Recorder(unittest.TestResult):
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        FILE_STORE.unlink(missing_ok=True)
+        for left in Path("/tmp").glob(FILE_STORES):
+            left.unlink()
         self._started = time.monotonic()
 
     def stopTest(self, test: unittest.TestCase) -> None:
