@@ -41,10 +41,8 @@ ALGORITHMS = (
 )
 LIMITS = ("--autotune_max_samples", "6", "--autotune_fresh")
 TRAIN_SAMPLES, TEST_SAMPLES = 12_000, 400
-CHANCE = float(np.log(10))
-"""The loss of one who knows nothing of a digit."""
-GENERAL = float(np.log(1000))
-"""And of a picture of one of ImageNet's classes."""
+GUESSED_DIGITS, GUESSED_IMAGENET = float(np.log(10)), float(np.log(1000))
+"""The loss of a guess among 10 and 1,000 classes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Example:
     algorithm: str | None = None
     arguments: tuple[str, ...] = ()
     ranks: int = 2
-    loss_below: float | None = 0.5 * CHANCE
+    loss_below: float | None = 0.5 * GUESSED_DIGITS
     loss_name: str = "Average loss"
     is_tuned: bool = True
     has_epochs: bool = True
@@ -102,7 +100,7 @@ def _synthetic(algorithm: str) -> Example:
         algorithm,
         # Qadam is tuned after its warm-up.
         ("--num-iters", "100" if algorithm == "qadam" else "40"),
-        loss_below=GENERAL,
+        loss_below=GUESSED_IMAGENET,
         loss_name="TrainLoss",
         is_tuned=algorithm != "async",
         has_epochs=False,
