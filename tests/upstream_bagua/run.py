@@ -26,7 +26,7 @@ from pathlib import Path
 # Before all other folders: Bagua's tests are a package of the same name.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.upstream_bagua.examples import EXAMPLES, run_example, write_digits
+from tests.upstream_bagua.bagua_examples import EXAMPLES, run_example, write_digits
 from tests.upstream_bagua.running import (
     EXCLUDED,
     FAILED,
