@@ -132,7 +132,7 @@ def run_example(example: Example, folder: Path, devices: int, shows_output: bool
     command += ["--nproc-per-node", str(example.ranks), "--master-port", str(free_port())]
     began = time.monotonic()
     is_on_cpu = devices and SHARED_GPU not in os.environ
-    epochs = ["--epochs", "2" if is_on_cpu else "8"] if example.has_epochs else []
+    epochs = ["--epochs", "4" if is_on_cpu else "8"] if example.has_epochs else []
     calls = max(devices, example.ranks) if devices else 0
     output, exit_code = run_command([*command, *example.words, *epochs], script.parent, calls)
     seconds = time.monotonic() - began
