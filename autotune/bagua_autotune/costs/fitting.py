@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.layouts import Floats
-from bagua_autotune.costs.timeline import latencies
+from bagua_autotune.costs.queues import Point
 from bagua_autotune.model.algorithms import KNOWN
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Value
-from bagua_autotune.model.profile import BucketTiming, Profile
 
 # A message of so many bytes takes twice its latency; 64 KiB to 16 MiB are usual.
 USUAL_HALF_BYTES = 2.0**20
@@ -33,7 +33,6 @@ INHERITED_SPREAD = 0.15
 # An inherited network may have become faster or slower as a whole.
 SHIFT_SPREAD = 1.0
 UNKNOWN_SPREAD = 0.4
-SMALLEST_SECONDS = 1e-7
 # The rest of a hierarchical chain, as a share of the time for which it occupies the network.
 USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
 # How much faster the link is than one channel, as a logarithm: usually it is not, but it may be
@@ -44,6 +43,11 @@ BEND = 4.0
 SAME_COST = 0.01
 # More channels than needed slow each other and the computing down a little.
 CHANNEL_LOSS = 0.02
+# The solution is the same on every processor: rounding differs from one to another, and with it
+# the step at which a looser tolerance would end the fit.
+EXACTLY = {"ftol": 1e-12, "xtol": 1e-12, "gtol": 1e-12}
+# Variances of parameters, in those of their priors, that differ by more are not told apart.
+SMALLEST_VARIANCE = 1e-12
 # The positions of these parameters in the vector.
 CHAIN, WIDTH, EFFECTS = 4, 5, 6
 
@@ -57,34 +61,18 @@ class Effect(NamedTuple):
     half_spread: float
 
 
-class Queue(NamedTuple):
-    """Buckets sent without a pause; ``tail_bytes`` are those of the end of the last chain."""
-
-    latencies: float
-    bytes: float
-    tail_bytes: float
-    seconds: float
-
-
 class Fit(NamedTuple):
     """The fitted costs.
 
-    ``alternatives`` are other likely costs, each one standard deviation away in its own direction:
-    together they show how sure the costs are, and which of them are wrong together. ``misfit`` is
+    ``alternatives`` are other likely costs, one for each parameter that is not known well, with
+    what changes beside it: together they show how sure the costs are, and which of them are wrong
+    together. ``misfit`` is
     the error of the costs for what was measured: a root mean square of logarithms.
     """
 
     costs: Costs
     alternatives: Sequence[Costs]
     misfit: float
-
-
-class Point(NamedTuple):
-    """A typical queue under one kind, the median of ``weight`` queues."""
-
-    kind: Kind
-    queue: Queue
-    weight: int
 
 
 def usual_effect(knob: str, value: Value) -> Effect:
@@ -125,58 +113,6 @@ def _widening_slope(width: Floats, channels: Floats) -> Floats:
     return found
 
 
-def points_of(kind: Kind, profiles: Sequence[Profile]) -> list[Point]:
-    """The durations of one trial's buckets, reduced to a few sizes."""
-    alike: dict[tuple[int, bool], list[Queue]] = {}
-    for profile in profiles:
-        for queue in _queues(profile, kind):
-            place = round(2 * math.log2(queue.bytes)), queue.tail_bytes > 0
-            alike.setdefault(place, []).append(queue)
-    return [
-        Point(kind, Queue(*np.median(np.array(members), axis=0).tolist()), len(members))
-        for members in alike.values()
-    ]
-
-
-def _queues(profile: Profile, kind: Kind) -> list[Queue]:
-    """The queues of one profiled step.
-
-    On one channel each bucket is a queue by itself, which starts when the previous one has ended.
-    Where buckets overlap, on several channels or in a chain, only a whole queue shows the rate of
-    the network.
-    """
-    queues: list[Queue] = []
-    waiting: list[BucketTiming] = []
-    ended = 0.0
-    for bucket in profile.buckets:
-        if waiting and bucket.started_seconds >= ended:
-            queues += _split(waiting, kind)
-            waiting = []
-        waiting.append(bucket)
-        ended = max(ended, bucket.ended_seconds)
-    return queues + _split(waiting, kind)
-
-
-def _split(buckets: Sequence[BucketTiming], kind: Kind) -> list[Queue]:
-    began = buckets[0].started_seconds
-    if kind.is_chain or kind.channel_count > 1:
-        ended = max(bucket.ended_seconds for bucket in buckets)
-        sizes = np.array([bucket.bytes for bucket in buckets], float)
-        tail_bytes = float(sizes.max()) if kind.is_chain else 0.0
-        count = latencies(sizes, kind.channel_count)
-        return [_queue(count, float(sizes.sum()), tail_bytes, ended - began)]
-    queues = []
-    for bucket in buckets:
-        began = max(began, bucket.started_seconds)
-        queues.append(_queue(1.0, bucket.bytes, 0, bucket.ended_seconds - began))
-        began = bucket.ended_seconds
-    return queues
-
-
-def _queue(count: float, held: float, tail: float, seconds: float) -> Queue:
-    return Queue(count, max(held, 1.0), tail, max(seconds, SMALLEST_SECONDS))
-
-
 @dataclass(frozen=True)
 class _Parameters:
     """The position of each parameter in the vector: base, shift, chain, width, then two for each
@@ -208,6 +144,13 @@ class _Parameters:
         if kind.hierarchical in self.ways:
             row[EFFECTS + 2 * len(self.levels) + self.ways.index(kind.hierarchical)] = 1.0
         return row
+
+    @property
+    def widens(self) -> NDArray[np.bool_]:
+        """Whether each parameter is a part of some width."""
+        found = np.zeros(self.count, bool)
+        found[WIDTH] = found[EFFECTS + 2 * len(self.levels) :] = True
+        return found
 
     def row(self, kind: Kind, is_inherited: bool = False) -> tuple[Floats, Floats]:
         """Coefficients of log(seconds per byte) and of log(half bytes)."""
@@ -256,7 +199,13 @@ def fit_costs(
     parameters = _Parameters.of([*kinds, *(point.kind for point in points), *inherited])
     data = _Data(parameters, points, inherited)
     solution = least_squares(
-        data.residuals, data.means, jac=data.jacobian, loss="soft_l1", max_nfev=60
+        data.residuals,
+        data.means,
+        jac=data.jacobian,
+        loss="soft_l1",
+        x_scale=data.prior_spreads,
+        **EXACTLY,
+        max_nfev=60,
     )
     costs = _costs(parameters, solution.x, kinds)
     misfit = data.misfit(solution.x)
@@ -303,6 +252,8 @@ class _Data:
         if any(shares):
             chain_share = float(np.median([share for share in shares if share > 0]))
             self.means[CHAIN], spreads[CHAIN] = math.log(chain_share), INHERITED_SPREAD
+        self.prior_spreads = spreads
+        self._widens = parameters.widens
         priors = np.eye(parameters.count) / spreads[:, None]
         self._linear = np.concatenate(
             [np.array(linear).reshape(-1, parameters.count) / INHERITED_SPREAD, priors]
@@ -350,13 +301,20 @@ class _Data:
         """Steps of one standard deviation from a solution, one in each row. The sum of their outer
         products is the covariance of the parameters (Gauss-Newton); each points to lower costs.
 
+        They are the rows of the covariance's symmetric root, in units of the priors' spreads. There
+        every parameter is known at least as well as a number of the size of 1, and there is one
+        such root: directions of equal variance, and their signs, would be the rounding's choice.
+
         If the model explains the points badly they count for less: it is as wrong elsewhere.
         """
-        jacobian = jacobian.copy()
-        jacobian[: len(self._weights)] /= max(1.0, misfit / DURATION_SPREAD)
-        values, vectors = np.linalg.eigh(np.linalg.pinv(jacobian.T @ jacobian))
-        steps: Floats = (vectors * np.sqrt(np.maximum(values, 0.0))).T
-        return steps * np.where(steps[:, :1] > 0, -1.0, 1.0)
+        scaled = jacobian * self.prior_spreads
+        scaled[: len(self._weights)] /= max(1.0, misfit / DURATION_SPREAD)
+        values, vectors = np.linalg.eigh(scaled.T @ scaled)
+        values = np.maximum(values, SMALLEST_VARIANCE * values[-1])
+        root = (vectors / np.sqrt(values)) @ vectors.T
+        # A wider link costs less, of all else less does.
+        steps: Floats = np.where(self._widens, 1.0, -1.0)[:, None] * root * self.prior_spreads
+        return steps
 
     def _terms(self, x: Floats, wide: Floats) -> tuple[Floats, Floats, Floats]:
         """The time of each queue, in bytes: of its latencies, of its last chain's end, its own."""

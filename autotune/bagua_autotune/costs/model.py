@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
-from bagua_autotune.costs.fitting import fit_costs, points_of
+from bagua_autotune.costs.fitting import fit_costs
 from bagua_autotune.costs.layouts import Floats, Layouts
 from bagua_autotune.costs.partition import best_partition
+from bagua_autotune.costs.queues import points_of
 from bagua_autotune.costs.timeline import ends, parts
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile

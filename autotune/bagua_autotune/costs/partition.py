@@ -20,6 +20,9 @@ from bagua_autotune.model.layout import Tensor
 
 # Longer lists are cut only at every few tensors, which loses almost nothing.
 MOST_PLACES = 600
+# Times that differ by a smaller part are equal but for the rounding, which differs from one
+# processor to another.
+ROUNDING = 1e-9
 
 
 def best_partition(
@@ -50,7 +53,7 @@ def best_partition(
         if place == len(places) - 1:
             total += cost.chain_seconds_per_byte * carried
         # Of equally good starts the latest: fewer bytes wait for the last tensor.
-        best_start[place] = place - 1 - int(np.argmin(total[::-1]))
+        best_start[place] = np.flatnonzero(total <= total.min() * (1 + ROUNDING))[-1]
         arrived[place] = total[best_start[place]]
         launches[place] = launches[best_start[place]] + 1
     counts = []

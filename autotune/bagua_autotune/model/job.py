@@ -99,9 +99,11 @@ class JobSpec(BaseModel):
     name: ShortText
     world_size: int = Field(ge=1, le=MOST_RANKS)
     ranks_per_node: tuple[Annotated[int, Field(ge=1, le=MOST_RANKS)], ...] = Field(
-        max_length=MOST_RANKS, fail_fast=True
+        max_length=MOST_RANKS, fail_fast=True, strict=False
     )
-    tensors: tuple[Tensor, ...] = Field(min_length=1, max_length=MOST_TENSORS, fail_fast=True)
+    tensors: tuple[Tensor, ...] = Field(
+        min_length=1, max_length=MOST_TENSORS, fail_fast=True, strict=False
+    )
     knobs: dict[KnobName, Knob] = Field(min_length=1, max_length=MOST_KNOBS)
     default_configuration: dict[KnobName, Given] = Field(max_length=MOST_KNOBS)
     fingerprint: Fingerprint
@@ -203,7 +205,7 @@ class EarlierTrial(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    configuration: dict[str, Value]
+    configuration: dict[str, Given]
     cost: float = 0.0
     standard_error: float | None = None
     count: int = 0
@@ -224,8 +226,8 @@ class Earlier(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     baseline: float | None = None
-    trials: tuple[EarlierTrial, ...] = ()
-    under_way: tuple[dict[str, Value], ...] = ()
+    trials: tuple[EarlierTrial, ...] = Field(default=(), fail_fast=True)
+    under_way: tuple[dict[str, Given], ...] = Field(default=(), fail_fast=True)
 
 
 class Inherited(BaseModel):

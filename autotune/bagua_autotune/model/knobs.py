@@ -26,7 +26,7 @@ Value = int | str | tuple[int, ...]
 Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(printable)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 MOST_BUCKETS = 100_000
-Counts = Annotated[tuple[Number, ...], Field(max_length=MOST_BUCKETS, fail_fast=True)]
+Counts = Annotated[tuple[Number, ...], Field(max_length=MOST_BUCKETS, fail_fast=True, strict=False)]
 Given = Number | Name | Counts
 """A value that somebody sends. Of lists the first error is told: all of them may be millions."""
 BUCKET_KNOB = "bucket_bytes"
@@ -75,7 +75,9 @@ class Categorical(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Literal["categorical"] = "categorical"
-    values: tuple[Name | Number, ...] = Field(min_length=1, max_length=16, fail_fast=True)
+    values: tuple[Name | Number, ...] = Field(
+        min_length=1, max_length=16, fail_fast=True, strict=False
+    )
 
     @model_validator(mode="after")
     def _distinct(self) -> Categorical:

@@ -37,9 +37,11 @@ class Profile(BaseModel):
     step: int = Field(ge=0, le=2**53)
     step_seconds: Seconds
     ready_seconds: tuple[Seconds, ...] = Field(
-        min_length=1, max_length=MOST_BUCKETS, fail_fast=True
+        min_length=1, max_length=MOST_BUCKETS, fail_fast=True, strict=False
     )
-    buckets: tuple[BucketTiming, ...] = Field(min_length=1, max_length=MOST_BUCKETS, fail_fast=True)
+    buckets: tuple[BucketTiming, ...] = Field(
+        min_length=1, max_length=MOST_BUCKETS, fail_fast=True, strict=False
+    )
 
 
 class TrialProfile(Profile):

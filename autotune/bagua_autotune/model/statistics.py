@@ -35,6 +35,8 @@ CONFIDENCE_OF_LOOKS = 0.99
 USUAL_BETWEEN, PRIOR_BLOCKS = 0.02, 2
 # The standard error of a block that was disturbed is more than so many times a typical one's.
 DISTURBED = 4.0
+# A side of which its blocks say less than this is not known at all; its error stays finite.
+SMALLEST_SHARE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -218,10 +220,13 @@ def _fit(
     roots = np.array([_precision(block, inside) for block in blocks])
     weighted = design * roots[:, None]
     solution = np.linalg.lstsq(weighted, centers * roots, rcond=None)[0]
+    # What only the side explains: little of it is a large error, never none.
+    others, side = weighted[:, :2], weighted[:, 2]
+    alone = side - others @ np.linalg.lstsq(others, side, rcond=None)[0]
     return _Fit(
         center=float(solution[2]),
         alike=float(alike[2]),
-        factor=math.sqrt(float(np.linalg.pinv(weighted.T @ weighted)[2, 2])),
+        factor=1.0 / max(float(np.linalg.norm(alone)), SMALLEST_SHARE),
         squares=float(np.sum(np.square((centers - design @ solution) * roots))),
         degrees=max(0.0, float(np.sum(roots**2)) - design.shape[1]),
         undisturbed=min(int(np.sum(roots[sides == side] == 1)) for side in (0, 1)),

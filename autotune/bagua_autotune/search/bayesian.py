@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
-from bagua_autotune.search.points import varying
+from bagua_autotune.search.points import first_best, varying
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
@@ -80,7 +80,7 @@ class BayesianSearcher:
             if configuration not in measured:
                 return configuration
         worth = self._worth()
-        return self._candidates[int(np.argmax(worth))]
+        return self._candidates[first_best(worth)]
 
     def best(self) -> Configuration:
         told = {told.configuration for told in self._told}
@@ -91,7 +91,7 @@ class BayesianSearcher:
             return measured[0]
         posterior = self._posterior()
         believed = [c for c in measured if c not in posterior.doubted] or measured
-        return believed[int(np.argmin(posterior.means_of(believed)))]
+        return believed[first_best(-posterior.means_of(believed))]
 
     def expected_cost(self, configuration: Configuration) -> float:
         if len(self._told) == 1 or not self._knobs:
@@ -126,7 +126,7 @@ class BayesianSearcher:
             scores = np.where(covered, -self._means, -np.inf)
         else:
             scores = np.where(self._within_reach(), self._worth(), -np.inf)
-        return self._candidates[int(np.argmax(scores))]
+        return self._candidates[first_best(scores)]
 
     def _to_be_covered(self) -> NDArray[np.bool_] | None:
         """Candidates of which one must be tried before the measurements suffice."""

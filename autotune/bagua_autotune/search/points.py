@@ -19,6 +19,14 @@ from bagua_autotune.model.knobs import (
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
+TIE = 1e-7
+"""Logarithms of times, and of likelihoods, that differ by less are equal but for the rounding,
+which differs from one processor to another."""
+
+
+def first_best(scores: Floats) -> int:
+    """The place of the highest score; of equal ones the first, on every processor."""
+    return int(np.argmax(scores >= scores.max() - TIE))
 
 
 def varying(space: Space, configurations: Sequence[Configuration]) -> Space:

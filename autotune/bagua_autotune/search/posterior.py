@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
-from bagua_autotune.search.points import Floats, Points, Rows
+from bagua_autotune.search.points import Floats, Points, Rows, first_best
 from bagua_autotune.search.problem import Problem
 
 # The cost model is used unless the plain process predicts each left-out measurement better; with
@@ -96,7 +96,7 @@ class Posterior:
         """The measured point of the lowest posterior mean, except doubted ones."""
         believed = [t.configuration for t in self._told if t.configuration not in self.doubted]
         rows = self.points.rows(believed)
-        return min(rows, key=lambda row: float(self.means[row]))
+        return rows[first_best(-self.means[rows])]
 
     @property
     def lowest(self) -> float:

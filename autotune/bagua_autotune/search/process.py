@@ -21,7 +21,7 @@ from skopt.learning.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from bagua_autotune.search.points import Floats, Points, Rows
+from bagua_autotune.search.points import TIE, Floats, Points, Rows
 from bagua_autotune.search.posterior import Prior
 
 # The level is not known beforehand: 1 is a factor of e.
@@ -183,6 +183,6 @@ class _Grid:
             theta = np.log(np.concatenate([[amplitude**2], scales, self._others, [error**2]]))
             # Middle amplitudes are preferred by half a unit of log likelihood.
             value = objective(theta, eval_gradient=False) + 0.5 * np.log(usual / 0.05) ** 2 / 2
-            if value < lowest:
+            if value < lowest - TIE:
                 best, lowest = theta, value
         return best, lowest

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space
+from bagua_autotune.search.points import TIE, first_best
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +74,7 @@ class AdditiveProcess:
         (Jones, Schonlau and Welch, "Efficient global optimization", 1998, eq. 15)."""
         from scipy.special import ndtr  # imported here, as it takes long
 
-        place = int(np.argmin(self.means[self._seen_rows]))
+        place = first_best(-self.means[self._seen_rows])
         row = self._seen_rows[place]
         # The uncertainty of the difference counts, not that of each cost.
         variances = self._variances + self._variances[row] - 2 * self._covariances[:, place]
@@ -99,11 +100,11 @@ class AdditiveProcess:
                 changed = amplitudes.copy()
                 changed[place] = amplitude
                 likelihood = self._likelihood(parts, changed, together)
-                if likelihood > best:
+                if likelihood > best + TIE:
                     best, amplitudes = likelihood, changed
             for other in TOGETHER:
                 likelihood = self._likelihood(parts, amplitudes, other)
-                if likelihood > best:
+                if likelihood > best + TIE:
                     best, together = likelihood, other
         return amplitudes, together
 

@@ -11,6 +11,7 @@ import numpy as np
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, difference
 from bagua_autotune.search import Problem, make_searcher
+from bagua_autotune.search.points import first_best
 from bagua_autotune.system.additive import AdditiveProcess, Seen
 from bagua_autotune.system.runs import Outcome, Run, banned, costs_of, deviation, left_out
 from bagua_autotune.system.space import SearchSpace
@@ -162,7 +163,7 @@ class SystemSearch:
         if len({s.configuration for s in seen}) < searcher.initial_trials:
             return searcher.ask()
         gains = self._process().gains()
-        found = int(np.argmax(gains))
+        found = first_best(gains)
         return candidates[found] if gains[found] >= ENOUGH else None
 
     def _process(self) -> AdditiveProcess:

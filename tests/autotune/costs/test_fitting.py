@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -12,13 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
-from bagua_autotune.costs.fitting import Point, fit_costs, points_of
+from bagua_autotune.costs.fitting import fit_costs
+from bagua_autotune.costs.queues import Point, points_of
 from bagua_autotune.costs.timeline import ends
 from bagua_autotune.model.profile import BucketTiming, Profile
 from tests.autotune.costs.profiled import KIB, MIB, SIZES, profile, seconds
 
 FLAT, LEADERS, TWO, BOTH = Kind(), Kind("leaders"), Kind("off", 2), Kind("leaders", 2)
 BF16 = Kind("off", 1, "bf16")
+FOUR, LEADERS_FOUR = Kind("off", 4), Kind("leaders", 4)
 SOME = Cost(1e-3, 1e-9)
 LOOKED_AT = (256 * KIB, MIB, 10 * MIB, 40 * MIB)
 
@@ -163,7 +166,24 @@ def test_the_order_of_the_profiles_and_of_the_kinds_does_not_matter() -> None:
     check_close(one.costs[LEADERS], other.costs[LEADERS], 1e-3)
 
 
-FOUR, LEADERS_FOUR = Kind("off", 4), Kind("leaders", 4)
+def test_what_differs_from_processor_to_processor_changes_neither_costs_nor_their_doubt() -> None:
+    """The rounding, which depends on the processor's kernels for matrices."""
+    kinds = [FLAT, LEADERS, FOUR, LEADERS_FOUR, BF16]
+    points = [p for kind in (FLAT, LEADERS, LEADERS_FOUR) for p in points_of(kind, [profile(SOME)])]
+    generator = np.random.default_rng(0)
+
+    def rounded(point: Point) -> Point:
+        seconds = point.queue.seconds * (1 + 1e-15 * generator.integers(-4, 5))
+        return point._replace(queue=point.queue._replace(seconds=seconds))
+
+    one = fit_costs(kinds, points)
+    assert one is not None
+    for _ in range(10):
+        other = fit_costs(kinds, [rounded(point) for point in points])
+        assert other is not None
+        pairs = zip([one.costs, *one.alternatives], [other.costs, *other.alternatives], strict=True)
+        for (mine, theirs), kind in product(pairs, kinds):
+            check_close(mine[kind], theirs[kind], 1e-6)
 
 
 def spread(kind: Kind, points: Sequence[Point], size: float = 40 * MIB) -> float:

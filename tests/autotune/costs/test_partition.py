@@ -109,6 +109,18 @@ def test_one_list_cannot_hold_tensors_of_several_groups() -> None:
     assert best_partition(mixed, np.zeros(3), Cost(1e-3, 1e-9)) is None
 
 
+def test_of_equal_ways_the_rounding_of_a_cost_does_not_choose() -> None:
+    rng = np.random.default_rng(0)
+    sizes = tensors(rng.choice([10_000, 500_000, 2_000_000], 60).tolist())
+    # The network waits for what is computed last, so many ways to cut the first tensors are equal.
+    ready = np.cumsum(rng.choice([2e-4, 1e-3, 5e-3], 60))
+    found = {
+        best_partition(sizes, ready, Cost(1e-4 * rounded, 1e-10 * rounded))
+        for rounded in 1 + 1e-15 * rng.integers(-8, 9, 20)
+    }
+    assert len(found) == 1
+
+
 def test_equal_ways_are_cut_into_less_that_waits_for_the_last_tensor() -> None:
     # Nothing is ready before the end, and messages are free: the last one may be the smallest.
     counts = best_partition(tensors([10] * 4), np.full(4, 1.0), Cost(0.0, 0.0))
