@@ -8,11 +8,13 @@ from bagua_autotune.store.copies import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
+    JobLives,
     NoDatabase,
     OtherSchema,
     StoreError,
     UnknownJob,
     UnknownTrial,
+    trouble,
 )
 from bagua_autotune.store.events import Events
 from bagua_autotune.store.jobs import Contact, Jobs, read_each
@@ -21,10 +23,12 @@ from bagua_autotune.store.observations import Observations, StepCost, Steps, Ste
 from bagua_autotune.store.profiles import Profiles
 from bagua_autotune.store.tables import SchemaRow
 from bagua_autotune.store.trials import Step, Trials
+from bagua_autotune.store.writable import Writable
 
 __all__ = [
     "Contact",
     "JobConflict",
+    "JobLives",
     "NoDatabase",
     "OtherSchema",
     "Place",
@@ -37,6 +41,7 @@ __all__ = [
     "UnknownJob",
     "UnknownTrial",
     "read_each",
+    "trouble",
 ]
 
 
@@ -48,11 +53,13 @@ class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events):
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:
         self.database = Database(url, as_found=as_found)
+        self._writable = Writable(self.database)
 
     def close(self) -> None:
         self.database.close()
 
     def check(self) -> None:
-        """Raise SQLAlchemyError unless the database answers a query."""
+        """Raise SQLAlchemyError unless the database answers a query and can be written."""
         with self.database.reading() as session:
             session.scalar(select(SchemaRow.version))
+        self._writable.check()

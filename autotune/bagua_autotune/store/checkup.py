@@ -1,12 +1,9 @@
-"""Checks a database, and copies it while it is used."""
+"""Checks a database."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.model.text import describe_bytes
 from bagua_autotune.store import Store
-from bagua_autotune.store.database import SQLITE_BUSY_SECONDS, remote_kind
-from bagua_autotune.store.errors import StoreError, UnknownJob
-from bagua_autotune.store.location import parse, shown
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.sqlite import remote_kind
 from bagua_autotune.store.tables import SCHEMA_VERSION, JobRow
 
 MOST_ERRORS_TOLD = 10
@@ -102,41 +98,3 @@ def _jobs(store: Store) -> Iterator[Finding]:
 
 def _date(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%F %T}"
-
-
-def backup(url: str, file: Path) -> None:
-    """Copy a SQLite database as it is at this moment, also while a service writes to it.
-
-    Raises:
-        StoreError: it is no SQLite database or cannot be read; the file exists or cannot be
-            written.
-    """
-    source = parse(url)
-    if source.get_backend_name() != "sqlite":
-        raise StoreError(f"{shown(source)} is no SQLite file; pg_dump copies a PostgreSQL database")
-    origin = Path(str(source.database))
-    if not origin.is_file():
-        raise StoreError(f"there is no database {shown(source)}; --database names another")
-    if file.exists():
-        raise StoreError(f"{file} exists already; name another file")
-    part = file.with_name(file.name + ".part")
-    try:
-        _copy(origin, part)
-        os.replace(part, file)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{shown(source)} cannot be copied to {file}: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _copy(origin: Path, part: Path) -> None:
-    part.unlink(missing_ok=True)
-    with (
-        closing(sqlite3.connect(origin, timeout=SQLITE_BUSY_SECONDS)) as source,
-        closing(sqlite3.connect(part)) as copy,
-    ):
-        source.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # so that the one file holds everything
-        (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(f"it is damaged ({found})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,20 +15,19 @@ from sqlalchemy import (
     Engine,
     ExceptionContext,
     NullPool,
-    QueuePool,
     create_engine,
     event,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.store import migrations
+from bagua_autotune.store import migrations, sqlite
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
-from bagua_autotune.store.location import parse, remote_file_system, shown, with_driver
+from bagua_autotune.store.location import parse, shown, with_driver
+from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
 
 logger = logging.getLogger(__name__)
 
-SQLITE_BUSY_SECONDS = 30.0
 # Fewer than the threads that answer requests: some stay free while all of these wait.
 CONNECTIONS = 12
 CONNECTION_WAIT_SECONDS = 2.0
@@ -41,13 +39,6 @@ SERVER_LIMITS_SECONDS = {
     # Frees what a hanging replica has locked.
     "idle_in_transaction_session_timeout": 30.0,
 }
-WRITE_AHEAD_LOG = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = NORMAL",
-    # In bytes; the log shrinks to this after a large write.
-    "PRAGMA journal_size_limit = 67108864",
-)
-ROLLBACK_JOURNAL = ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = FULL")
 # After a server gave no answer.
 RETRY_SECONDS = 2.0
 
@@ -77,7 +68,7 @@ class Database:
             raise NoDatabase(f"there is no database {self}; --database names another")
         try:
             if self.is_sqlite:
-                self._engine = _sqlite(self.url)
+                self._engine = sqlite.open_engine(self.url)
             else:
                 self._engine = _server(self.url, self._circuit)
         except ImportError as error:
@@ -151,13 +142,17 @@ class Database:
         would sleep and retry, and leave the file idle meanwhile."""
         if not self.is_sqlite:
             yield
-        elif not self._writers.acquire(timeout=SQLITE_BUSY_SECONDS):
-            raise NoAnswer(f"other writers kept the database busy for {SQLITE_BUSY_SECONDS:g} s")
+        elif not self._writers.acquire(timeout=BUSY_SECONDS):
+            raise NoAnswer(f"other writers kept the database busy for {BUSY_SECONDS:g} s")
         else:
             try:
                 yield
             finally:
                 self._writers.release()
+
+    def on_error(self, listener: Callable[[ExceptionContext], None]) -> None:
+        """Call the listener when a statement or a commit fails."""
+        event.listen(self._engine, "handle_error", listener)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -255,49 +250,6 @@ def _tell(circuit: Circuit, engine: Engine) -> None:
             circuit.failed()
 
 
-def _sqlite(url: URL) -> Engine:
-    """The engine of a file, whose folder is made, or in memory. Raises OSError if it cannot be."""
-    options: dict[str, Any] = {}
-    journal: tuple[str, ...] = ()
-    is_remote = False
-    if _is_in_memory(url):
-        # A memory database lives in its connection, which all threads share in turn.
-        options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
-    else:
-        _folder(url).mkdir(parents=True, exist_ok=True)
-        is_remote = remote_kind(url) is not None
-        journal = ROLLBACK_JOURNAL if is_remote else WRITE_AHEAD_LOG
-    arguments = {"check_same_thread": False, "timeout": SQLITE_BUSY_SECONDS}
-    engine = create_engine(url, connect_args=arguments, **options)
-
-    @event.listens_for(engine, "connect")
-    def _connect(connection: Any, _record: Any) -> None:
-        # The driver would begin transactions by itself, but too late: see _begin.
-        connection.isolation_level = None
-        connection.execute("PRAGMA foreign_keys = ON")
-        if connection.execute("PRAGMA page_count").fetchone() == (0,):
-            # Only a file that is created so can give unused space back.
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        for pragma in journal:
-            # It fails where another process sets the mode now, or uses the file in its older mode.
-            # Either is fine: the file keeps its mode.
-            with suppress(sqlite3.OperationalError):
-                connection.execute(pragma)
-        if is_remote and connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-            raise sqlite3.OperationalError(
-                "it is on a network file system, and another process uses it with a write-ahead "
-                "log, which may corrupt it there; end that process first"
-            )
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # IMMEDIATE: what a writer reads first must still be true when it writes.
-        read_only = connection.get_execution_options().get("read_only")
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
-    return engine
-
-
 def _pg8000_connect() -> Callable[..., Any]:
     """pg8000's connect, which here raises pg8000's error also when a read takes too long."""
     import pg8000.legacy as pg8000
@@ -319,16 +271,3 @@ def _pg8000_connect() -> Callable[..., Any]:
             raise pg8000.InterfaceError("network error") from error
 
     return _told()(Connection)
-
-
-def remote_kind(url: URL) -> str | None:
-    """The type of the network file system that holds a SQLite file, if one does."""
-    return None if _is_in_memory(url) else remote_file_system(_folder(url))
-
-
-def _is_in_memory(url: URL) -> bool:
-    return not url.database or url.database == ":memory:"
-
-
-def _folder(url: URL) -> Path:
-    return Path(str(url.database)).absolute().parent

@@ -1,8 +1,27 @@
-"""The store's errors beside SQLAlchemy's."""
+"""The store's errors beside SQLAlchemy's, and what a failed database is to a stranger."""
 
 from __future__ import annotations
 
 from sqlalchemy.exc import SQLAlchemyError
+
+NO_ANSWER = "The database does not answer at present; try again."
+DISK_FULL = "The database's disk is full: nothing is stored until there is room; then try again."
+FILE_LOST = (
+    "The database's file was deleted or replaced while the service used it: nothing is stored, and "
+    "the service's log says what to do."
+)
+READ_ONLY = "The database is read-only at present: nothing is stored."
+DAMAGED = "The database is damaged; `bagua-autotune restore` puts a backup in its place."
+# What errors say: SQLite's words, and PostgreSQL's SQLSTATEs, as its words may be translated.
+SIGNS = (
+    ("disk is full", DISK_FULL),
+    ("no space left on device", DISK_FULL),
+    ("53100", DISK_FULL),
+    ("readonly database", READ_ONLY),
+    ("25006", READ_ONLY),
+    ("disk image is malformed", DAMAGED),
+    ("not a database", DAMAGED),
+)
 
 
 class StoreError(Exception):
@@ -21,6 +40,14 @@ class NoAnswer(SQLAlchemyError):
     """The database server gave no answer a moment ago, so it is not asked now."""
 
 
+class FileLost(SQLAlchemyError):
+    """What is written to the database's file would be lost; the message says why and what to do."""
+
+
+class DiskFull(SQLAlchemyError):
+    """There is no room beside the database's file."""
+
+
 class UnknownJob(Exception):
     """No job has this id."""
 
@@ -29,5 +56,32 @@ class UnknownTrial(Exception):
     """The job has no trial of this index."""
 
 
+class JobLives(Exception):
+    """The job's training may still run."""
+
+    def __init__(self, job_id: str, ago: str, can_be_forced: bool) -> None:
+        then = (
+            "End it first, or force it: the training then goes on; while it is being tuned it "
+            "registers again, and is tuned from its beginning."
+            if can_be_forced
+            else "End it first: Bagua's own workers would fail without their job."
+        )
+        self.can_be_forced = can_be_forced
+        super().__init__(
+            f"The training of job {job_id} may still run: it was heard of {ago} ago. {then}"
+        )
+
+
 class JobConflict(Exception):
     """Another job has this id."""
+
+
+def trouble(error: SQLAlchemyError) -> str:
+    """What is wrong with the database, in a sentence without paths or names."""
+    if isinstance(error, FileLost):
+        return FILE_LOST
+    if isinstance(error, DiskFull):
+        return DISK_FULL
+    orig = getattr(error, "orig", None) or error
+    said = f"{getattr(orig, 'sqlstate', '')} {orig}".lower()
+    return next((words for sign, words in SIGNS if sign in said), NO_ANSWER)

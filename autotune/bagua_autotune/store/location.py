@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -33,6 +34,8 @@ LOCAL_PROGRAMS = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ntfs-3g", "fuse.
 # It survives the end of the session and a restart, unlike the runtime directory and /tmp.
 NODE_FOLDER = "/var/tmp/bagua-autotune-{user}"
 FILE_NAME = "autotune.db"
+# What is stored tells names and settings of trainings: only the service's user may read it.
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 EXAMPLES = "examples: sqlite:////var/lib/autotune.db, postgresql://user:password@host/name"
 # pg8000 first: only with it does nobody wait without end for a server that hangs.
 POSTGRESQL_DRIVERS = ("pg8000", "psycopg", "psycopg2")
@@ -119,6 +122,7 @@ def default_url() -> str:
     kind = remote_file_system(home)
     node = Path(NODE_FOLDER.format(user=os.getuid()))
     if kind is None or remote_file_system(node) or not _is_private(node):
+        _close_to_others(home)
         return f"sqlite:///{home / FILE_NAME}"
     rest = f"; {home / FILE_NAME} is not used" if (home / FILE_NAME).exists() else ""
     logger.warning(
@@ -129,10 +133,23 @@ def default_url() -> str:
     return f"sqlite:///{node / FILE_NAME}"
 
 
+def _close_to_others(folder: Path) -> None:
+    """Earlier releases let every user of the machine read the folder."""
+    for path, mode in ((folder, FOLDER_MODE), (folder / FILE_NAME, FILE_MODE)):
+        with suppress(OSError):  # it is missing, or another user's
+            path.chmod(mode)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder, if it is missing, for this user alone. Raises OSError if it cannot be."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
 def _is_private(folder: Path) -> bool:
     """Whether the folder, made if missing, is this user's alone: others may have made it."""
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         found = folder.lstat()
     except OSError:
         return False

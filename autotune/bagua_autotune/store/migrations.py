@@ -76,7 +76,7 @@ def check(engine: Engine) -> None:
     if version is None:
         raise StoreError(f"the database {database} is empty: no service has used it yet")
     if version != SCHEMA_VERSION:
-        _refuse_unknown(version, database)
+        refuse_unknown(version, database)
         raise OtherSchema(
             f"the database {database} is of an older release (schema version {version}, this "
             f"one needs {SCHEMA_VERSION}); start this release's service on it once"
@@ -96,7 +96,7 @@ def _version(connection: Connection) -> int | None:
 
 
 def _migrate(connection: Connection, version: int, database: str) -> None:
-    _refuse_unknown(version, database)
+    refuse_unknown(version, database)
     logger.info(
         "the database %s is being upgraded from schema version %d to %d; it may take a while",
         *(database, version, SCHEMA_VERSION),
@@ -113,7 +113,8 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
         ) from error
 
 
-def _refuse_unknown(version: int, database: str) -> None:
+def refuse_unknown(version: int, database: str) -> None:
+    """Raise OtherSchema unless this release can use or upgrade a database of that schema."""
     missing = [older for older in range(version, SCHEMA_VERSION) if older not in MIGRATIONS]
     if version > SCHEMA_VERSION or missing:
         age = "newer" if version > SCHEMA_VERSION else "older"

@@ -12,16 +12,22 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import OVER, JobPhase
-from bagua_autotune.model.view import Moment, View
+from bagua_autotune.model.job import OVER
+from bagua_autotune.model.view import View
 from bagua_autotune.store import Store
+from bagua_autotune.store.deletion import (
+    DELETED_COLUMNS,
+    ROWS_AT_ONCE,
+    DeletedJob,
+    delete_where,
+    forget_families,
+)
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
-from bagua_autotune.store.tables import ChoreRow, FamilyRow, JobRow, ObservationRow, TrialRow
+from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
 DAY_SECONDS = 86_400
-ROWS_AT_ONCE = 1000
 PAGES_AT_ONCE = 1000
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
 # draw it. The first step stays, too: it says when the ranks switched.
@@ -29,23 +35,11 @@ KEPT_STEPS = 20
 KEPT_FOR_PICTURES = 3
 
 
-class PrunedJob(View):
-    """A job that was deleted, or would be."""
-
-    id: str
-    name: str
-    state: JobPhase
-    last_contact_at: Moment
-
-
 class Pruned(View):
     """The jobs that were deleted, oldest first; with ``dry_run`` those that would be."""
 
     dry_run: bool
-    jobs: list[PrunedJob]
-
-
-PRUNED_COLUMNS = JobRow.id, JobRow.name, JobRow.phase.label("state"), JobRow.last_contact_at
+    jobs: list[DeletedJob]
 
 
 def claim(store: Store, now: float, pause_seconds: float) -> float | None:
@@ -91,46 +85,25 @@ def prune_now(store: Store, days: int, dry_run: bool = False) -> Pruned:
     return Pruned(dry_run=False, jobs=jobs)
 
 
-def old_jobs(store: Store, before: float) -> list[PrunedJob]:
+def old_jobs(store: Store, before: float) -> list[DeletedJob]:
     """The jobs whose last report came before then, oldest first."""
-    old = select(*PRUNED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
+    old = select(*DELETED_COLUMNS).where(_is_old(before)).order_by(JobRow.created_at)
     with store.database.reading() as session:
-        return [PrunedJob.model_validate(row) for row in session.execute(old).mappings()]
+        return [DeletedJob.model_validate(row) for row in session.execute(old).mappings()]
 
 
-def prune(store: Store, before: float) -> list[PrunedJob]:
+def prune(store: Store, before: float) -> list[DeletedJob]:
     """Delete the jobs whose last report came before then, with all that belongs to them."""
     found = old_jobs(store, before)
-    deleted = [job for job in (_delete(store, old.id, before) for old in found) if job]
+    gone = (delete_where(store, (JobRow.id == old.id) & _is_old(before)) for old in found)
+    deleted = [job for job in gone if job]
     if deleted:
-        _forget_families(store)
+        forget_families(store)
     return deleted
 
 
 def _is_old(before: float) -> ColumnElement[bool]:
     return JobRow.last_contact_at < before
-
-
-def _forget_families(store: Store) -> None:
-    """Delete the families (see bagua.family) of which no job is left, with their names."""
-    left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
-    with store.database.writing() as session:
-        session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
-
-
-def _delete(store: Store, job_id: str, before: float) -> PrunedJob | None:
-    is_old = (JobRow.id == job_id) & _is_old(before)
-    steps = select(ObservationRow.id).join(TrialRow).join(JobRow).where(is_old).limit(ROWS_AT_ONCE)
-    while True:
-        with store.database.writing() as session:
-            ids = list(session.scalars(steps))
-            session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
-        if len(ids) < ROWS_AT_ONCE:
-            break
-    deletion = delete(JobRow).where(is_old).returning(*PRUNED_COLUMNS)
-    with store.database.writing() as session:
-        row = session.execute(deletion).mappings().one_or_none()
-        return None if row is None else PrunedJob.model_validate(row)
 
 
 def thin(store: Store, since: float, before: float) -> int:

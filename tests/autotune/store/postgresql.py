@@ -19,10 +19,10 @@ USER = "postgres" if os.geteuid() == 0 else None
 
 
 def find_binaries() -> Path | None:
-    """Where initdb and pg_ctl are; Debian keeps them off the PATH."""
+    """Where initdb, pg_ctl and the others are; Debian keeps them off the PATH."""
     on_path = shutil.which("initdb")
     if on_path:
-        return Path(on_path).parent
+        return Path(on_path).resolve().parent
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 

@@ -98,6 +98,16 @@ def test_the_default_is_at_home_where_that_is_local(
     assert not caplog.records
 
 
+def test_what_an_earlier_release_let_others_read_is_closed(mounted: Path, tmp_path: Path) -> None:
+    mounted.write_text("1 0 0:1 / / rw - ext4 a rw\n")
+    folder = tmp_path / "data" / "bagua-autotune"
+    folder.mkdir(parents=True, mode=0o755)
+    (folder / "autotune.db").touch(mode=0o644)
+    location.default_url()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "autotune.db").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
 def test_a_folder_that_others_may_have_made_is_not_used(
     mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, UnknownJob, retention
+from bagua_autotune.store import Store, UnknownJob, deletion, retention
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.store.retention import DAY_SECONDS
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow
@@ -60,6 +60,7 @@ def test_a_job_with_many_steps_is_deleted_in_small_transactions(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 7)
     tune(store, "old")
     tune(store, "new", at=200.0)
     assert [job.id for job in retention.prune(store, 150.0)] == ["old"]
