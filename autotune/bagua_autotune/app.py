@@ -8,6 +8,7 @@ from pathlib import Path
 from flask import Flask
 
 from bagua_autotune.api import errors, guard, health, page, v2
+from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.bagua import routes as bagua
 from bagua_autotune.bagua.tuning import BaguaTuning
 from bagua_autotune.csv_log import CsvLog
@@ -18,8 +19,6 @@ from bagua_autotune.tuning.background import Pool
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, Summaries
-
-LARGEST_BODY_BYTES = 16 * 1024**2
 
 
 def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import threading
 from pathlib import Path
 
 from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.store.location import FILE_MODE
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.objective import OBJECTIVES
 
@@ -35,7 +37,7 @@ class CsvLog(TunerListener):
             "seconds": OBJECTIVES[job.protocol].seconds(trial.estimate.center),
         }
         try:
-            with self._lock, path.open("a", newline="") as file:
+            with self._lock, open(path, "a", newline="", opener=_private) as file:
                 writer = csv.DictWriter(file, fieldnames=row, lineterminator="\n")
                 if file.tell() == 0:
                     logger.info("job %s: its trials are written to %s", job.id, path)
@@ -48,3 +50,8 @@ class CsvLog(TunerListener):
                 trial.index,
                 error,
             )
+
+
+def _private(path: str, flags: int) -> int:
+    """Open it; if it is new, for this user alone."""
+    return os.open(path, flags, FILE_MODE)

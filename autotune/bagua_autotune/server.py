@@ -15,19 +15,15 @@ import threading
 import time
 from types import FrameType
 
-import waitress
-
-from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
-from bagua_autotune.settings import Settings
+from bagua_autotune.app import create_app
+from bagua_autotune.connections import MOST_CONNECTIONS, Server, raise_descriptors
+from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import InHand
 from bagua_autotune.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
-THREADS = 16
-# Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
-MOST_CONNECTIONS = 4000
 PARENT_LOOK_SECONDS = 0.2
 # Requests under way may take so long to end; containers are killed after 5 or 10 seconds.
 GRACE_SECONDS = 3.0
@@ -73,16 +69,9 @@ def serve(settings: Settings) -> None:
             # It must not take the cores of the training on the same machine.
             os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
-        server = waitress.create_server(
-            create_app(settings, store, [in_hand] if settings.parent_pid is not None else []),
-            sockets=[listener],
-            threads=THREADS,
-            connection_limit=MOST_CONNECTIONS,
-            asyncore_use_poll=True,  # select() ends at 1024 descriptors
-            ident=None,
-            # Refused as soon as its length is known. waitress takes bodies smaller than this.
-            max_request_body_size=LARGEST_BODY_BYTES + 1,
-        )
+        listeners = [in_hand] if settings.parent_pid is not None else []
+        connections = raise_descriptors()
+        server = Server(create_app(settings, store, listeners), listener, connections)
         # It takes seconds, and only the first proposal needs it: the service starts meanwhile.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
         upkeep.start()
@@ -90,6 +79,12 @@ def serve(settings: Settings) -> None:
         port = listener.getsockname()[1]
         elsewhere = _from_other_machines(host, port, address.is_loopback)
         logger.info("the database is %s; %s", store.database, elsewhere)
+        if connections < MOST_CONNECTIONS:
+            logger.warning(
+                "the limit of open files leaves room for %d connections at a time, where %d are "
+                "usual: raise it (LimitNOFILE= of systemd, ulimit -n)",
+                *(connections, MOST_CONNECTIONS),
+            )
         print(f"listening on http://{host}:{port}", flush=True)
         server.run()
     finally:
@@ -130,8 +125,15 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
     except OSError as error:
         raise ServeError(
             f"cannot listen on {address} port {port}: {error.strerror or error}; "
-            "choose another --port, or 0 for any free one"
+            f"choose another {_name_of(port)}, or 0 for any free one"
         ) from error
+
+
+def _name_of(port: int) -> str:
+    """What the port was set by. A training passes its own variable on as an option."""
+    variable = ENVIRONMENT["port"]
+    is_set = os.environ.get(variable, "").strip() == str(port)
+    return f"{variable} (it is {port})" if is_set else "--port"
 
 
 def _end_on_signals() -> None:

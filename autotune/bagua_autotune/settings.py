@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
 from bagua_autotune.model.job import MOST_SAMPLES, Limits
 from bagua_autotune.store.location import default_url
@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
     "database": "BAGUA_AUTOTUNE_DATABASE",
     "token": "BAGUA_AUTOTUNE_TOKEN",
+    "previous_token": "BAGUA_AUTOTUNE_PREVIOUS_TOKEN",
     "allowed_hosts": "BAGUA_AUTOTUNE_ALLOWED_HOSTS",
     "world_size": "WORLD_SIZE",
     "thin_days": "BAGUA_AUTOTUNE_THIN_DAYS",
@@ -52,6 +53,8 @@ class Settings(BaseModel):
     port: int = Field(default=8123, ge=0, le=65535)
     database: str = Field(default_factory=default_url)
     token: SecretStr | None = None
+    # Accepted, too, while trainings are given a new token one after the other.
+    previous_token: SecretStr | None = None
     # Further host names of this service, such as that of a reverse proxy.
     allowed_hosts: tuple[str, ...] = ()
     searcher: str = "bayesian"
@@ -73,6 +76,13 @@ class Settings(BaseModel):
     @classmethod
     def _unset_port(cls, port: Any) -> Any:
         return 8123 if port == "-1" else port  # Bagua's way of saying unset
+
+    @field_validator("previous_token")
+    @classmethod
+    def _follows_another(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if token is not None and info.data.get("token") is None:
+            raise ValueError("needs BAGUA_AUTOTUNE_TOKEN, the token that takes its place")
+        return token
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

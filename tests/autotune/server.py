@@ -19,12 +19,16 @@ class ServeProcess:
     Args:
         database: file of the SQLite database.
         arguments: further ones of ``serve``.
+        files: how many it may have open at most; None: as many as the tests.
         environment: further variables.
     """
 
-    def __init__(self, database: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, database: Path, *arguments: str, files: int | None = None, **environment: str
+    ) -> None:
         self._log = database.with_suffix(".log").open("a+")
-        command = [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
+        limited = [] if files is None else ["prlimit", f"--nofile={files}"]
+        command = [*limited, sys.executable, "-m", "bagua_autotune", "serve", "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--database", f"sqlite:///{database}", *arguments],
             stdout=subprocess.PIPE,

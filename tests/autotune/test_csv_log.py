@@ -32,6 +32,7 @@ def test_each_measured_trial_is_one_line(tmp_path: Path, caplog: pytest.LogCaptu
     assert lines[0]["bucket_bytes"] == str(25 << 20)
     assert float(lines[0]["seconds"]) > 0
     assert caplog.text.count(str(path)) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_tuning(tmp_path: Path) -> None:

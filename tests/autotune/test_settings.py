@@ -46,6 +46,12 @@ def test_what_is_given_goes_before_the_environment() -> None:
     assert Settings.load({"BAGUA_SERVICE_PORT": "-1"}).port == 8123
 
 
+def test_a_previous_token_follows_another() -> None:
+    """Alone it would guard nothing."""
+    with pytest.raises(ValidationError, match=r"previous_token\n.*needs BAGUA_AUTOTUNE_TOKEN"):
+        Settings.load({"BAGUA_AUTOTUNE_PREVIOUS_TOKEN": "old"})
+
+
 @pytest.mark.parametrize("value", ["x", "-2", "70000"])
 def test_nonsense_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="port"):

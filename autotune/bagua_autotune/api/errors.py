@@ -6,22 +6,16 @@ import logging
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TypeVar
 
 from flask import Flask, Response, abort, request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
-from bagua_autotune.store import UnknownJob, UnknownTrial
+from bagua_autotune.store import UnknownJob, UnknownTrial, trouble
 
 logger = logging.getLogger(__name__)
 
-Message = TypeVar("Message", bound=BaseModel)
-MOST_ERRORS_NAMED = 3
-# Each error takes some microseconds and a kilobyte, and pydantic builds all of them or none.
-MOST_ERRORS_BUILT = 1000
-LONGEST_DETAIL = 2000
 RETRY_AFTER_SECONDS = 2
 
 
@@ -42,14 +36,6 @@ def failure(status: int, detail: str) -> Response:
     return Response(body.model_dump_json(), status, content_type="application/problem+json")
 
 
-def parse(message: type[Message]) -> Message:
-    """The request's body as a message; aborts with 400 (not JSON) or 422 (not valid)."""
-    try:
-        return message.model_validate_json(request.get_data())
-    except ValidationError as error:
-        abort(*refusal(error))
-
-
 def query_number(name: str, low: int, high: int) -> int | None:
     """A whole number of the query string, if it is given; aborts with 422 if it is not valid."""
     text = request.args.get(name)
@@ -60,25 +46,18 @@ def query_number(name: str, low: int, high: int) -> int | None:
     return int(text)
 
 
-def refusal(error: ValidationError) -> tuple[int, str]:
-    """A status, and one sentence that names the wrong fields."""
-    count = error.error_count()
-    if count > MOST_ERRORS_BUILT:
-        return 422, f"{count} fields are wrong or unknown."
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    if found[0]["type"] == "json_invalid":
-        return 400, "The body is not JSON."
-    texts = []
-    for item in found[:MOST_ERRORS_NAMED]:
-        where = ".".join(str(part) for part in item["loc"]) or "body"
-        texts.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
-    if len(found) > MOST_ERRORS_NAMED:
-        texts.append(f"and {count - MOST_ERRORS_NAMED} more")
-    return 422, "; ".join(texts)[:LONGEST_DETAIL] + "."
+def query_flag(name: str) -> bool:
+    """Whether the query string says true; aborts with 422 if it says neither true nor false."""
+    text = request.args.get(name, "false")
+    if text not in ("true", "false"):
+        abort(422, f"{name}: must be true or false.")
+    return text == "true"
 
 
 def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) -> None:
     """Answer every error of the app with an ErrorDocument; count the store's errors."""
+    # For a path with // werkzeug would answer a redirect, which is a page of HTML.
+    app.url_map.merge_slashes = False
 
     @app.errorhandler(HTTPException)
     def _http(error: HTTPException) -> Response:
@@ -100,7 +79,7 @@ def install(app: Flask, count_store_error: Callable[[SQLAlchemyError], None]) ->
     def _store(error: SQLAlchemyError) -> Response:
         count_store_error(error)
         logger.error("the store failed: %s", error)
-        response = failure(503, "The database does not answer at present; try again.")
+        response = failure(503, trouble(error))
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
         return response
 

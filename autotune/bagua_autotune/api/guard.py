@@ -10,37 +10,62 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
+import math
 import socket
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from flask import Flask, abort, request
 from pydantic import SecretStr
+from werkzeug.exceptions import HTTPException
 
+from bagua_autotune.api import bodies
 from bagua_autotune.settings import Settings, host_name
+
+logger = logging.getLogger(__name__)
 
 GUARDED = "/api/"
 OWN_PAGE = ("same-origin", "none")  # none: a typed address, or a bookmark
 LONGEST_SHOWN = 100
+# Between two lines that the previous token is still used.
+SILENT_SECONDS = 3600.0
 
 
 def install(app: Flask, settings: Settings) -> None:
     """Check every request of the app first."""
     # On a network the token is enough, and the service may have any name.
     names = _names(settings) if settings.is_loopback or not settings.token else None
+    tokens = [token for token in (settings.token, settings.previous_token) if token]
+    previous = _PreviousToken()
 
     @app.before_request
     def _check() -> None:
         if names is not None:
             _check_host(names, settings.is_loopback)
         _refuse_other_sites()
+        bodies.check_length()
         if not request.path.startswith(GUARDED):
             return
-        if settings.token:
-            _check_token(settings.token)
+        if tokens:
+            _check_token(tokens, previous)
         is_taken = request.url_rule and request.method in ("POST", "PUT")
         if is_taken and request.mimetype != "application/json":
             abort(415, "The body must be JSON, sent with Content-Type: application/json.")
+
+    app.extensions[__name__] = _check
+
+
+def takes_body(app: Flask, environ: dict[str, Any]) -> bool:
+    """Whether the request may send its body, judged by its headers alone."""
+    with app.request_context(environ):
+        try:
+            app.extensions[__name__]()
+        except HTTPException:
+            return False
+    return True
 
 
 def _names(settings: Settings) -> Collection[str]:
@@ -98,11 +123,30 @@ def _is_followed_link() -> bool:
     return is_whole_page and request.method in ("GET", "HEAD")
 
 
-def _check_token(token: SecretStr) -> None:
-    expected = b"Bearer " + token.get_secret_value().encode()
+class _PreviousToken:
+    """Says now and then that it is still used, so that one sees when it can be taken away."""
+
+    def __init__(self) -> None:
+        self._silent_until = -math.inf
+
+    def used(self) -> None:
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + SILENT_SECONDS
+            logger.info(
+                "BAGUA_AUTOTUNE_PREVIOUS_TOKEN is still used: %s %s, from %s",
+                *(request.method, request.path, request.remote_addr),
+            )
+
+
+def _check_token(tokens: Sequence[SecretStr], previous: _PreviousToken) -> None:
     # WSGI decodes headers as latin-1.
     given = request.headers.get("Authorization", "").encode("latin-1", "replace")
-    if not hmac.compare_digest(given, expected):
+    expected = [b"Bearer " + token.get_secret_value().encode() for token in tokens]
+    is_one = [hmac.compare_digest(given, each) for each in expected]
+    if any(is_one[1:]) and not is_one[0]:
+        previous.used()
+    if not any(is_one):
         abort(
             401,
             "This service needs the header Authorization: Bearer TOKEN, where TOKEN is its "

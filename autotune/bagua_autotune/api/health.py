@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.api.errors import failure
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.store import Store
+from bagua_autotune.store import Store, trouble
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def blueprint(store: Store, metrics: Metrics) -> Blueprint:
         except SQLAlchemyError as error:
             metrics.service.count_store_error(error)
             logger.error("not ready: the store failed: %s", error)
-            return failure(503, "The database does not answer at present.")
+            return failure(503, trouble(error))
         return {"status": "ok"}
 
     @health.get("/metrics")

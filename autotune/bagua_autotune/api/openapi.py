@@ -14,6 +14,7 @@ from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
 from bagua_autotune.model.profile import TrialProfile
+from bagua_autotune.store.deletion import Deleted
 from bagua_autotune.store.retention import Pruned
 from bagua_autotune.tuning.copies import Copy
 
@@ -78,6 +79,14 @@ OPERATIONS = (
     ),
     Operation(
         "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)
+    ),
+    Operation(
+        "delete",
+        "/jobs/{job_id}",
+        "Delete a job with all lives of its training; force: also while that may still run",
+        Deleted,
+        query=(("force", "boolean"),),
+        statuses=(200, 404, 409, 422),
     ),
     Operation(
         "get",

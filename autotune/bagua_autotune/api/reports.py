@@ -96,9 +96,14 @@ class StepTimes(_Input):
     """
 
     step: StepNumber
-    seconds: tuple[StepSeconds, ...] = Field(min_length=1, max_length=MOST_RANKS, fail_fast=True)
+    seconds: tuple[StepSeconds, ...] = Field(
+        min_length=1, max_length=MOST_RANKS, fail_fast=True, strict=False
+    )
     compute_seconds: (
-        Annotated[tuple[ComputeSeconds, ...], Field(max_length=MOST_RANKS, fail_fast=True)] | None
+        Annotated[
+            tuple[ComputeSeconds, ...], Field(max_length=MOST_RANKS, fail_fast=True, strict=False)
+        ]
+        | None
     ) = None
     complexity: Complexity | None = None
 
@@ -124,7 +129,7 @@ class Observations(_Input):
     """Steps measured under a trial; an empty list asks for the state. Safe to send twice."""
 
     trial: Index
-    steps: tuple[StepTimes, ...] = Field(max_length=10_000, fail_fast=True)
+    steps: tuple[StepTimes, ...] = Field(max_length=10_000, fail_fast=True, strict=False)
 
     @model_validator(mode="after")
     def _increasing(self) -> Observations:

@@ -8,11 +8,13 @@ from flask import Blueprint, Response, abort, request
 
 from bagua_autotune.api import reading, reports
 from bagua_autotune.api.answers import answer
-from bagua_autotune.api.errors import failure, parse
+from bagua_autotune.api.bodies import parse, parse_both
+from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.openapi import JOB_ID
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
-from bagua_autotune.store import JobConflict, Store, retention
+from bagua_autotune.store import JobConflict, JobLives, Store, retention
+from bagua_autotune.store.deletion import delete_training
 from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
@@ -29,7 +31,7 @@ def blueprint(tuner: Tuner, overviews: Overviews) -> Blueprint:
     api.before_request(_check_job_id)
     _take_from_ranks(api, tuner)
     _exchange_copies(api, tuner)
-    _prune(api, tuner.store)
+    _delete(api, tuner.store)
     reading.add_routes(api, overviews, tuner.leases.look)
     return api
 
@@ -43,8 +45,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
-        parse(reports.Outline)
-        spec = parse(reports.Registration)
+        spec = parse_both(reports.Outline, reports.Registration)
         try:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
@@ -102,12 +103,21 @@ def _exchange_copies(api: Blueprint, tuner: Tuner) -> None:
 
     @api.post("/copies")
     def post_copy() -> Response:
-        parse(reports.CopyOutline)
-        adopted = adopt(tuner.store, parse(Copy), time.time())
+        copy = parse_both(reports.CopyOutline, Copy)
+        adopted = adopt(tuner.store, copy, time.time())
         return answer(reports.Adopted(jobs=adopted))
 
 
-def _prune(api: Blueprint, store: Store) -> None:
+def _delete(api: Blueprint, store: Store) -> None:
+    @api.delete("/jobs/<job_id>")
+    def delete_job(job_id: str) -> Response:
+        try:
+            return answer(delete_training(store, job_id, query_flag("force")))
+        except JobLives as error:
+            abort(
+                409, f"{error} To force it, add ?force=true." if error.can_be_forced else f"{error}"
+            )
+
     @api.post("/prune")
     def post_prune() -> Response:
         asked = parse(reports.Prune)

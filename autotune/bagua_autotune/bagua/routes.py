@@ -11,7 +11,8 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from bagua_autotune.api.errors import failure, parse
+from bagua_autotune.api.bodies import parse
+from bagua_autotune.api.errors import failure
 from bagua_autotune.bagua import messages, storage
 from bagua_autotune.bagua.directory import NotRegistered
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration

@@ -18,11 +18,17 @@ COMMANDS = {
     "simulate": "Simulate steps on a cluster: step time by bucket size and way of reducing.",
     "check": "Say how much faster COMMAND could train at most, if its communication were tuned.",
     "system": "Find environment variables with which COMMAND trains faster.",
+    "delete": "Delete JOB with all that is stored of it, and list what was deleted.",
     "prune": "Delete old jobs with all that is stored of them, and list them.",
     "backup": "Copy the SQLite database to FILE, also while a service uses it.",
+    "restore": "Put FILE, a copy that backup made, in the place of the SQLite database.",
     "doctor": "Check the database: one line for each check; exit status 1 if one finds a fault.",
 }
-MODULES = {"backup": "upkeep", "doctor": "upkeep"}  # the others are named after the command
+MODULES = {
+    "backup": "upkeep",
+    "restore": "upkeep",
+    "doctor": "upkeep",
+}  # the others are named after the command
 
 
 class Commands(click.Group):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bagua_autotune.cli.output import times
+from bagua_autotune.cli.output import ceiling_words, times
 from bagua_autotune.model.text import describe, describe_seconds
 from bagua_autotune.views import JobSummary
 
@@ -15,7 +15,8 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
     figures, progress = job.figures, job.progress
     yield f"in short: {job.headline}"
     yield f"runs: {describe(job.configuration)}"
-    yield f"speed-up: {times(figures.speedup, figures.speedup_low, figures.speedup_high)}"
+    speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
+    yield f"speed-up: {speedup}{ceiling_words(figures)}"
     if job.protocol == "v2":  # Bagua's own workers tell no seconds
         default, best, now = (
             _seconds(seconds)
@@ -29,6 +30,9 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
     most = f"at most {progress.max_trials} in a search, besides those that confirm"
     yield f"trials: {progress.trials_measured} measured; {most}"
     lost = "" if figures.cost_steps is None else f"; {figures.cost_steps:.1f} lost by slower trials"
+    if figures.default_exposed_seconds is not None:
+        exposed = describe_seconds(figures.default_exposed_seconds)
+        yield f"exposed by default: {exposed} of communication that computing does not hide"
     yield f"steps: {figures.search_steps} under trials{lost}"
     heard = datetime.fromtimestamp(job.last_contact_at).strftime("%Y-%m-%d %H:%M:%S")
     yield f"last heard of: {heard}"

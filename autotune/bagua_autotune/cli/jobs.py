@@ -6,7 +6,7 @@ import click
 
 from bagua_autotune.cli.output import print_json, print_table, say_beside, times
 from bagua_autotune.cli.overview_panel import silence
-from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
+from bagua_autotune.cli.reader import NoJobsYet, no_jobs, open_reader, source_options
 from bagua_autotune.model.text import describe
 from bagua_autotune.views import JobList, JobSummary
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
@@ -34,7 +34,7 @@ def jobs(limit: int, is_json: bool, database: str | None, url: str | None) -> No
     else:
         print_table(COLUMNS, [_row(job) for job in found])
     if not found:
-        say_beside(NO_JOBS)
+        say_beside(no_jobs(database, url))
     elif has_more:
         say_beside(f"there are more than these {limit}; see --limit")
 

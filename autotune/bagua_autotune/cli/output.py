@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 from pydantic import BaseModel
@@ -17,6 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bagua_autotune.model.text import clean, describe_speedup
+
+if TYPE_CHECKING:
+    from bagua_autotune.views import Figures
 
 # What may be long, and which of it stands below the figures where there is little room.
 WORDS = ("job", "name", "runs now", "configuration", "note", "began", "found")
@@ -98,3 +102,12 @@ def _print_in_two_lines(console: Console, lines: Sequence[Sequence[str]]) -> Non
 def times(speedup: float | None, low: float | None = None, high: float | None = None) -> str:
     """``1.31x (1.24 to 1.38)``, or ``-`` where nothing is known."""
     return "-" if speedup is None else describe_speedup(speedup, low, high)
+
+
+def ceiling_words(figures: Figures) -> str:
+    """`` of at most 1.07x``: behind the speed-up, if that is known; or that it is noise."""
+    if figures.ceiling is None:
+        return ""
+    if figures.is_noise:
+        return f", which is noise: at most {figures.ceiling:.2f}x is possible"
+    return f" of at most {figures.ceiling:.2f}x"

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bagua_autotune.cli.output import times
+from bagua_autotune.cli.output import ceiling_words, times
 from bagua_autotune.cli.sparkline import condense, sparkline
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import (
@@ -124,7 +124,7 @@ def _best(overview: JobOverview) -> str:
     if best.configuration == overview.default_configuration:
         return f"the default{pace}"
     gain = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-    return f"trial {best.index}: {best.words}{pace}, {gain}"
+    return f"trial {best.index}: {best.words}{pace}, {gain}{ceiling_words(figures)}"
 
 
 def _pace(seconds: float | None) -> str:
@@ -155,7 +155,11 @@ def _costs(figures: Figures, is_unfinished: bool) -> Iterator[Row]:
 def _losses(figures: Figures) -> Iterator[Row]:
     if figures.exposed_seconds is not None:
         exposed = describe_seconds(figures.exposed_seconds)
-        yield "exposed", f"{exposed} of communication in a step that computing does not hide"
+        default = ""
+        if figures.default_exposed_seconds is not None:
+            default = f", {describe_seconds(figures.default_exposed_seconds)} by default"
+        what = "of communication that computing does not hide, in what runs now"
+        yield "exposed", f"{exposed} {what}{default}"
     share, spread = figures.slowest_share, figures.rank_spread_ratio
     if figures.slow_rank is not None and share is not None and spread is not None:
         often = f"rank {figures.slow_rank} in {share:.0%} of the latest steps"

@@ -8,8 +8,14 @@ import click
 
 from bagua_autotune.cli.output import print_table, say_beside
 from bagua_autotune.cli.reader import NO_JOBS, NoJobsYet, open_reader, source_options
+from bagua_autotune.store.deletion import DeletedJob
 
 COLUMNS = ("job", "name", "state", "last contact")
+
+
+def row_of(job: DeletedJob) -> tuple[str, str, str, str]:
+    """A deleted job in COLUMNS."""
+    return job.id, job.name, job.state, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}"
 
 
 @click.command()
@@ -34,10 +40,7 @@ def prune(days: int, dry_run: bool, database: str | None, url: str | None) -> No
     except NoJobsYet:
         say_beside(NO_JOBS)
         return
-    rows = [
-        (job.id, job.name, job.state, f"{datetime.fromtimestamp(job.last_contact_at):%F %T}")
-        for job in pruned.jobs
-    ]
+    rows = [row_of(job) for job in pruned.jobs]
     print_table(COLUMNS, rows)
     if dry_run:
         jobs = f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}"

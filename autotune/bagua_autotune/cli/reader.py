@@ -15,11 +15,19 @@ from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.text import clean
 from bagua_autotune.settings import ENVIRONMENT
-from bagua_autotune.store import NoDatabase, Store, StoreError, UnknownJob, retention
+from bagua_autotune.store import (
+    JobLives,
+    NoDatabase,
+    Store,
+    StoreError,
+    UnknownJob,
+    deletion,
+    retention,
+)
 from bagua_autotune.store.location import default_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-NO_JOBS = "No jobs yet: start a training or `bagua-autotune serve`"
+NO_JOBS = "No jobs yet: start a training with BAGUA_AUTOTUNE=1"
 
 
 class NoJobsYet(click.ClickException):
@@ -42,6 +50,8 @@ class Reader(Protocol):
     def profiles(self, job_id: str) -> list[views.TrialProfile]: ...
 
     def events(self, job_id: str) -> list[views.Event]: ...
+
+    def delete(self, job_id: str, force: bool) -> deletion.Deleted: ...
 
     def prune(self, days: int, dry_run: bool) -> retention.Pruned: ...
 
@@ -90,6 +100,13 @@ class DatabaseReader:
     @store_errors_told()
     def events(self, job_id: str) -> list[views.Event]:
         return views.every_event(self._store, job_id)
+
+    @store_errors_told()
+    def delete(self, job_id: str, force: bool) -> deletion.Deleted:
+        try:
+            return deletion.delete_training(self._store, job_id, force)
+        except JobLives as error:
+            raise click.ClickException(f"{error}") from error
 
     @store_errors_told()
     def prune(self, days: int, dry_run: bool) -> retention.Pruned:
@@ -149,6 +166,11 @@ def find_job(reader: Reader, job: str) -> views.JobOverview:
         for named in reader.jobs(job):
             return reader.overview(named.id)
     raise no_such_job(job)
+
+
+def no_jobs(database: str | None, url: str | None) -> str:
+    """What to do where there are none yet; see open_reader."""
+    return f"{NO_JOBS} BAGUA_AUTOTUNE_URL={url}" if url and not database else NO_JOBS
 
 
 def no_such_job(job: str) -> click.ClickException:

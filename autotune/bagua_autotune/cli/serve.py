@@ -74,8 +74,9 @@ def serve(log_level: str, **options: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
     Environment variables set what no option sets: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
-    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_ALLOWED_HOSTS (separated by commas), WORLD_SIZE, and
-    Bagua's limits for jobs of its own protocol.
+    BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_PREVIOUS_TOKEN (accepted, too, while trainings change to
+    the new one), BAGUA_AUTOTUNE_ALLOWED_HOSTS (separated by commas), WORLD_SIZE, and Bagua's limits
+    for jobs of its own protocol.
     """
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

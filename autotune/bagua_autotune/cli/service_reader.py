@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from bagua_autotune import __version__, views
 from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.deletion import Deleted
 from bagua_autotune.store.retention import Pruned
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -79,6 +80,11 @@ class ServiceReader:
         pages = self._pages(views.EventList, self._path(job_id) + "/events")
         return [event for page in pages for event in page.events]
 
+    def delete(self, job_id: str, force: bool) -> Deleted:
+        path = self._path(job_id) + ("?force=true" if force else "")
+        answer = self._ask(path, timeout_seconds=PRUNE_TIMEOUT_SECONDS, method="DELETE")
+        return self._read(Deleted, answer)
+
     def prune(self, days: int, dry_run: bool) -> Pruned:
         asked = json.dumps({"older_than_days": days, "dry_run": dry_run}).encode()
         try:
@@ -105,7 +111,9 @@ class ServiceReader:
         body: bytes | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> Message:
-        answer = self._ask(path, body, timeout_seconds)
+        return self._read(message, self._ask(path, body, timeout_seconds))
+
+    def _read(self, message: type[Message], answer: bytes) -> Message:
         try:
             return message.model_validate_json(answer)
         except ValidationError as error:
@@ -115,23 +123,34 @@ class ServiceReader:
             raise self._other_release() from error
 
     def _ask(
-        self, path: str, body: bytes | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+        self,
+        path: str,
+        body: bytes | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        method: str | None = None,
     ) -> bytes:
-        """GET, or POST of a JSON body."""
+        """GET, or POST of a JSON body, unless another method is named."""
         headers = self._headers if body is None else {**self._headers, **JSON}
         try:
-            request = urllib.request.Request(self._url + "/api/v2" + path, body, headers)
+            request = urllib.request.Request(
+                self._url + "/api/v2" + path, body, headers, method=method
+            )
             with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 raise UnknownJob(path) from error
-            detail = _detail(error)
+            detail = self._wrong_token if error.code == 401 else _detail(error)
             raise click.ClickException(f"{self._url} answered {error.code}: {detail}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             # Some errors have no message.
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{self._url} cannot be read: {reason}") from error
+
+    @property
+    def _wrong_token(self) -> str:
+        wrong = "it does not accept this token" if self._headers else "it needs a token"
+        return f"{wrong}; set BAGUA_AUTOTUNE_TOKEN to that of the service"
 
     def _other_release(self) -> OtherRelease:
         try:

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from bagua_autotune.cli.facts import fact_lines
-from bagua_autotune.cli.output import print_json, print_table, say, times
+from bagua_autotune.cli.output import ceiling_words, print_json, print_table, say, times
 from bagua_autotune.cli.overview_panel import silence
 from bagua_autotune.cli.reader import find_job, open_reader, source_options
 from bagua_autotune.model.job import OVER, Result
@@ -59,7 +59,7 @@ def _show(overview: JobOverview) -> None:
         chosen = best.configuration
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-        say(f"incumbent: {describe(chosen)}: {speedup}")
+        say(f"incumbent: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
@@ -103,8 +103,13 @@ def _row(trial: ShownTrial) -> tuple[str, ...]:
         str(trial.outliers),
         times(trial.speedup),
         trial.words,
-        trial.failure or ("best" if trial.is_best else ""),
+        trial.failure or ", ".join(_marks(trial)),
     )
+
+
+def _marks(trial: ShownTrial) -> list[str]:
+    marks = {"best": trial.is_best, "more than is possible: noise": trial.is_noise}
+    return [mark for mark, is_set in marks.items() if is_set]
 
 
 def _life_row(life: Life) -> tuple[str, ...]:

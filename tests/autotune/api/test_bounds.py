@@ -13,10 +13,16 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel, ValidationError
 
 from bagua_autotune.api import reports
-from bagua_autotune.api.errors import MOST_ERRORS_BUILT
+from bagua_autotune.api.bodies import (
+    BOUNDS,
+    LARGEST_BODY_BYTES,
+    MOST_ERRORS_BUILT,
+    MOST_MEMBERS,
+    USUAL,
+)
 from bagua_autotune.api.openapi import document
-from bagua_autotune.app import LARGEST_BODY_BYTES
 from bagua_autotune.bagua import messages
+from bagua_autotune.model.job import MOST_TENSORS
 from bagua_autotune.model.profile import TrialProfile
 from tests.autotune.server import ServeProcess
 from tests.autotune.support import MIB, registration
@@ -69,26 +75,75 @@ def test_of_a_mapping_that_is_too_large_no_entry_is_looked_at(
 
 
 def test_very_many_errors_are_counted_and_not_built(client: FlaskClient) -> None:
-    client.put("/api/v2/jobs/job", json=registration())
-    body = {"kind": "note", **{f"a{number}": 0 for number in range(MOST_ERRORS_BUILT + 1)}}
-    response = client.post("/api/v2/jobs/job/events", json=body)
+    unknown = {f"a{number}": 0 for number in range(MOST_MEMBERS - 10)}
+    knobs = {f"k{number}": {"type": "partition", **unknown} for number in range(5)}
+    response = client.put("/api/v2/jobs/job", json=registration(knobs=knobs))
     assert response.status_code == 422
     detail = response.get_json(force=True)["detail"]
-    assert detail == f"{MOST_ERRORS_BUILT + 1} fields are wrong or unknown."
+    count = int(detail.partition(" ")[0])
+    assert count > MOST_ERRORS_BUILT
+    assert detail == f"{count} fields are wrong or unknown."
 
 
-def test_numbers_without_end_are_refused_with_little_memory(client: FlaskClient) -> None:
-    """6 MiB, as were once answered after 20 s with 2.6 GiB."""
+AMPLIFIED = [
+    (element, rule)
+    for element in ("[]", '{"":0}')
+    for rule in (*BOUNDS, "/api/v2/jobs/<job_id>/events")
+]
+
+
+@pytest.mark.parametrize(("element", "rule"), AMPLIFIED)
+def test_what_would_grow_when_parsed_is_refused_with_little_memory(
+    client: FlaskClient, element: str, rule: str
+) -> None:
+    """Such a body of 16 MiB took 25 s and 3.3 GiB."""
     client.put("/api/v2/jobs/job", json=registration())
-    body = b'{"trial":0,"steps":[{"step":1,"seconds":[' + b"0," * (3 * MIB) + b"0]}]}"
-    tracemalloc.start()
-    response = client.post(
-        "/api/v2/jobs/job/observations", data=body, content_type="application/json"
-    )
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert response.status_code == 422
-    assert peak_bytes < 8 * len(body)  # of which the test sends and holds some
+    many = 8 * MOST_TENSORS // (len(element) + 1) * 2
+    listed = b'{"tensors":[],"software":{"a":[' + b",".join([element.encode()] * many) + b"]}}"
+    inner = b",".join(b'"%x":0' % number for number in range(MOST_MEMBERS * 16))
+    path, way = rule.replace("<job_id>", "job"), "PUT" if rule.endswith("<job_id>") else "POST"
+    for body in (listed, b'{"software":{' + inner + b"}}"):
+        tracemalloc.start()
+        response = client.open(path, method=way, data=body, content_type="application/json")
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert response.status_code in (413, 422)
+        assert len(response.data) < 1000
+        # Without the count of containers it is 22 to 80 times.
+        assert peak_bytes < 16 * len(body)
+
+
+@pytest.mark.parametrize("rule", sorted(BOUNDS))
+def test_what_real_jobs_send_is_well_inside_the_bounds(rule: str) -> None:
+    """10,000 tensors, or 32 steps of 1,000 ranks, with names as long as they come."""
+    name = "module.encoder.layers.11.attention.self.query.weight"
+    tensor = {"name": name, "elements": 2**26, "bytes": 2**28, "dtype": "torch.bfloat16"}
+    wire = {"name": name, "num_elements": 2**26, "dtype": "f32"}
+    step = {"step": 10**6, "seconds": [0.12345678901234567] * 1000}
+    bucket = {"bytes": 2**25, "started_seconds": 0.123456789, "ended_seconds": 0.234567891}
+    span = {"trace_id": 2**127, "action": "tensor_ready", "tensor_name": name}
+    sent: dict[str, Any] = {
+        "/api/v2/jobs/<job_id>": [{**tensor, "group": "torch.bfloat16 cuda:0"}] * 10_000,
+        "/api/v2/copies": [{**tensor, "group": "torch.bfloat16 cuda:0"}] * 10_000,
+        "/api/v2/jobs/<job_id>/observations": [{**step, "compute_seconds": step["seconds"]}] * 32,
+        "/api/v2/jobs/<job_id>/profiles": [bucket] * 10_000 + [0.123456789] * 10_000,
+        "/api/v1/register_tensors": [wire] * 10_000,
+        "/api/v1/report_metrics": [[wire]] * 10_000,
+        "/api/v1/report_tensor_execution_order": [{**span, "start_time": 2**61, "end_time": 2**61}]
+        * 10_000,
+    }
+    text, bounds = json.dumps(sent[rule]), BOUNDS[rule]
+    assert len(text) < bounds.bytes / 2
+    assert sum(map(text.count, "[{")) < bounds.containers / 2
+    assert sum(map(text.count, "[{,:")) < bounds.marks / 2
+
+
+def test_a_body_is_refused_by_the_length_that_its_route_has(client: FlaskClient) -> None:
+    client.put("/api/v2/jobs/job", json=registration())
+    body = b'{"kind":"note","message":"' + b"x" * USUAL.bytes + b'"}'
+    response = client.post("/api/v2/jobs/job/events", data=body, content_type="application/json")
+    assert response.status_code == 413
+    assert f"exceeds {USUAL.bytes}" in response.get_json(force=True)["detail"]
 
 
 def with_combinations(tensors: int) -> dict[str, Any]:

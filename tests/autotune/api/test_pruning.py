@@ -1,4 +1,5 @@
-"""``POST /api/v2/prune``; its dry run and its token are in the tests of the command."""
+"""``POST /api/v2/prune`` and ``DELETE /api/v2/jobs/ID``; the dry run and the token of the first are
+in the tests of its command."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from bagua_autotune.store import Store
-from tests.autotune.support import make_spec
+from tests.autotune.support import make_spec, registration
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,45 @@ def test_jobs_are_deleted_only_where_the_request_is_valid(
     assert [(job["id"], job["state"]) for job in answer["jobs"]] == [("old", "tuning")]
     assert answer["jobs"][0]["last_contact_at"] == "1970-01-01T00:00:01Z"
     assert store.jobs() == []
+
+
+def test_a_job_is_deleted(client: FlaskClient) -> None:
+    path = "/api/v2/jobs/job"
+    client.put(path, json=registration())
+    client.post(f"{path}/events", json={"kind": "ended"})
+    deleted = client.delete(path)
+    assert deleted.status_code == 200
+    assert [(job["id"], job["state"]) for job in deleted.get_json()["jobs"]] == [("job", "ended")]
+    for gone in (client.delete(path), client.get(path)):
+        assert gone.status_code == 404
+        assert gone.content_type == "application/problem+json"
+    assert client.get("/api/v2/jobs").get_json()["jobs"] == []
+
+
+def test_a_training_that_runs_registers_again_when_its_job_is_deleted(client: FlaskClient) -> None:
+    path, report = "/api/v2/jobs/job", {"trial": 0, "steps": [{"step": 1, "seconds": [0.1] * 4}]}
+    client.put(path, json=registration())
+    client.post(f"{path}/observations", json=report)
+    refused = client.delete(path)
+    assert refused.status_code == 409
+    assert "may still run" in refused.get_json(force=True)["detail"]
+    assert "add ?force=true" in refused.get_json(force=True)["detail"]
+    assert client.delete(path, query_string={"force": "yes"}).status_code == 422
+    assert client.delete(path, query_string={"force": "false"}).status_code == 409
+    assert client.get(f"{path}/observations").get_json()["observations"]
+    assert client.delete(path, query_string={"force": "true"}).status_code == 200
+    # What its client does: it asks whether the job is known, and registers it.
+    for answer in (
+        client.post(f"{path}/observations", json=report),
+        client.post(f"{path}/events", json={"kind": "note", "message": "here"}),
+        client.get(f"{path}/state"),
+    ):
+        assert answer.status_code == 404
+    assert client.put(path, json=registration()).status_code == 201
+    assert client.post(f"{path}/observations", json=report).get_json()["trial"]["index"] == 0
+    assert len(client.get(f"{path}/observations").get_json()["observations"]) == 1
+
+
+def test_what_is_no_job_is_not_deleted(client: FlaskClient) -> None:
+    assert client.delete("/api/v2/jobs/a.b").status_code == 422
+    assert client.delete("/api/v2/jobs").status_code == 405

@@ -37,8 +37,44 @@ def test_a_token_guards_the_api_and_nothing_else(store: Store) -> None:
         assert response.status_code == 401
         assert "BAGUA_AUTOTUNE_TOKEN" in response.get_json(force=True)["detail"]
         assert client.get("/api/v9/nowhere", headers=wrong).status_code == 401
+        # A first // is taken for one slash.
+        twice = {"PATH_INFO": "//api/v2/jobs"}
+        assert client.get(headers=wrong, environ_overrides=twice).status_code == 401
     assert client.get("/api/v2/jobs", headers=right).status_code == 200
     assert "sésame" not in repr(settings)
+
+
+def test_two_tokens_are_good_while_one_is_changed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = {"BAGUA_AUTOTUNE_TOKEN": "new", "BAGUA_AUTOTUNE_PREVIOUS_TOKEN": "old"}
+    client = create_app(Settings.load(both, database="sqlite://"), store).test_client()
+
+    def status(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return client.get("/api/v2/jobs", headers=headers).status_code
+
+    with caplog.at_level(logging.INFO):
+        assert status("new") == 200
+        assert not caplog.records
+        assert (status("old"), status("old")) == (200, 200)
+        assert [status(wrong) for wrong in ("", "newold", "new,old", "other")] == [401] * 4
+    (line,) = [record.message for record in caplog.records if "TOKEN" in record.message]
+    assert line.startswith("BAGUA_AUTOTUNE_PREVIOUS_TOKEN is still used: GET /api/v2/jobs, from ")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/api//v2/jobs", "/api/v2//jobs", "/api/v2/jobs//x/state", "/api/v2/jobs/"),
+        *("/api/v1//health_check", "/static//js/job.js", "/jobs//x"),
+    ],
+)
+def test_a_wrong_address_is_answered_as_any_error(client: FlaskClient, path: str) -> None:
+    for method in ("GET", "PUT", "POST", "DELETE"):
+        answer = client.open(path, method=method, json={})
+        assert answer.status_code == 404
+        assert answer.content_type == "application/problem+json"
 
 
 def test_a_store_that_fails_is_a_503_and_not_ready(app: Flask, store: Store, monkeypatch) -> None:

@@ -364,7 +364,7 @@ def test_what_is_not_there_is_said_in_a_sentence(client: FlaskClient) -> None:
     empty = {"trial": 0, "steps": []}
     assert_problem(client.post(f"{JOB}/observations", json=empty), 404, "'job'")
     assert_problem(client.get("/nowhere"), 404, "not found")
-    wrong_method = client.delete(JOB)
+    wrong_method = client.patch(JOB)
     assert_problem(wrong_method, 405, "not allowed")
     assert "PUT" in wrong_method.headers["Allow"]
     assert_problem(client.put("/api/v2/jobs/a.b", json=registration()), 422, "job id")

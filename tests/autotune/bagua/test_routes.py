@@ -159,7 +159,7 @@ def test_bad_fields_are_named(client, route, change, field):
     "body", [b"", b"{", b"[]", b"null", b'"\xff"', b"[" * 100_000, b'{"model_name": "\\ud800"}']
 )
 def test_what_is_not_json_of_the_right_shape_is_refused(client, route, body):
-    assert_refused(post(client, route, body), 400, 422)
+    assert_refused(post(client, route, body), 400, 413, 422)
 
 
 def test_a_wrong_method_or_path_is_refused_in_json(client):

@@ -246,11 +246,21 @@ def test_an_address_without_a_scheme_is_http(service: str, monkeypatch: pytest.M
     assert "http://127.0.0.1:9 cannot be read: " in absent.stderr
 
 
-def test_a_service_that_does_not_answer_or_refuses_is_named(service: str) -> None:
+@pytest.mark.parametrize(
+    ("token", "wrong"),
+    [("", "it needs a token"), ("another", "it does not accept this token")],
+)
+def test_a_missing_token_and_a_wrong_one_are_told_apart(
+    service: str, monkeypatch: pytest.MonkeyPatch, token: str, wrong: str
+) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE_TOKEN", token)
     refused = run("jobs", "--url", service)
     assert refused.exit_code == 1
-    assert "401" in refused.output
-    assert "BAGUA_AUTOTUNE_TOKEN" in refused.output
+    set_it = "set BAGUA_AUTOTUNE_TOKEN to that of the service"
+    assert refused.stderr == f"Error: {service} answered 401: {wrong}; {set_it}\n"
+
+
+def test_a_service_that_does_not_answer_is_named() -> None:
     absent = run("jobs", "--url", "http://127.0.0.1:1")
     assert absent.exit_code == 1
     assert "cannot be read" in absent.output

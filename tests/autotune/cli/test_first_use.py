@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from bagua_autotune.cli import main
 from bagua_autotune.store import Store
+from tests.autotune.cli.canned_service import CannedService
 
 
 def run(*arguments: str) -> Result:
@@ -24,7 +25,7 @@ def nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-NO_JOBS = "No jobs yet: start a training or `bagua-autotune serve`"
+NO_JOBS = "No jobs yet: start a training with BAGUA_AUTOTUNE=1"
 
 
 @pytest.mark.parametrize("command", [["jobs"], ["prune", "--older-than", "1"]])
@@ -55,3 +56,12 @@ def test_an_empty_database_has_no_jobs_yet(tmp_path: Path) -> None:
     Store(url).close()
     result = run("jobs", "--database", url)
     assert (result.exit_code, result.stderr) == (0, f"{NO_JOBS}\n")
+
+
+def test_a_service_without_jobs_says_how_a_training_finds_it() -> None:
+    """It runs already: nothing is to be started but a training."""
+    answers = {"/jobs": {"jobs": [], "next": None}}
+    with CannedService(answers) as service:
+        result = run("jobs", "--url", service.url)
+    said = f"{NO_JOBS} BAGUA_AUTOTUNE_URL={service.url}\n"
+    assert (result.exit_code, result.stderr) == (0, said)

@@ -1,4 +1,4 @@
-"""``prune``, on a database and through a running service."""
+"""``prune`` and ``delete``, on a database and through a running service."""
 
 from __future__ import annotations
 
@@ -72,4 +72,30 @@ def test_a_service_deletes_nothing_for_who_has_not_its_token(
     result = prune("--url", service)
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"{service} answered 401: " in result.stderr
+    assert stored(database) == ["new", "old"]
+
+
+def test_a_job_is_deleted_by_its_name_or_id(source: list[str], database: Path) -> None:
+    result = CliRunner().invoke(main, ["delete", "ancient", *source])
+    assert result.exit_code == 0, result.output
+    header, row = (line.split("\t") for line in result.stdout.splitlines())
+    assert header == ["job", "name", "state", "last contact"]
+    assert row[:2] == ["old", "ancient"]
+    assert stored(database) == ["new"]
+    again = CliRunner().invoke(main, ["delete", "old", *source])
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "there is no job 'old'" in again.stderr
+
+
+def test_one_whose_training_may_run_is_deleted_only_by_force(
+    source: list[str], database: Path
+) -> None:
+    store = Store(f"sqlite:///{database}")
+    store.create_job("runs", make_spec(), at=time.time())
+    store.close()
+    refused = CliRunner().invoke(main, ["delete", "runs", *source])
+    assert refused.exit_code == 1
+    assert "job runs may still run" in refused.stderr
+    assert stored(database) == ["runs", "new", "old"]
+    assert CliRunner().invoke(main, ["delete", "runs", "--force", *source]).exit_code == 0
     assert stored(database) == ["new", "old"]

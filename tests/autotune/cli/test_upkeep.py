@@ -1,8 +1,12 @@
-"""A copy of the database while it is written to, and whether it is well."""
+"""Copies of the database, made while it is written to and put back, and whether it is well."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -102,6 +106,135 @@ def damage(file: Path) -> None:
     with file.open("r+b") as opened:
         opened.seek((page - 1) * size)
         opened.write(b"\x0a" + bytes(size - 1))  # a leaf of an index, without a cell
+
+
+@pytest.fixture
+def copy(file: Path, tmp_path: Path) -> Path:
+    """A copy of the database, which has a third and large job since, mostly in a log left by a
+    process that was killed."""
+    assert run("backup", str(tmp_path / "b.db"), "--database", f"sqlite:///{file}").exit_code == 0
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    store = Store(f"sqlite:///{file}")
+    store.create_job("later", make_spec(), at=2e9)
+    for ending in ("", "-wal", "-shm"):
+        shutil.copy(f"{file}{ending}", killed)
+    store.close()
+    for ending in ("", "-wal", "-shm"):
+        (killed / f"a.db{ending}").rename(f"{file}{ending}")
+    assert Path(f"{file}-wal").stat().st_size > 0
+    return tmp_path / "b.db"
+
+
+def jobs_of(file: Path) -> set[str]:
+    store = Store(f"sqlite:///{file}")
+    found = {job.id for job in store.jobs(limit=10)}
+    store.close()
+    return found
+
+
+def test_a_copy_is_restored_over_what_a_killed_process_left(file: Path, copy: Path) -> None:
+    told = run("restore", str(copy), "--database", f"sqlite:///{file}")
+    assert told.exit_code == 0, told.output
+    assert "2 jobs, the last report of 2001-09-0" in told.output
+    assert {path.name for path in file.parent.iterdir()} == {"a.db", "b.db", "killed"}
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert jobs_of(file) == {"job0", "job1"}
+    assert run("doctor", "--database", f"sqlite:///{file}").exit_code == 0
+
+
+@pytest.mark.parametrize("state", ["well", "damaged", "no database", "gone"])
+def test_it_is_restored_whatever_became_of_the_database(file: Path, copy: Path, state: str) -> None:
+    if state == "damaged":
+        file.write_bytes(file.read_bytes()[:5000])
+    elif state == "no database":
+        file.write_bytes(b"no database" * 1000)
+    elif state == "gone":
+        file.unlink()  # its log stays
+    told = run("restore", str(copy), "--database", f"sqlite:///{file}")
+    assert told.exit_code == 0, told.output
+    assert jobs_of(file) == {"job0", "job1"}
+
+
+USER = """
+import sqlite3, sys
+opened = sqlite3.connect(sys.argv[1])
+opened.execute("SELECT * FROM jobs").fetchall()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["well", "damaged"])
+def test_a_database_that_is_used_is_not_replaced(file: Path, copy: Path, state: str) -> None:
+    command = [sys.executable, "-c", USER, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout
+        assert user.stdout.readline() == b"open\n"
+        if state == "damaged":
+            with file.open("r+b") as opened:
+                opened.write(b"no database")
+        before = file.read_bytes(), Path(f"{file}-wal").read_bytes()
+        told = run("restore", str(copy), "--database", f"sqlite:///{file}")
+        assert told.exit_code == 1
+        assert "is in use, and nothing is changed; stop the service" in told.output
+        assert before == (file.read_bytes(), Path(f"{file}-wal").read_bytes())
+        user.communicate()
+    assert not list(file.parent.glob("*.part"))
+    assert run("restore", str(copy), "--database", f"sqlite:///{file}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("missing", "there is no file"),
+        ("the database itself", "is the database itself"),
+        ("no database", "cannot be restored"),
+        ("damaged", "cannot be restored"),
+        ("of another program", "is no database of this service"),
+        ("of a newer release", "has the newer schema version 1000"),
+        ("empty", "is no database of this service"),
+    ],
+)
+def test_what_cannot_be_restored_changes_nothing(
+    file: Path, copy: Path, wrong: str, words: str
+) -> None:
+    if wrong == "missing":
+        copy.unlink()
+    elif wrong == "the database itself":
+        copy = file
+    elif wrong == "no database":
+        copy.write_bytes(b"no database" * 1000)
+    elif wrong == "damaged":
+        damage(copy)
+    elif wrong == "of another program":
+        copy.unlink()
+        execute(copy, "CREATE TABLE songs (name TEXT)")
+    elif wrong == "of a newer release":
+        execute(copy, "UPDATE schema_version SET version = 1000")
+    elif wrong == "empty":
+        copy.write_bytes(b"")
+    before = file.read_bytes()
+    told = run("restore", str(copy), "--database", f"sqlite:///{file}")
+    assert told.exit_code == 1
+    assert words in told.output
+    assert file.read_bytes() == before
+    assert not list(file.parent.glob("*.part"))
+    assert jobs_of(file) == {"job0", "job1", "later"}
+
+
+def test_one_of_a_server_is_restored_by_its_own_tools(copy: Path) -> None:
+    told = run("restore", str(copy), "--database", "postgresql+pg8000://ada:secret@host/name")
+    assert told.exit_code == 1
+    assert "pg_restore" in told.output
+    assert "secret" not in told.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to others")
+def test_what_root_restores_belongs_to_the_service(file: Path, copy: Path) -> None:
+    os.chown(file, 12345, 12346)
+    assert run("restore", str(copy), "--database", f"sqlite:///{file}").exit_code == 0
+    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
 
 
 def test_doctor_says_what_is_well(file: Path) -> None:

@@ -1,0 +1,217 @@
+"""The connections of waitress, which buffers each body whole before the application sees a request.
+
+Three things are added. Headers alone decide whether a body is buffered: one that is not wanted is
+answered at once, and dropped as it comes. Large bodies wait for one another, so that the memory of
+one is all that they take, and a thread is always free for what is short. Where all connections are
+taken, those that were idle longest make room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+import socket
+import sys
+from typing import Any
+
+from flask import Flask
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
+from waitress.server import TcpWSGIServer
+from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
+from waitress.utilities import Error
+
+from bagua_autotune.api.bodies import USUAL
+from bagua_autotune.api.errors import RETRY_AFTER_SECONDS, ErrorDocument
+from bagua_autotune.api.guard import takes_body
+
+THREADS = 16
+# Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
+MOST_CONNECTIONS = 4000
+# A connection has its socket, and the file of a body that is not kept in memory.
+DESCRIPTORS_EACH = 2
+OTHER_DESCRIPTORS = 256
+FEWEST_CONNECTIONS = 32
+# Of the headers of a request; a browser's are longer than any other.
+LONGEST_HEADERS_BYTES = 16 * 1024
+# Bodies that are buffered at a time. They fit into the /tmp of the containers in deploy.
+MOST_BUFFERED_BYTES = 256 * 1024**2
+# Accepted, or closed to make room, at once; and never more than this share of all.
+ROOM = 16
+ROOM_SHARE = 8
+
+
+def raise_descriptors() -> int:
+    """Let this process open as many files as it needs, if it may; how many connections that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS * DESCRIPTORS_EACH + OTHER_DESCRIPTORS
+    endless = resource.RLIM_INFINITY
+    allowed = wanted if hard == endless else min(wanted, hard)
+    if soft != endless and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft == endless or soft >= wanted:
+        return MOST_CONNECTIONS
+    return max(FEWEST_CONNECTIONS, (soft - OTHER_DESCRIPTORS) // DESCRIPTORS_EACH)
+
+
+class _LengthRequired(Error):  # type: ignore[misc]  # waitress has no types
+    code = 411
+    reason = "Length Required"
+
+
+class _Busy(Error):  # type: ignore[misc]
+    code = 503
+    reason = "Service Unavailable"
+
+
+class _Problem(ErrorTask):  # type: ignore[misc]
+    """What waitress or this module refuses, in the form of all other errors."""
+
+    def execute(self) -> None:
+        error = self.request.error
+        detail = f"{error.reason}: {error.body}."
+        document = ErrorDocument(title=error.reason, status=error.code, detail=detail)
+        body = document.model_dump_json().encode()
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers.append(("Content-Type", "application/problem+json"))
+        if isinstance(error, _Busy):
+            self.response_headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Request(HTTPRequestParser):  # type: ignore[misc]
+    """One request as it comes in, judged as soon as its headers are there."""
+
+    def __init__(self, adj: Adjustments, channel: _Channel) -> None:
+        super().__init__(adj)
+        self._channel = channel
+        self._is_judged = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self.content_length if self.body_rcv is not None else 0
+
+    def received(self, data: bytes) -> int:
+        consumed = int(super().received(data))
+        if self._is_judged or not self.headers_finished or self.error or self.body_rcv is None:
+            return consumed
+        self._is_judged = True
+        if self.chunked:
+            self._refuse(_LengthRequired("the body must come with a Content-Length"))
+        elif not self._channel.takes_body(self):
+            consumed += self._drop_body(len(data) - consumed)
+        elif self._channel.server.buffered_bytes() + self.content_length > MOST_BUFFERED_BYTES:
+            self._refuse(_Busy("too many large bodies come at once; try again"))
+        return consumed
+
+    def _refuse(self, error: Error) -> None:
+        self.error, self.completed, self.expect_continue = error, True, False
+        self.body_rcv = None
+
+    def _drop_body(self, arrived_bytes: int) -> int:
+        """Let the application answer now, which will refuse it; how much is dropped already."""
+        self.completed, self.expect_continue, self.body_rcv = True, False, None
+        dropped = min(arrived_bytes, self.content_length)
+        if dropped < self.content_length:
+            self._channel.drop(self.content_length - dropped, then_close=self.connection_close)
+            # Closed while a client sends, it would never see the answer.
+            self.headers["CONNECTION"] = "keep-alive"
+        return int(dropped)
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """One connection."""
+
+    error_task_class = _Problem
+    server: Server
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._unwanted_bytes = 0
+        self._then_close = False
+        super().__init__(*arguments, **named)
+
+    def parser_class(self, adj: Adjustments) -> _Request:
+        return _Request(adj, self)
+
+    def received(self, data: bytes) -> bool:
+        if self._unwanted_bytes:
+            dropped = min(self._unwanted_bytes, len(data))
+            self._unwanted_bytes -= dropped
+            data = data[dropped:]
+            if not self._unwanted_bytes and self._then_close:
+                self.close_when_flushed = True
+        return bool(super().received(data))
+
+    def takes_body(self, request: _Request) -> bool:
+        return takes_body(self.server.app, WSGITask(self, request).get_environment())
+
+    def drop(self, size_bytes: int, then_close: bool) -> None:
+        """Drop so much of what comes next."""
+        self._unwanted_bytes, self._then_close = size_bytes, then_close
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return not self.requests and not self.total_outbufs_len
+
+    def buffered_bytes(self) -> int:
+        """Of all requests that are here or on their way."""
+        coming = [self.request] if self.request else []
+        return sum(request.buffered_bytes for request in [*self.requests, *coming])
+
+
+class Server(TcpWSGIServer):  # type: ignore[misc]
+    """Serves the application on the listening socket, over so many connections at a time."""
+
+    channel_class = _Channel
+
+    def __init__(self, app: Flask, listener: socket.socket, connections: int) -> None:
+        self.app = app
+        self._room = min(ROOM, connections // ROOM_SHARE)
+        self._large = ThreadedTaskDispatcher()
+        self._large.set_thread_count(1)
+        adj = Adjustments(
+            threads=THREADS,
+            connection_limit=connections,
+            asyncore_use_poll=True,  # select() ends at 1024 descriptors
+            ident=None,
+            max_request_header_size=LONGEST_HEADERS_BYTES,
+            max_request_body_size=sys.maxsize,  # the application says how long each may be
+        )
+        address = (listener.family, listener.type, listener.proto, listener.getsockname())
+        super().__init__(app, _sock=listener, bind_socket=False, sockinfo=address, adj=adj)
+
+    def add_task(self, task: _Channel) -> None:
+        is_large = bool(task.requests) and task.requests[0].buffered_bytes > USUAL.bytes
+        (self._large if is_large else self.task_dispatcher).add_task(task)
+
+    def buffered_bytes(self) -> int:
+        return sum(channel.buffered_bytes() for channel in self.active_channels.values())
+
+    def readable(self) -> bool:
+        if len(self._map) >= self.adj.connection_limit:
+            self._make_room()
+        return bool(super().readable())
+
+    def handle_accept(self) -> None:
+        """Take several: between two calls every connection is looked at."""
+        for _ in range(self._room):
+            before = len(self._map)
+            if before < self.adj.connection_limit:
+                super().handle_accept()
+            if len(self._map) == before:
+                return
+
+    def run(self) -> None:
+        super().run()
+        self._large.shutdown()
+
+    def _make_room(self) -> None:
+        """Close the connections that were idle longest; clients make new ones."""
+        idle = [channel for channel in self.active_channels.values() if channel.is_idle]
+        for channel in heapq.nsmallest(self._room, idle, key=lambda channel: channel.last_activity):
+            channel.handle_close()
