@@ -16,7 +16,7 @@ from typing import Protocol
 
 from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, claims
+from bagua_autotune.store import Step, Store, UnknownJob, claims
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.next_step import NextStep
 
@@ -79,6 +79,8 @@ class Decisions:
             with claims.claimed(self._store, job_id, self._clock) as is_ours:
                 while is_ours and not self._advance(job_id, closes, estimated):
                     pass  # a trial failed while this was decided
+        except UnknownJob:
+            logger.info("job %s: deleted before it was decided what follows", job_id)
         except Exception as error:
             for listener in self._listeners:
                 listener.on_failed(error)

@@ -7,7 +7,6 @@ name always are. A copy comes from a file and is checked like whatever comes fro
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated, Any, Literal
 
@@ -28,7 +27,7 @@ from bagua_autotune.model.job import (
     Trial,
     TrialState,
 )
-from bagua_autotune.model.knobs import Configuration, Value
+from bagua_autotune.model.knobs import Configuration, Given
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import without_nul
@@ -45,6 +44,7 @@ ADOPTED = "the ranks had kept a copy of this job and brought it to this service"
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Numbers = Annotated[tuple[float, ...], Field(max_length=8, fail_fast=True)]
 
 
 class _Part(BaseModel):
@@ -55,7 +55,7 @@ class CopiedTrial(_Part):
     """``cost`` with its error, in the unit of the job's objective; None: it was not measured."""
 
     purpose: Purpose
-    configuration: dict[str, Value]
+    configuration: dict[str, Given]
     state: TrialState
     cost: float | None = None
     standard_error: Annotated[float, Field(ge=0)] | None = None
@@ -87,21 +87,27 @@ class CopiedJob(_Part):
     finished_at: Seconds | None
     round: Annotated[int, Field(ge=0, le=1000)]
     result: Annotated[Result, PlainSerializer(result_column)] | None
-    ready_seconds: Annotated[tuple[Seconds, ...], Field(max_length=MOST_TENSORS)] | None
-    costs: Annotated[dict[str, tuple[float, ...]], Field(max_length=1000)]
+    ready_seconds: (
+        Annotated[tuple[Seconds, ...], Field(max_length=MOST_TENSORS, fail_fast=True)] | None
+    )
+    costs: Annotated[dict[str, Numbers], Field(max_length=1000)]
     earlier: Earlier | None
     previous: JobId | None
     first: JobId
     number: Annotated[int, Field(ge=1, le=2**31)]
-    trials: Annotated[tuple[CopiedTrial, ...], Field(max_length=MOST_TRIALS)]
+    trials: Annotated[tuple[CopiedTrial, ...], Field(max_length=MOST_TRIALS, fail_fast=True)]
 
 
 class Copy(_Part):
     """Jobs of one name that train the same model, whose tensors they share; newest first."""
 
     format: Literal[1] = 1
-    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, max_length=MOST_TENSORS)]
-    jobs: Annotated[tuple[CopiedJob, ...], Field(min_length=1, max_length=MOST_JOBS)]
+    tensors: Annotated[
+        tuple[Tensor, ...], Field(min_length=1, max_length=MOST_TENSORS, fail_fast=True)
+    ]
+    jobs: Annotated[
+        tuple[CopiedJob, ...], Field(min_length=1, max_length=MOST_JOBS, fail_fast=True)
+    ]
 
     @model_validator(mode="after")
     def _can_be_adopted(self) -> Copy:
@@ -111,9 +117,7 @@ class Copy(_Part):
 
     def specs(self) -> list[JobSpec]:
         """The registration of each job."""
-        tensors = [tensor.model_dump(mode="json") for tensor in self.tensors]
-        texts = [json.dumps({**job.spec, "tensors": tensors}) for job in self.jobs]
-        return [JobSpec.model_validate_json(text) for text in texts]
+        return [JobSpec.model_validate({**job.spec, "tensors": self.tensors}) for job in self.jobs]
 
 
 def copy_of(store: Store, knowledge: Knowledge, job_id: str) -> Copy:

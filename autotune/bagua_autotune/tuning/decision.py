@@ -6,6 +6,7 @@ nothing had happened.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -107,6 +108,7 @@ def decide(
     problem: Callable[[], Problem],
     make_searcher: Callable[[Problem], Searcher],
     trial_steps: float = TRIAL_STEPS,
+    most_gain: float = math.inf,
 ) -> Propose | Keep:
     """Decide what follows when no trial is open.
 
@@ -115,6 +117,7 @@ def decide(
         problem: all that may be tried, the baseline first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
+        most_gain: over the baseline, in cost; see ceiling.
     """
     is_new = job.round == 0 and not trials
     if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
@@ -135,7 +138,7 @@ def decide(
     winner = being_confirmed(job, trials)
     if winner is None:
         allowed = _allowed(job, known, problem())
-        found = _search(job, known, allowed, make_searcher, scale, trial_steps)
+        found = _search(job, known, allowed, make_searcher, scale, trial_steps, most_gain)
         if isinstance(found, Propose):
             return found
         winner = found
@@ -186,12 +189,15 @@ def _search(
     make_searcher: Callable[[Problem], Searcher],
     scale: float,
     trial_steps: float,
+    most_gain: float,
 ) -> Propose | Configuration:
     """The next search trial, or the winner of the search."""
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = _tell(job, trials, make_searcher(problem), scale)
     is_confirming = len(searches) < len(trials)
-    ends = is_confirming or search_has_ended(searches, problem, searcher, job.limits, trial_steps)
+    ends = is_confirming or search_has_ended(
+        searches, problem, searcher, job.limits, trial_steps, most_gain
+    )
     if not ends:
         return Propose("search", searcher.ask())
     winner = searcher.best()

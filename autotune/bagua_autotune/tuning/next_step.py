@@ -6,6 +6,7 @@ Takes long (a Gaussian process is fitted) and changes nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Step, StepCost, Store
 from bagua_autotune.tuning import complexity
+from bagua_autotune.tuning.ceiling import read_ceiling
 from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import Keep, Propose, decide
 from bagua_autotune.tuning.knowledge import Knowledge
@@ -176,10 +178,12 @@ class NextStep:
         current = of_round(trials, job.round)
         now = replace(job, limits=as_of_now(job, current, steps.values()))
         per_trial = trial_steps(current, steps)
-        return self._decide_by(self._searcher, now, trials, per_trial)
+        ceiling = read_ceiling(self._store, job, current)
+        most_gain = ceiling.gain if ceiling else math.inf
+        return self._decide_by(self._searcher, now, trials, per_trial, most_gain)
 
     def _decide_by(
-        self, method: str, job: Job, trials: Sequence[Trial], per_trial: float
+        self, method: str, job: Job, trials: Sequence[Trial], per_trial: float, most_gain: float
     ) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
         try:
@@ -190,6 +194,7 @@ class NextStep:
                 lambda: self._knowledge.problem(job, trials),
                 partial(make_searcher, method),
                 per_trial,
+                most_gain,
             )
         except Exception as error:
             if method == FALLBACK_SEARCHER:
@@ -205,4 +210,4 @@ class NextStep:
                 FALLBACK_SEARCHER,
                 exc_info=None if told else error,
             )
-            return self._decide_by(FALLBACK_SEARCHER, job, trials, per_trial)
+            return self._decide_by(FALLBACK_SEARCHER, job, trials, per_trial, most_gain)

@@ -8,9 +8,11 @@ two rounds the machine changed.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Trial
 from bagua_autotune.model.knobs import Configuration
@@ -182,3 +184,56 @@ def compare(job: Job, trials: Sequence[Trial], configuration: Configuration) -> 
     current = of_round(trials, shown_round(job))
     own = [trial for trial in current if trial.configuration == configuration]
     return Defaults(job.baseline, current).compare(own)
+
+
+def fastest(
+    job: Job, trials: Sequence[Trial], is_wanted: Callable[[Configuration], bool]
+) -> tuple[Configuration, Interval] | None:
+    """Of the measured configurations that are wanted the one with the highest speed-up over the
+    default beside it; None without one. What failed is none.
+
+    Args:
+        trials: of the round that is shown.
+    """
+    failed = {trial.configuration for trial in trials if trial.state == "failed"}
+    objective = OBJECTIVES[job.protocol]
+    compared = (
+        (each, found.speedup(objective))
+        for each in dict.fromkeys(trial.configuration for trial in trials if trial.estimate)
+        if each not in failed and is_wanted(each) and (found := compare(job, trials, each))
+    )
+    return max(compared, key=lambda found: found[1].center, default=None)
+
+
+class Closest(NamedTuple):
+    """What came closest to the default where that stays, and how many times as fast it was;
+    ``in_turns``: measured so with the default, and not by trials of the search alone."""
+
+    configuration: Configuration
+    speedup: Interval
+    in_turns: bool
+
+
+def closest(job: Job, trials: Sequence[Trial]) -> Closest | None:
+    """None where nothing else was measured.
+
+    Args:
+        trials: of the round that is shown.
+    """
+    found = run_off_speedup(job, trials)
+    if found is not None:
+        return Closest(*found, in_turns=True)
+    found = fastest(job, trials, lambda configuration: configuration != job.baseline)
+    return Closest(*found, in_turns=False) if found else None
+
+
+def bounds(faster: Interval) -> tuple[float | None, float | None]:
+    """Those that are known.
+
+    Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
+    that the baseline is as fast as itself is sure.
+    """
+    if faster.low == faster.high != 1.0:
+        return None, None
+    low, high = (bound if math.isfinite(bound) else None for bound in (faster.low, faster.high))
+    return low, high

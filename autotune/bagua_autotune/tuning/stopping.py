@@ -9,6 +9,7 @@ from statistics import fmean
 from bagua_autotune.model.job import Limits, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.search import Problem, Searcher
+from bagua_autotune.tuning.confirmation import GAIN_THAT_MATTERS
 from bagua_autotune.tuning.rounds import TRIAL_STEPS
 
 # Differences that a live job does not show, however many steps remain.
@@ -35,6 +36,7 @@ def search_has_ended(
     searcher: Searcher,
     limits: Limits,
     trial_steps: float = TRIAL_STEPS,
+    most_gain: float = math.inf,
 ) -> bool:
     """Whether the search trials so far are enough. Costs are in parts of the baseline's.
 
@@ -44,11 +46,15 @@ def search_has_ended(
         searcher: told of all measured ones.
         limits: the most search trials, and the steps over which a gain counts.
         trial_steps: of the training, from one trial to the next.
+        most_gain: over the baseline, by the communication that it does not hide; see ceiling.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
     if len(trials) >= limits.max_samples:
         return True
     if set(problem.candidates) <= {trial.configuration for trial in measured}:
+        return True
+    has_little = most_gain < GAIN_THAT_MATTERS and len(measured) >= searcher.initial_trials
+    if has_little and not _is_clearly_beaten(problem.candidates[0], measured):
         return True
     beyond = 1 if problem.predictor else 2
     if len(measured) < searcher.initial_trials + beyond:
@@ -71,6 +77,15 @@ def search_has_ended(
     allowed = set(problem.candidates)
     tried = [trial.configuration for trial in measured if trial.configuration in allowed]
     return _gain_of_last(patience, tried, searcher) < SMALLEST_GAIN
+
+
+def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bool:
+    """Whether something was faster by more than noise, so that computing itself takes less time
+    with other messages. The baseline's own steps cannot tell that."""
+    estimates = [(t.configuration == baseline, t.estimate) for t in measured if t.estimate]
+    lows = [estimate.low for is_own, estimate in estimates if is_own]
+    highs = [estimate.high for is_own, estimate in estimates if not is_own]
+    return bool(lows and highs) and min(highs) < min(lows) - SMALLEST_GAIN
 
 
 def _patience_with_model(measured: Sequence[Trial]) -> int:

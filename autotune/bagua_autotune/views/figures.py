@@ -15,6 +15,7 @@ from bagua_autotune.tuning.result import Bill, bill
 from bagua_autotune.tuning.rounds import of_round, search_seconds
 from bagua_autotune.tuning.standing import (
     best_configuration,
+    bounds,
     compare,
     is_settled,
     shown_round,
@@ -75,8 +76,15 @@ class Figures(View):
             the luckiest. None without a spread to take it from.
         search_steps, search_seconds: from the round's first trial to the end of its last.
         cost_seconds, cost_steps: that the search lost in it against the default.
-        payback_steps: after how many steps that is earned; before the end, if it ended now.
-        exposed_seconds: communication that computing does not hide, in the latest steps.
+        payback_steps: after how many steps that is earned; before the end, if it ended now; none
+            where the speed-up is noise.
+        ceiling: the most that ``speedup`` can be, if no communication were exposed and computing
+            took as long as in the default's steps; the upper end of its 95 % interval. None, too,
+            if the result is above it for sure: computing takes less time then.
+        is_noise: whether ``speedup`` is above that, and not confirmed.
+        exposed_seconds: communication that computing does not hide, in the latest steps, which are
+            of what runs now.
+        default_exposed_seconds: the same of the default.
         rank_spread_ratio: what the slowest rank computes longer than the middle one, in parts
             of a step.
         slowest_rank: that was slowest most often in the latest steps.
@@ -96,7 +104,10 @@ class Figures(View):
     cost_seconds: float | None
     cost_steps: float | None
     payback_steps: int | None
+    ceiling: float | None = None
+    is_noise: bool = False
     exposed_seconds: float | None
+    default_exposed_seconds: float | None = None
     rank_spread_ratio: float | None
     slowest_rank: int | None
     slowest_share: float | None
@@ -118,7 +129,8 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     spread = rank_spread(latest)
     search = spent(reading, shown_round(job))
     cost = search.bill
-    is_known = before_seconds is not None
+    is_known, ceiling = before_seconds is not None, reading.ceiling
+    is_noise = not is_settled(job) and reading.exceeds_ceiling(faster.center if faster else None)
     return Figures(
         baseline_seconds=before_seconds,
         incumbent_seconds=best_seconds,
@@ -130,8 +142,11 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         search_seconds=search.seconds,
         cost_seconds=cost.cost_seconds if is_known else None,
         cost_steps=cost.cost_steps if is_known else None,
-        payback_steps=_payback_steps(reading, cost, faster) if is_known else None,
+        payback_steps=_payback_steps(reading, cost, faster) if is_known and not is_noise else None,
+        ceiling=ceiling.speedup if ceiling and not reading.is_above_ceiling else None,
+        is_noise=is_noise,
         exposed_seconds=exposed_seconds(latest, profiles),
+        default_exposed_seconds=ceiling.exposed_seconds if ceiling else None,
         rank_spread_ratio=spread.ratio if spread else None,
         slowest_rank=spread.slowest_rank if spread else None,
         slowest_share=spread.slowest_share if spread else None,
@@ -175,15 +190,3 @@ def _payback_steps(reading: Reading, cost: Bill, faster: Interval | None) -> int
     if job.result and is_settled(job) and job.result.kept == "baseline":
         return None
     return cost.payback_steps(faster.center) if faster else None
-
-
-def bounds(faster: Interval) -> tuple[float | None, float | None]:
-    """Those that are known.
-
-    Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
-    that the baseline is as fast as itself is sure.
-    """
-    if faster.low == faster.high != 1.0:
-        return None, None
-    low, high = (bound if math.isfinite(bound) else None for bound in (faster.low, faster.high))
-    return low, high

@@ -235,7 +235,7 @@ class Overviews:
             fingerprint=job.fingerprint,
             limits=job.limits,
             knobs=dict(job.space),
-            trials=shown_trials(job, reading.trials),
+            trials=shown_trials(reading),
             steps=thin_out(times),
             switches=switches(reading),
             best=best_so_far(reading, summary.figures.incumbent_seconds),

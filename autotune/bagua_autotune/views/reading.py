@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Steps, Store
+from bagua_autotune.tuning.ceiling import Ceiling, read_ceiling
 from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import is_settled, shown_round
@@ -27,6 +28,7 @@ class Reading:
         drifts: lasting changes of the step times that the ranks told of.
         drifted_seconds: what a step took when the ranks last told of a lasting change, since
             the job is tuned.
+        ceiling: of the round that is shown.
     """
 
     job: Job
@@ -36,6 +38,7 @@ class Reading:
     latest: Sequence[Observation]
     drifts: int = 0
     drifted_seconds: float | None = None
+    ceiling: Ceiling | None = None
 
     @property
     def objective(self) -> Objective:
@@ -50,6 +53,19 @@ class Reading:
     def shown(self) -> list[Trial]:
         """The trials of the round that figures and explanations speak of; see shown_round."""
         return of_round(self.trials, shown_round(self.job))
+
+    def exceeds_ceiling(self, speedup: float | None) -> bool:
+        """Whether a speed-up is more than hiding all communication would give. It is noise, unless
+        the result, which was measured in turns, shows that computing became faster as well."""
+        if self.ceiling is None or speedup is None:
+            return False
+        return speedup > self.ceiling.speedup and not self.is_above_ceiling
+
+    @property
+    def is_above_ceiling(self) -> bool:
+        """Whether the result is so for sure: computing took less time, too."""
+        result = self.job.result if is_settled(self.job) else None
+        return bool(self.ceiling and result and result.low > self.ceiling.speedup)
 
 
 def read(store: Store, job_id: str) -> Reading:
@@ -70,6 +86,7 @@ def read(store: Store, job_id: str) -> Reading:
             ),
             drifts=drifts,
             drifted_seconds=_drifted_seconds(store, job) if drifts else None,
+            ceiling=read_ceiling(store, job, of_round(trials, shown_round(job))),
         )
 
 

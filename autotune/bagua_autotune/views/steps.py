@@ -13,6 +13,7 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.store import StepTime
+from bagua_autotune.tuning.ceiling import paces
 from bagua_autotune.tuning.rounds import of_round
 from bagua_autotune.tuning.standing import course
 from bagua_autotune.views.reading import Reading
@@ -202,11 +203,8 @@ def exposed_seconds(
         observations: count where the ranks tell what they compute.
         profiles: of rank 0, for where they do not.
     """
-    exposed = [
-        max(0.0, _slowest(observation.values) - _slowest(observation.compute))
-        for observation in _telling(observations)
-        if observation.compute is not None
-    ] or [max(0.0, found.step_seconds - max(found.ready_seconds)) for found in profiles]
+    told = paces(observations) or [(p.step_seconds, max(p.ready_seconds)) for p in profiles]
+    exposed = [max(0.0, seconds - computing) for seconds, computing in told]
     return median(exposed) if exposed else None
 
 

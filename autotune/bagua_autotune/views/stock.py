@@ -13,10 +13,8 @@ from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.standing import best_configuration, is_settled
-from bagua_autotune.views.figures import bounds
+from bagua_autotune.tuning.standing import best_configuration, bounds, fastest, is_settled
 from bagua_autotune.views.reading import Reading
-from bagua_autotune.views.words import fastest
 
 # Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.
 DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
@@ -49,8 +47,8 @@ def stock_setting(reading: Reading) -> StockSetting:
         chosen, is_confirmed = best, True
         faster = Interval(job.result.speedup, job.result.low, job.result.high)
     else:
-        found = fastest(reading, lambda tried: not _missing(tried))
-        if found and found[1].low > 1:
+        found = fastest(job, reading.shown, lambda tried: not _missing(tried))
+        if found and found[1].low > 1 and not reading.exceeds_ceiling(found[1].center):
             chosen, faster = found
     if chosen == job.baseline:
         faster = None

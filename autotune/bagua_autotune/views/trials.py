@@ -12,7 +12,8 @@ from bagua_autotune.model.view import Moment, View
 from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial
+from bagua_autotune.tuning.standing import best_trial, shown_round
+from bagua_autotune.views.reading import Reading
 
 
 class Trial(View):
@@ -41,11 +42,13 @@ class Trial(View):
 class ShownTrial(Trial):
     """``is_best``: the first trial of what was kept, or else of the best configuration so far.
 
-    ``words``: its configuration.
+    ``words``: its configuration. ``is_noise``: its speed-up is more than hiding all communication
+    would give; see Figures.ceiling.
     """
 
     words: str
     is_best: bool
+    is_noise: bool = False
 
 
 def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
@@ -58,14 +61,16 @@ def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
     return [_view(job, trial, defaults[trial.round]) for trial in trials]
 
 
-def shown_trials(job: Job, trials: Sequence[records.Trial]) -> list[ShownTrial]:
-    """The same, and which of them is the best."""
-    best = best_trial(job, trials)
+def shown_trials(reading: Reading) -> list[ShownTrial]:
+    """The same, and which of them is the best, and which too good to be true."""
+    job, trials = reading.job, reading.trials
+    best, number = best_trial(job, trials), shown_round(job)
     return [
         ShownTrial(
             **vars(view),
             words=describe(view.configuration),
             is_best=best is not None and view.index == best.index,
+            is_noise=view.round == number and reading.exceeds_ceiling(view.speedup),
         )
         for view in trial_views(job, trials)
     ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from bagua_autotune.model.job import CUT_SHORT, Job, Trial
-from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
     clean,
@@ -17,9 +16,9 @@ from bagua_autotune.model.text import (
 )
 from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import NOTHING_FASTER, REASON_CODES, result_code
-from bagua_autotune.tuning.standing import best_trial, compare, is_settled, run_off_speedup
+from bagua_autotune.tuning.standing import best_trial, bounds, closest, is_settled
 from bagua_autotune.tuning.status import JobState, Progress
-from bagua_autotune.views.figures import Figures, bounds
+from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
 
 ENDED_EARLY = "The training ended before its tuning did"
@@ -33,7 +32,7 @@ def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
     if result and is_settled(job):
         if result.kept == "winner":
             times = describe_speedup(result.speedup, result.low, result.high)
-            outcome = f"{times} with {describe(result.configuration)}"
+            outcome = f"{times}{_of_at_most(figures)} with {describe(result.configuration)}"
         else:
             outcome = ", ".join(["the default stays", *filter(None, [clean(result.reason)])])
         if job.phase == "finished":
@@ -59,7 +58,13 @@ def _so_far(job: Job, progress: Progress, figures: Figures) -> list[str]:
     if progress.incumbent == job.baseline:
         return ["nothing faster than the default so far"]
     times = describe_speedup(figures.speedup, figures.speedup_low, figures.speedup_high)
-    return [f"{times} so far, not confirmed"]
+    if figures.is_noise and figures.ceiling is not None:
+        return [f"{times} so far, which is noise: at most {figures.ceiling:.2f}x is possible"]
+    return [f"{times}{_of_at_most(figures)} so far, not confirmed"]
+
+
+def _of_at_most(figures: Figures) -> str:
+    return "" if figures.ceiling is None else f" of at most {figures.ceiling:.2f}x"
 
 
 def _pace(state: JobState) -> list[str]:
@@ -88,7 +93,7 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
         sentences = ["Nothing is measured yet: the default comes first."]
     else:
         sentences = [_fastest_so_far(reading, best, figures)]
-    hidden = _hidden(reading, best, exposed_seconds) if best else ""
+    hidden = _hidden(reading, figures, best, exposed_seconds) if best else ""
     return " ".join(filter(None, [*sentences, machine_change(reading), hidden]))
 
 
@@ -133,25 +138,20 @@ def _closest(reading: Reading) -> str:
     """What came closest to the default, where that was what decided."""
     job, shown = reading.job, reading.shown
     is_decided = job.result and result_code(job.result) == REASON_CODES[NOTHING_FASTER]
-    if not is_decided:
+    found = closest(job, shown) if is_decided else None
+    if found is None:
         return ""
-    found = run_off_speedup(job, shown)
-    if found is not None:
-        words, times = describe(found[0]), _times(found[1])
+    words, times = describe(found.configuration), _times(found.speedup)
+    if found.in_turns:
         return (
             f" The best of the others, {words}, was {times} as fast as the default when both were "
             "measured in turns."
         )
-    others = fastest(reading, lambda configuration: configuration != job.baseline)
-    if others is None:
-        return ""
-    words, times = describe(others[0]), _times(others[1])
     default = _name_default_trials(job, shown)
-    doubt = "; the search took that for noise or for a change of the machine"
-    return (
-        f" The best of the others, {words}, was {times} as fast as {default}"
-        f"{doubt if others[1].low > 1 else ''}."
-    )
+    doubt = ""
+    if found.speedup.low > 1:
+        doubt = "; the search took that for noise or for a change of the machine"
+    return f" The best of the others, {words}, was {times} as fast as {default}{doubt}."
 
 
 def _name_default_trials(job: Job, trials: list[Trial]) -> str:
@@ -164,22 +164,6 @@ def _name_default_trials(job: Job, trials: list[Trial]) -> str:
 
 def _times(faster: Interval) -> str:
     return describe_speedup(faster.center, *bounds(faster))
-
-
-def fastest(
-    reading: Reading, is_wanted: Callable[[Configuration], bool]
-) -> tuple[Configuration, Interval] | None:
-    """Of the measured configurations that are wanted the one with the highest speed-up over the
-    default beside it; None without one. What failed is none."""
-    job, shown = reading.job, reading.shown
-    failed = {trial.configuration for trial in shown if trial.state == "failed"}
-    tried = dict.fromkeys(t.configuration for t in shown if t.estimate)
-    compared = (
-        (each, found.speedup(reading.objective))
-        for each in tried
-        if each not in failed and is_wanted(each) and (found := compare(job, shown, each))
-    )
-    return max(compared, key=lambda found: found[1].center, default=None)
 
 
 def _seconds(reading: Reading, trial: Trial) -> float | None:
@@ -210,17 +194,34 @@ def _configurations(reading: Reading) -> str:
     return describe_count(len(measured), "configuration")
 
 
-def _hidden(reading: Reading, best: Trial, exposed_seconds: Mapping[int, float]) -> str:
-    """How much of a step is spent waiting for communication."""
+def _hidden(
+    reading: Reading, figures: Figures, best: Trial, exposed_seconds: Mapping[int, float]
+) -> str:
+    """How much of a step is spent waiting for communication, and what that leaves to be gained."""
     baseline = baseline_trial(reading.job, reading.shown)
     own = exposed_seconds.get(best.index)
     default = exposed_seconds.get(baseline.index) if baseline else None
-    if own is None:
+    most = _most(reading, figures)
+    what = "Communication that computing does not hide takes"
+    if own is not None and default is not None and baseline and baseline.index != best.index:
+        own_words, default_words = describe_seconds(own), describe_seconds(default)
+        return f"{what} {own_words} of a step, and {default_words} of the default's{most}."
+    if default is not None:
+        return f"{what} {describe_seconds(default)} of the default's step{most}."
+    return "" if own is None else f"{what} {describe_seconds(own)} of a step."
+
+
+def _most(reading: Reading, figures: Figures) -> str:
+    """What the default's communication leaves to be gained."""
+    if reading.ceiling is None:
         return ""
-    text = f"Communication that computing does not hide takes {describe_seconds(own)} of a step"
-    if default is None or (baseline and baseline.index == best.index):
-        return f"{text}."
-    return f"{text}, under the default {describe_seconds(default)}."
+    if reading.is_above_ceiling:
+        return ": more was gained than that, so computing itself takes less time, too"
+    noise = ", and what seems faster is noise" if figures.is_noise else ""
+    return (
+        f", which took {describe_seconds(reading.ceiling.seconds)}: without it a step would be at "
+        f"most {reading.ceiling.speedup:.2f}x as fast{noise}"
+    )
 
 
 def baseline_trial(job: Job, trials: list[Trial]) -> Trial | None:

@@ -67,9 +67,11 @@ def ends(
     remaining_steps: int,
     tried: int = 5,
     trial_steps: float = TRIAL_STEPS,
+    most_gain: float = math.inf,
+    lowest: float = 0.0,
 ) -> bool:
     """Whether a search ends whose next trial is expected to gain so much and to be so slow, after
-    so many that were as fast as the first."""
+    so many that were as fast as the first, but for the last one."""
 
     class Expects(RandomSearcher):
         def expected_gain(self) -> float:
@@ -82,10 +84,11 @@ def ends(
     trials = []
     for index, candidate in enumerate(CANDIDATES[:tried]):
         searcher.tell(candidate, 0.0, 0.01)
-        trials.append(Trial(index, "search", candidate, "measured", Estimate(0.0, 0.01, 8)))
+        cost = lowest if index == tried - 1 else 0.0
+        trials.append(Trial(index, "search", candidate, "measured", Estimate(cost, 0.01, 8)))
     problem = Problem(SPEC.knobs, CANDIDATES)
     limits = Limits(remaining_steps=remaining_steps)
-    return search_has_ended(trials, problem, searcher, limits, trial_steps)
+    return search_has_ended(trials, problem, searcher, limits, trial_steps, most_gain)
 
 
 def test_a_search_goes_on_while_the_gain_outweighs_what_finding_it_costs() -> None:
@@ -102,3 +105,15 @@ def test_trials_that_take_many_steps_and_find_nothing_end_a_search_sooner() -> N
     assert not ends(0.1, 0.0, 10_000, tried=8, trial_steps=10)
     assert ends(0.1, 0.0, 10_000, tried=8, trial_steps=30)
     assert not ends(0.1, 0.0, 10_000, tried=4, trial_steps=1000), "some must be tried"
+
+
+def test_where_computing_hides_all_communication_the_first_trials_end_the_search() -> None:
+    def ends_after(tried: int, most_gain: float, lowest: float = 0.0) -> bool:
+        return ends(0.1, 0.0, 10_000, tried, most_gain=most_gain, lowest=lowest)
+
+    first = RandomSearcher(Problem(SPEC.knobs, CANDIDATES)).initial_trials
+    assert ends_after(first, 0.009)
+    assert not ends_after(first, 0.066), "so much is worth a search"
+    assert not ends_after(first - 1, 0.009), "other messages may leave computing more time"
+    assert ends_after(first, 0.009, lowest=-0.03), "that is noise"
+    assert not ends_after(first, 0.009, lowest=-0.2), "they do"

@@ -67,3 +67,13 @@ def test_no_size_is_tried_that_is_far_from_all_tried_before(tuner: Tuner) -> Non
     for place, (_, average) in enumerate(pairwise(averages)):
         nearest = min(max(average / other, other / average) for other in averages[: place + 1])
         assert nearest <= 8.01
+
+
+def test_a_search_is_short_where_computing_hides_all_communication() -> None:
+    of = simulator(gbit_per_second=4000, inside_gbit_per_second=8000, latency_seconds=1e-6)
+    steps = []
+    for seed in range(3):
+        job = tuned(Tuner(Store("sqlite://")), "job", of, seed, noise=0.005)
+        assert slower_than_best(job) < 0.001
+        steps.append(job.switches[-1].step)
+    assert sum(steps) < 350, "496 if what can be gained is not known"

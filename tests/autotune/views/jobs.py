@@ -9,6 +9,7 @@ from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Steps
+from bagua_autotune.tuning.ceiling import Ceiling
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views.reading import Reading
 from tests.autotune.support import MIB, Ranks, make_spec
@@ -17,6 +18,8 @@ SPEC = make_spec()
 DEFAULT = Configuration(SPEC.default_configuration)
 FASTER = Configuration(bucket_bytes=MIB, hierarchical="leaders")
 SLOWER = Configuration(bucket_bytes=64 * MIB, hierarchical="off")
+# Computing hides all but 57 of the default's 921 ms.
+HIDDEN = Ceiling(seconds=0.921, exposed_seconds=0.057, gain=math.log(921 / (921 - 57)))
 RESULT = Result(FASTER, "winner", 1.56, 1.51, 1.6, 9, 90, 30.0, "", payback_steps=7)
 
 
@@ -67,7 +70,12 @@ def job(phase: str = "tuning", result: Result | None = None, round: int = 0) -> 
     )
 
 
-def reading(of: Job, trials: Sequence[Trial] = (), latest: Sequence[Observation] = ()) -> Reading:
+def reading(
+    of: Job,
+    trials: Sequence[Trial] = (),
+    latest: Sequence[Observation] = (),
+    ceiling: Ceiling | None = None,
+) -> Reading:
     """Ten steps of each trial."""
     steps = {found.index: Steps(10 * found.index, 10 * found.index + 9, 10) for found in trials}
-    return Reading(of, trials, steps, {}, latest)
+    return Reading(of, trials, steps, {}, latest, ceiling=ceiling)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from bagua_autotune.views.trials import shown_trials, trial_views
-from tests.autotune.views.jobs import DEFAULT, FASTER, RESULT, SLOWER, job, trial
+from tests.autotune.views.jobs import (
+    DEFAULT,
+    FASTER,
+    HIDDEN,
+    RESULT,
+    SLOWER,
+    job,
+    reading,
+    trial,
+)
 
 
 def test_a_trial_is_compared_with_the_default_measured_beside_it() -> None:
@@ -21,7 +30,15 @@ def test_a_trial_is_compared_with_the_default_measured_beside_it() -> None:
 
 def test_the_best_is_the_first_trial_of_what_was_kept() -> None:
     measured = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, FASTER, 0.2)]
-    found = shown_trials(job("finished", RESULT), measured)
+    found = shown_trials(reading(job("finished", RESULT), measured))
     assert [(view.index, view.words) for view in found if view.is_best] == [
         (1, "bucket 1 MiB, hierarchical")
     ]
+
+
+def test_a_trial_above_the_ceiling_is_noise_unless_the_result_is_above_it_too() -> None:
+    measured = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.25), trial(2, SLOWER, 0.29)]
+    found = shown_trials(reading(job(), measured, ceiling=HIDDEN))
+    assert [view.is_noise for view in found] == [False, True, False]
+    confirmed = reading(job("finished", RESULT), measured, ceiling=HIDDEN)
+    assert not any(view.is_noise for view in shown_trials(confirmed)), "computing became faster"

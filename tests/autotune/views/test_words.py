@@ -14,6 +14,7 @@ from bagua_autotune.views.words import explain, make_headline
 from tests.autotune.views.jobs import (
     DEFAULT,
     FASTER,
+    HIDDEN,
     RESULT,
     SLOWER,
     job,
@@ -132,14 +133,14 @@ def test_the_ranks_reason_cannot_command_a_terminal() -> None:
             {0: 0.12, 1: 0.04},
             "Of 2 configurations, bucket 1 MiB, hierarchical is the fastest so far, not confirmed "
             "yet: 250 ms a step, the default 300 ms. Communication that computing does not hide "
-            "takes 40 ms of a step, under the default 120 ms.",
+            "takes 40 ms of a step, and 120 ms of the default's.",
         ),
         (
             None,
             [trial(0, DEFAULT, 0.3), trial(1, SLOWER, 0.4)],
             {0: 0.12},
             "Of 2 configurations, the default is the fastest so far. Communication that computing "
-            "does not hide takes 120 ms of a step.",
+            "does not hide takes 120 ms of the default's step.",
         ),
         (
             RESULT,
@@ -211,3 +212,40 @@ def test_what_is_said_of_a_result_is_of_its_own_round() -> None:
     again = make_figures(reading(job("tuning", RESULT, round=1), [*CONFIRMED, *second]), [])
     assert again.baseline_seconds == pytest.approx(0.6)
     assert again.speedup == pytest.approx(1.2)
+
+
+def test_what_communication_leaves_to_be_gained_stands_beside_the_speed_up() -> None:
+    """A job that waits for 57 of 921 ms can be 1.07x as fast; the rest was a neighbour's doing."""
+    little = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.29)]
+    found = reading(job(), little, ceiling=HIDDEN)
+    figures = make_figures(found, [])
+    assert (round(figures.ceiling or 0, 3), figures.is_noise) == (1.066, False)
+    assert figures.default_exposed_seconds == 0.057
+    so_far = "Tuning: 1.03x (1.02 to 1.05) of at most 1.07x so far, not confirmed, trial 2"
+    assert make_headline(found, job_state(job(), little), figures).startswith(so_far)
+
+    lucky = reading(job(), TRIED, ceiling=HIDDEN)
+    figures = make_figures(lucky, [])
+    assert figures.is_noise
+    assert figures.payback_steps is None, "it earns nothing"
+    so_far = "Tuning: 1.20x (1.18 to 1.22) so far, which is noise: at most 1.07x is possible, trial"
+    assert make_headline(lucky, job_state(job(), TRIED), figures).startswith(so_far)
+    assert explain(lucky, figures, {0: 0.057, 1: 0.01}).endswith(
+        "Communication that computing does not hide takes 10 ms of a step, and 57 ms of the "
+        "default's, which took 921 ms: without it a step would be at most 1.07x as fast, and what "
+        "seems faster is noise."
+    )
+
+
+def test_a_result_above_the_ceiling_says_that_computing_became_faster() -> None:
+    found = reading(job("finished", RESULT), CONFIRMED, ceiling=HIDDEN)
+    figures = make_figures(found, [])
+    assert not figures.is_noise, "it was measured in turns"
+    assert figures.ceiling is None
+    assert headline(job("finished", RESULT), CONFIRMED) == (
+        make_headline(found, job_state(job("finished", RESULT), CONFIRMED), figures)
+    )
+    assert explain(found, figures, {0: 0.057, 1: 0.01}).endswith(
+        "and 57 ms of the default's: more was gained than that, so computing itself takes less "
+        "time, too."
+    )

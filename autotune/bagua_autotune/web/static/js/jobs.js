@@ -49,8 +49,10 @@ function nameCell(job) {
 }
 
 function speedupNotes(job) {
-  const { speedup, speedup_low: low, speedup_high: high } = job.figures;
-  return [timesInterval(low, high), speedup === null || isSettled(job) ? "" : "not confirmed"].filter(Boolean);
+  const { speedup, speedup_low: low, speedup_high: high, ceiling, is_noise: isNoise } = job.figures;
+  const most = ceiling === null ? "" : `at most ${times(ceiling)}`;
+  if (isNoise) return [`noise: ${most}`];
+  return [timesInterval(low, high), most, speedup === null || isSettled(job) ? "" : "not confirmed"].filter(Boolean);
 }
 
 function speedupText(job) {
@@ -69,7 +71,7 @@ function stepSeconds({ figures: { current_seconds: now, incumbent_seconds: best 
 function stepText(job) {
   const before = job.figures.baseline_seconds;
   const after = stepSeconds(job);
-  if (before === null || after === null) return seconds(before ?? after);
+  if (before === null || after === null || before === after) return seconds(before ?? after);
   const { factor, unit } = timeUnit(Math.max(before, after));
   return `${fixed(before * factor)} → ${fixed(after * factor)} ${unit}`;
 }

@@ -14,8 +14,8 @@ export function showHeadline({ job }) {
   if (byId("figures").dataset.shown === words) return;
   byId("figures").dataset.shown = words;
   byId("figures").replaceChildren(
-    ...figures.map(({ name, value, note }) =>
-      element("div", {}, element("dt", {}, name), element("dd", { class: "value" }, value), element("dd", { class: "muted" }, note)),
+    ...figures.map(({ name, value, note, isNoise }) =>
+      element("div", {}, element("dt", {}, name), element("dd", { class: isNoise ? "value noise" : "value" }, value), element("dd", { class: "muted" }, note)),
     ),
   );
 }
@@ -27,7 +27,8 @@ function speedup(job) {
   if (interval) note = isSettled(job) ? `${interval}, 95 % interval` : `${interval} so far, not confirmed`;
   else if (figures.speedup !== null) note = protocol === "v1" ? "no interval: the job reports speeds, not times" : "over the default";
   else if (isOver(job)) note = "nothing was compared";
-  return { name: "Speed-up", value: times(figures.speedup), note };
+  if (figures.ceiling !== null) note += `; ${figures.is_noise ? "noise: " : ""}at most ${times(figures.ceiling)} is possible`;
+  return { name: "Speed-up", value: times(figures.speedup), note, isNoise: figures.is_noise };
 }
 
 function stepTime(job) {
@@ -39,9 +40,13 @@ function stepTime(job) {
   if (before === null || best === null) {
     return { name: "Step time", value: seconds(now ?? before ?? best), note: "at the default" };
   }
+  const running = now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`;
+  if (before === best) {
+    const note = isSettled(job) ? "of the default, which stays" : "of the default, the best so far";
+    return { name: "Step time", value: seconds(best), note: note + running };
+  }
   const { factor, unit } = timeUnit(Math.max(before, best));
-  const value = before === best ? seconds(best) : `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`;
-  return { name: "Step time", value, note: `default → best${now === null || seconds(now) === seconds(best) ? "" : `; now ${seconds(now)}`}` };
+  return { name: "Step time", value: `${fixed(before * factor)} → ${fixed(best * factor)} ${unit}`, note: `default → best${running}` };
 }
 
 // What a search costs is not known to three digits.

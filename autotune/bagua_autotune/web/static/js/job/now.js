@@ -42,12 +42,21 @@ function phase(job) {
   return again + (deciding ? "Search: the next configuration is being chosen." : "Search: this configuration is being measured.");
 }
 
+/** Of the phase that runs: the trials that confirm come on top of those of the search. */
+function phaseTrials({ state, progress }) {
+  return state === "confirming"
+    ? { name: "Confirming trial", begun: progress.confirming_trials, most: progress.max_confirming_trials }
+    : { name: "Trial", begun: progress.search_trials, most: progress.max_trials };
+}
+
 function showProgress(job) {
-  const { trials_measured: measured, max_trials: most, seconds_left: left } = job.progress;
+  const { trials_measured: measured, seconds_left: left } = job.progress;
   const isDone = job.state === "finished";
+  const { name, begun, most } = phaseTrials(job);
   const bar = byId("progress");
-  [bar.max, bar.value] = isDone ? [1, 1] : [Math.max(most, 1), measured];
-  const parts = [isDone ? `${count(measured, "trial")} measured` : `${grouped(measured)} of at most ${count(most, "trial")} measured`];
+  [bar.max, bar.value] = isDone ? [1, 1] : [Math.max(most, 1), begun - (job.trial ? 1 : 0)];
+  const parts = isOver(job) ? [] : [`${name} ${grouped(Math.max(begun, 1))} of at most ${grouped(most)}`];
+  parts.push(`${count(measured, "trial")} measured${isOver(job) ? "" : " in all"}`);
   if (!isOver(job) && !isSilent(job) && left !== null) parts.push(left < 1 ? "less than 1 s left" : `at most ${duration(left)} left`);
   setText(byId("progress-words"), parts.join(", "));
 }

@@ -41,9 +41,10 @@ export function trialsTable() {
   };
 }
 
-function tags({ is_best: isBest, isDefault, purpose }) {
+function tags({ is_best: isBest, is_noise: isNoise, isDefault, purpose }) {
   return [
     isBest ? "best" : null,
+    isNoise ? "noise" : null,
     isDefault ? "default" : null,
     purpose === "confirm" ? "confirming" : null,
   ].filter(Boolean);

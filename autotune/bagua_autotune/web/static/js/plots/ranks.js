@@ -92,7 +92,7 @@ function note({ figures, world_size: size }, ranks, knowsComputing, parts) {
   if (figures.exposed_seconds !== null) {
     const step = figures.current_seconds;
     const share = step ? `, ${percent(figures.exposed_seconds / step)} of the step` : "";
-    parts.push(`Communication that computing does not hide: ${seconds(figures.exposed_seconds)} per step${share}.`);
+    parts.push(`Communication that computing does not hide in these steps: ${seconds(figures.exposed_seconds)} each${share}.`);
   }
   if (figures.rank_spread_ratio !== null && figures.slowest_rank !== null) {
     parts.push(
