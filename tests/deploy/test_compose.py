@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bagua_autotune.connections import MOST_BUFFERED_BYTES
 from bagua_autotune.settings import ENVIRONMENT, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,17 @@ def test_none_has_rights_that_it_does_not_need(
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("${BIND_ADDRESS:-127.0.0.1}:") for port in service["ports"])
     assert service["healthcheck"]["test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_none_takes_more_memory_or_temporary_space_than_it_may(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    service = services[name]
+    assert re.fullmatch(r"[12]g", service["mem_limit"])
+    (tmp,) = service["tmpfs"]
+    (size,) = re.fullmatch(r"/tmp:size=(\d+)m", tmp).groups()  # type: ignore[union-attr]
+    assert int(size) * 1024**2 > MOST_BUFFERED_BYTES
 
 
 def test_what_is_mounted_is_there(services: dict[str, dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.run import get_args_parser
 
 from bagua_autotune.app import LARGEST_BODY_BYTES, create_app
 from bagua_autotune.cli import main as cli
+from bagua_autotune.connections import MOST_BUFFERED_BYTES
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
 from bagua_client import environment
@@ -24,7 +25,7 @@ from tests.deploy.image import TOKEN, address_of, run_container
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
-PODS = ("sidecar.yaml", "cluster.yaml", "elastic.yaml")
+PODS = ("sidecar.yaml", "cluster.yaml", "elastic.yaml", "restore.yaml")
 SERVED = PODS[:2]
 
 
@@ -133,6 +134,22 @@ def test_the_cluster_s_parts_find_each_other() -> None:
     assert found["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "bagua-autotune"
 
 
+def test_a_copy_is_restored_on_the_service_s_volume() -> None:
+    restore, service = pod("restore.yaml"), pod("cluster.yaml")
+    assert restore["spec"]["volumes"] == service["spec"]["volumes"]
+    assert restore["spec"]["securityContext"] == service["spec"]["securityContext"]
+    (container,), (served,) = restore["spec"]["containers"], service["spec"]["containers"]
+    assert container["volumeMounts"] == served["volumeMounts"]
+    program, command, file = container["command"]
+    assert program == "bagua-autotune"
+    assert cli.get_command(Context(cli), command) is not None
+    page = (ROOT / "docs" / "operating.md").read_text()
+    assert f"bagua-autotune backup {file}\n" in page
+    name = service["metadata"]["labels"]["app.kubernetes.io/name"]
+    assert f"--selector app.kubernetes.io/name={name}\n" in page
+    assert restore["metadata"]["labels"]["app.kubernetes.io/name"] != name
+
+
 def test_the_cron_job_asks_the_service_and_is_not_taken_for_it() -> None:
     template = resources("cronjob.yaml")["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]
     (prune,) = template["spec"]["containers"]
@@ -151,6 +168,21 @@ def test_the_cron_job_asks_the_service_and_is_not_taken_for_it() -> None:
     (deployed,) = pod("cluster.yaml")["spec"]["containers"]
     assert prune["image"] == deployed["image"]
     assert prune["securityContext"] == deployed["securityContext"]
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "sidecar.yaml"])
+def test_tmp_and_memory_are_bounded(name: str) -> None:
+    spec = pod(name)["spec"]
+    (service,) = (
+        found
+        for found in [*spec.get("initContainers", []), *spec["containers"]]
+        if found["name"] == "autotune"
+    )
+    assert service["resources"]["limits"]["memory"] in ("1Gi", "2Gi")
+    (mount,) = (mount["name"] for mount in service["volumeMounts"] if mount["mountPath"] == "/tmp")
+    (volume,) = (found for found in spec["volumes"] if found["name"] == mount)
+    size_mib = int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi"))
+    assert size_mib * 1024**2 > MOST_BUFFERED_BYTES
 
 
 def test_the_ingress_leads_to_the_service_by_tls() -> None:

@@ -16,6 +16,11 @@ import requests
 from sqlalchemy import make_url
 
 from bagua_autotune.cli.serve import serve
+from bagua_autotune.connections import (
+    DESCRIPTORS_EACH,
+    MOST_CONNECTIONS,
+    OTHER_DESCRIPTORS,
+)
 from bagua_autotune.settings import ENVIRONMENT
 from tests.deploy import slurm
 from tests.deploy.slurm import Slurm, running_cluster
@@ -124,6 +129,13 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     unit.write_text(text)
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_leaves_room_for_all_connections_and_bounds_memory() -> None:
+    settings = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line)
+    assert int(settings["LimitNOFILE"]) >= DESCRIPTORS_EACH * MOST_CONNECTIONS + OTHER_DESCRIPTORS
+    assert settings["MemoryMax"] == "2G"
+    assert int(settings["RestartSec"]) > 0
 
 
 def test_the_unit_tells_the_service_what_it_knows() -> None:
