@@ -25,6 +25,7 @@ class TensorSpec:
         dtype: torch's name of the dtype, such as ``torch.float32``.
         device: device type and the device's position in this rank's model, such as ``cuda#0``;
             equal on all ranks, although the ranks use different devices.
+        is_sparse: whether torch expects sparse gradients.
     """
 
     name: str
@@ -32,6 +33,7 @@ class TensorSpec:
     element_bytes: int
     dtype: str
     device: str
+    is_sparse: bool = False
 
     @property
     def elements(self) -> int:
@@ -43,15 +45,23 @@ class TensorSpec:
 
     @property
     def group(self) -> str:
-        """Dtype and device; only tensors of the same group may share a bucket."""
-        return f"{self.dtype}/{self.device}"
+        """Dtype and device; only tensors of the same group may share a bucket. A sparse gradient
+        has a bucket of its own."""
+        return f"{self.dtype}/{self.device}" + (f"/{self.name}" if self.is_sparse else "")
 
 
-def describe(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[TensorSpec, ...]:
-    """The specs of a model's tensors, in the order given."""
+def describe(
+    named_tensors: Sequence[tuple[str, torch.Tensor]], sparse: Sequence[bool] = ()
+) -> tuple[TensorSpec, ...]:
+    """The specs of a model's tensors, in the order given.
+
+    Args:
+        sparse: of each, whether torch expects sparse gradients; empty: of none.
+    """
     devices: dict[torch.device, int] = {}
     specs = []
-    for name, tensor in named_tensors:
+    kinds = sparse or [False] * len(named_tensors)
+    for (name, tensor), is_sparse in zip(named_tensors, kinds, strict=True):
         position = devices.setdefault(tensor.device, len(devices))
         specs.append(
             TensorSpec(
@@ -60,6 +70,7 @@ def describe(named_tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[TensorS
                 element_bytes=tensor.element_size(),
                 dtype=str(tensor.dtype),
                 device=f"{tensor.device.type}#{position}",
+                is_sparse=is_sparse,
             )
         )
     return tuple(specs)

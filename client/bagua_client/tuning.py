@@ -29,7 +29,7 @@ class Tuning:
         state: ``off``: nothing is tuned; ``waiting``: no configuration has been tried yet, or the
             service does not answer; ``tuning``: configurations are being tried; ``finished``: a
             round ended with a result; ``failed``: it ended without one.
-        reason: why the state is off, waiting or failed; else empty.
+        reason: why the state is off or failed, or what it waits for; else empty.
         configuration: the one in force, or the one that will be from the next step on.
         default: the configuration that speed-ups are relative to.
         best: the configuration that was kept, or the best so far, which is not confirmed; None:

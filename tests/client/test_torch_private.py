@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client import Configuration
 from bagua_client import DistributedDataParallel as Ours
+from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
 from bagua_client.torch_private import reducer as torchs
@@ -264,7 +265,7 @@ def test_what_torch_puts_around_the_step_of_an_optimizer() -> None:
     for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
         register(lambda *_: seen.append("hook"))
     assert all(getattr(optimizer, name) for name in torch_optimizer.HOOKS)
-    torch_optimizer.unhooked_step(optimizer)(optimizer)
+    torch_optimizer.unhooked_step(type(optimizer))(optimizer)
     assert not seen
     optimizer.step()
     assert seen == ["hook"] * 2
@@ -292,3 +293,100 @@ def test_what_schedulers_look_at() -> None:
         warnings.simplefilter("error")
         scheduler.step()
     assert [name for name in vars(optimizer) if torch_optimizer.is_torchs(name)]
+
+
+def test_every_nccl_of_this_torch_is_known_and_takes_its_options() -> None:
+    if not dist.is_nccl_available():
+        pytest.skip("this torch is built without NCCL")
+    kinds = {name for name in dir(dist) if name.startswith("ProcessGroupNCCL")}
+    assert kinds <= set(torch_groups.NCCL_KINDS)
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = 4
+    for name in kinds:
+        assert isinstance(options, getattr(dist, name).Options)
+
+
+GPU = torch.device("cuda", 0)
+
+
+def _strange_backend() -> tuple[str, str, int, str, int]:
+    """One of another library's, for GPUs; on this CPU it is asked for nothing."""
+
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    if "STRANGE" not in vars(dist.Backend):
+        dist.Backend.register_backend("strange", create, devices=["cuda"])
+    group = dist.new_group(backend="cpu:gloo,cuda:strange")
+    alone = Communicator(group, torch.device("cpu"))
+    before = alone.most_channels
+    alone.device = GPU
+    with pytest.raises(RuntimeError, match="strange"):
+        alone.check(Configuration(channels=2))
+    unknown = torch_groups.unknown_kind(group, GPU)
+    return (
+        torch_groups.backend_name(group, GPU),
+        alone.obstacle,
+        alone.most_channels,
+        unknown,
+        before,
+    )
+
+
+def test_a_gpu_backend_of_an_unknown_kind_gets_one_channel(two_ranks: RankPool) -> None:
+    for name, obstacle, most, unknown, on_cpus in two_ranks.run(_strange_backend):
+        assert (name, most, on_cpus) == ("strange", 1, 16)
+        assert unknown == "strange (ProcessGroupGloo)"
+        assert unknown in obstacle
+
+
+def _in_detail() -> tuple[str, timedelta | None, list[str]]:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=41))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch_groups.set_timeout(group, timedelta(seconds=42))
+        cpu = torch.device("cpu")
+        kind = type(torch_groups._backend(group, cpu)).__name__
+        return kind, torch_groups.timeout_of(group, cpu), [str(each.message) for each in caught]
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def test_a_backend_is_recognised_behind_the_wrapper_of_torchs_debug_mode(
+    two_ranks: RankPool,
+) -> None:
+    for kind, timeout, warned in two_ranks.run(_in_detail):
+        assert kind == "ProcessGroupGloo"
+        assert timeout == timedelta(seconds=42)
+        assert warned == []
+
+
+def _second_nccl() -> list[str]:
+    """What a Communicator says of an NCCL whose groups are splits, on all ranks and on some."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_groups, "NCCL_KINDS", ("ProcessGroupGloo",))
+        patch.setattr(dist, "ProcessGroupNCCL2", dist.ProcessGroupGloo, raising=False)
+        found = []
+        pair = dist.new_group([0, 1], backend="cpu:gloo,cuda:gloo")
+        everyone = dist.new_group(backend="cpu:gloo,cuda:gloo")
+        world = dist.group.WORLD
+        assert world is not None
+        for bound in (None, GPU):
+            world.bound_device_id = bound
+            for group in (pair, everyone) if dist.get_rank() < 2 else (everyone,):
+                world.bound_device_id = None
+                communicator = Communicator(group, torch.device("cpu"))
+                world.bound_device_id = bound
+                communicator.device = GPU
+                found.append(communicator.obstacle)
+        world.bound_device_id = None
+        return found
+
+
+def test_nccl_groups_that_are_splits_need_all_ranks_and_a_device(three_ranks: RankPool) -> None:
+    part, every, part_bound, every_bound = three_ranks.run(_second_nccl)[0]
+    for obstacle in (part, every, part_bound):
+        assert "splits the group of all ranks" in obstacle
+    assert every_bound == ""

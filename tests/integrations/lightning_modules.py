@@ -117,15 +117,7 @@ class Partial(Regression):
         return nn.functional.mse_loss(self.further(outputs) if number % 2 else outputs, targets)
 
 
-class OneTensor(Regression):
-    """All that is rounded together is in one bucket in the first step, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(regression.WIDTH, regression.TARGETS, bias=False))
-
-
-class WithQAdam(OneTensor):
+class WithQAdam(Regression):
     """Its warm-up ends in the first epoch."""
 
     def configure_optimizers(self) -> Any:

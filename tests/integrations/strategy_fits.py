@@ -24,7 +24,6 @@ from bagua_client.algorithms import GlobalAlgorithmRegistry
 from tests.integrations import regression
 from tests.integrations.lightning_modules import (
     Adversaries,
-    OneTensor,
     Partial,
     Regression,
     WithQAdam,
@@ -51,7 +50,8 @@ EQUAL: dict[str, dict[str, Any]] = {
 """Trainings whose weights must be those of ``strategy="ddp"``."""
 RESUMED: dict[str, dict[str, Any]] = {
     "gradient_allreduce": {},
-    "bytegrad": {"error_feedback": True},
+    "bytegrad": {},
+    "bytegrad, feedback": {"error_feedback": True},
     "qadam": {},
     "decentralized": {"peer_selection_mode": "shift_one", "communication_interval": 3},
     "low_precision_decentralized": {},
@@ -246,8 +246,7 @@ def check_qadams_errors(place: Place) -> str:
 def check_resumed(scenario: str, place: Place) -> str:
     """A training that goes on from a checkpoint ends where one that was not interrupted does."""
     algorithm = scenario.partition(",")[0]
-    kinds = {"qadam": WithQAdam, "bytegrad": OneTensor}
-    kind = kinds.get(algorithm, Regression)
+    kind = WithQAdam if algorithm == "qadam" else Regression
     arguments = {"algorithm": algorithm, **RESUMED[scenario]}
     epochs = {"max_steps": -1, "num_sanity_val_steps": 0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
@@ -19,6 +19,7 @@ from bagua_client.agent.announcement import announce
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
+from bagua_client.agent.turns import Turn, turns
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
@@ -50,7 +51,7 @@ def why_not_admitted(ddp: DistributedDataParallel, knobs: Mapping[str, Choice]) 
     """
     group = ddp.process_group
     if dist.get_world_size(group) == 1:
-        logger.info("autotune is off: %s", SINGLE_RANK)
+        announce(logger, "autotune is off: %s", SINGLE_RANK)
         return SINGLE_RANK
     refusal = refusal_of(ddp, torchs.caps_of(ddp))
     pinned = {knob: each.pinned for knob, each in sorted(knobs.items()) if each.pinned is not None}
@@ -133,8 +134,8 @@ def _agreed(communicator: Communicator, error: str) -> bool:
     return not failed
 
 
-_agents: list[weakref.ref[Agent]] = []
-"""Of the models that this process wrapped, in that order."""
+_models: Counter[tuple[int, ...]] = Counter()
+"""How many this process trains, or has trained, with the same ranks."""
 
 
 def start_agent(
@@ -151,7 +152,8 @@ def start_agent(
         model: its name.
         file: what the tuning tries first.
     """
-    name = name_of(environment, model, len(_agents) + 1)
+    ranks = tuple(dist.get_process_group_ranks(tunable.communicator.group))
+    name = name_of(environment, model, ranks, _models[ranks] + 1)
     handover = Handover(name, tunable.communicator, environment)
     handover.offer()
     group = control_group(tunable.communicator)
@@ -159,9 +161,9 @@ def start_agent(
         return None
     _tell_left_alone(tunable, tunable.offer.reasons(tunable.communicator))
     pin(tunable, environment.knobs)
-    agent = Agent(tunable, group, optimizers, environment, name, handover, _agents, file)
-    _agents.append(weakref.ref(agent))
-    return agent
+    _models[ranks] += 1
+    turn = Turn(name, turns)
+    return Agent(tunable, group, optimizers, environment, name, handover, turn, file)
 
 
 def hook_came(tunable: Tunable) -> None:

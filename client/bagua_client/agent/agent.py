@@ -31,7 +31,6 @@ import enum
 import json
 import logging
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,11 +47,13 @@ from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
 from bagua_client.agent.reporter import Reporter
+from bagua_client.agent.turns import Turn
+from bagua_client.agent.waiting import awaited
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
-from bagua_client.reducer.reconfiguration import Reconfiguration
+from bagua_client.reducer.reconfiguration import Reconfiguration, way_back
 from bagua_client.reducer.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,7 @@ class Agent:
         environment: the settings.
         name: the job's.
         handover: of what is known to the other nodes.
-        agents: of the models that this process wraps, in that order, this one's included in the
-            end. They are tuned one after the other, as each would disturb the others' times.
+        turn: of this model to be tuned; the job's models are tuned one after the other.
         file: what is tried first, after the default.
 
     Attributes:
@@ -110,7 +110,7 @@ class Agent:
         environment: Environment,
         name: str,
         handover: Handover,
-        agents: list[weakref.ref[Agent]],
+        turn: Turn,
         file: ConfigurationFile | None = None,
     ) -> None:
         communicator = tunable.communicator
@@ -119,15 +119,18 @@ class Agent:
         self._name = name
         self._file = file
         self._handover = handover
-        self._agents = agents
-        self._position = len(agents)
+        self._turn = turn
         self._rank = communicator.rank
         self._group = group
+        self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
         self.measurement = Measurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
+        self.outcome.awaits = lambda: awaited(
+            tunable, self._reductions, None if self._rank else turn.is_anothers, environment
+        )
         self.state = State.TUNING
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
@@ -147,11 +150,11 @@ class Agent:
     def reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
-        begins = self.measurement.tick()
+        begins = bool(self._observe(self.measurement.tick))
         if self._is_switching and self._tunable.is_settled:
             self._switched()
         if self.is_active:
-            self.measurement.record(begins)
+            self._observe(self.measurement.record, begins)
         if self._in_flight is not None:
             if self._reductions >= self._in_flight.due:
                 self._in_flight = self._in_flight.read()
@@ -161,7 +164,7 @@ class Agent:
     def report_loss(self, loss: torch.Tensor | float) -> None:
         """Of this rank's batch in this step."""
         if self.state is not State.OFF:
-            self._guard.tell(loss)
+            self._observers.tell(self._guard.tell, loss)
 
     def close(self) -> None:
         """The model's wrapper is gone on this rank. Not collective."""
@@ -177,31 +180,35 @@ class Agent:
         leave the others waiting. It asks all to stop instead.
         """
         began = time.perf_counter()
-        command = None
-        report = Report()
-        try:
-            if self._tunable.refusal:
-                report.stop = Stop.REFUSED
-            elif self._rank == 0:
-                command = self._next_command()
-                report.command = command or b""
-                report.command_bytes = len(report.command)
-                watching = None if self.is_active else self._reporter
-                suspects = None if watching is None else watching.is_suspicious
-                report.next_report = self._pace.until_next(self._reductions, suspects)
-            wanted = self._trial is not None or self._watches
-            report.take(self.measurement.take(wanted, LARGEST_REPORT), self.is_active)
-            report.losses = self._guard.take()
-        except Exception:
-            logger.exception("autotune stops because of an error on rank %d", self._rank)
-            report.stop = Stop.ERROR
-        self._exchange.start(report)
+        command = self._observe(self._put_report)
+        if self._observers.has_failed:
+            self._exchange.put(Report(stop=Stop.ERROR))
+        self._exchange.start()
         took = time.perf_counter() - began
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
         return Message(due, partial(self._read, command, took, self._reductions))
 
+    def _put_report(self) -> bytes | None:
+        report, command = Report(), None
+        if self._tunable.refusal:
+            report.stop = Stop.REFUSED
+        elif self._rank == 0:
+            command = self._next_command()
+            report.command = command or b""
+            report.command_bytes = len(report.command)
+            watching = None if self.is_active else self._reporter
+            suspects = None if watching is None else watching.is_suspicious
+            report.next_report = self._pace.until_next(self._reductions, suspects)
+        wanted = self._trial is not None or self._watches
+        report.take(self.measurement.take(wanted, LARGEST_REPORT), self.is_active)
+        report.losses = self._guard.take()
+        self._exchange.put(report)
+        return command
+
     def _next_command(self) -> bytes | None:
-        if self._must_wait():
+        if self._watches and (self._reporter is None or not self._reporter.has_command):
+            return None
+        if not self._turn.take(self._reductions):
             return None
         if self._reporter is None:
             environment = without_unwatched(self._environment, self._guard.has_any)
@@ -212,16 +219,6 @@ class Agent:
             self.outcome.page = self._reporter.page
         return self._reporter.take_command()
 
-    def _must_wait(self) -> bool:
-        """Whether another model of this process is tuned: at first the earlier ones go before."""
-        if self._reporter is not None and self.is_active:
-            return False
-        others = self._agents if self._watches else self._agents[: self._position]
-        agents = [agent for reference in others if (agent := reference()) is not None]
-        return any(
-            agent.is_active and not agent._pace.is_idle for agent in agents if agent is not self
-        )
-
     def _read(self, command: bytes | None, start_seconds: float, reductions: int) -> Message | None:
         """Of a report that began after so many reductions."""
         began = time.perf_counter()
@@ -230,13 +227,14 @@ class Agent:
             self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
-        if harm := self._guard.judge(Losses.sum(report.losses for report in reports)):
+        losses = Losses.sum(report.losses for report in reports)
+        if harm := self._observe(self._guard.judge, losses):
             self._undo(harm)
             return None
         following = self._follow_command(reports[0], command)
-        self._pace.took(start_seconds + time.perf_counter() - began)
+        self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._hand_over(reports)
+        self._observe(self._hand_over, reports)
         return following
 
     def _hand_over(self, reports: Sequence[Report]) -> None:
@@ -244,7 +242,7 @@ class Agent:
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
-        before, self._disturbed = self._disturbed, self._watches and self._must_wait()
+        before, self._disturbed = self._disturbed, self._turn.is_anothers
         by_rank = [report.times for report in reports]
         if any(times.seconds for times in by_rank) and not (before or self._disturbed):
             self._reporter.put(Samples(self._trial, by_rank))
@@ -256,17 +254,8 @@ class Agent:
         too long for the report."""
         if report.command or not report.command_bytes:
             return self._start_vote(report.command) if report.command else None
-        text = torch.zeros(report.command_bytes, dtype=torch.uint8)
-        if command is not None:
-            text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
-        source = dist.get_global_rank(self._tunable.communicator.group, 0)
-        work = dist.broadcast(text, src=source, group=self._group, async_op=True)
-
-        def read() -> Message:
-            work.wait()
-            return self._start_vote(bytes(text.tolist()))
-
-        return Message(self._reductions + 1, read)
+        arrives = self._exchange.start_command(report.command_bytes, command)
+        return Message(self._reductions + 1, lambda: self._start_vote(arrives()))
 
     def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
@@ -294,31 +283,32 @@ class Agent:
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
-            self.outcome.follow(told, self.measurement.step)
+            self._observe(self.outcome.follow, told, self.measurement.step)
         else:
             self._tell("disagreement", trial, change.reason, None)
             if not watch:
-                self.outcome.end("failed", change.reason, self.measurement.step)
+                self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
         if trial is None:
             self._end(watch)
             return
         self.state = State.TUNING
         # The end of the round before may not have been settled.
+        self._tunable.attach()
         self._follow_steps()
         if change.agreed:
             self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
 
     def _switch(self, layout: Layout) -> None:
         self._tunable.schedule(layout)
-        self.measurement.forget()
-        self._guard.pause()
+        self._observe(self.measurement.forget)
+        self._observe(self._guard.pause)
         self._is_switching = True
 
     def _switched(self) -> None:
         """What was commanded is in force, and will stay as it is."""
         self._is_switching = False
-        self.measurement.begin(self._trial)
-        self._guard.begin(self._tunable.layout.configuration.changes_numbers)
+        self._observe(self.measurement.begin, self._trial)
+        self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
             self._tell("switched", self._trial, "", self._tunable.recut_seconds)
 
@@ -331,25 +321,26 @@ class Agent:
         """What is in force harms the training, as all ranks know: they go back to the default."""
         if self._rank == 0:
             logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
-        self._switch(self._tunable.plan(self._tunable.default))
+        self._switch(way_back(self._tunable, self._group, CPU))
         self._tell("diverged", self._trial, harm, None)
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
         """Some rank cannot go on: all let go."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
-            self._tunable.schedule(self._tunable.plan(self._tunable.default))
+            self._tunable.schedule(way_back(self._tunable, self._group, CPU))
         state, reason = ending(stops, self._tunable.refusal)
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
             logger.warning("autotune is off: %s", self._tunable.refusal)
         self._tell("ended", None, reason, None)
-        self.outcome.end(state, reason, self.measurement.step)
+        self._observe(self.outcome.end, state, reason, self.measurement.step)
         self._end(watch=False)
 
     def _end(self, watch: bool) -> None:
         """The configuration that is scheduled is the one to keep."""
         self.state, self._will_watch = State.SETTLING, watch
-        self.measurement.stop_recording()
+        self._observe(self._turn.leave)
+        self._observe(self.measurement.stop_recording)
         if not watch and self._reporter is not None:
             self._reporter.finish()
         self._tunable.after_reduction = self._settle
@@ -371,6 +362,7 @@ class Agent:
                 dist.destroy_process_group(self._group)
                 return
             self.state = State.WATCHING
+            self._tunable.watch()
             self._tunable.after_reduction = self.reduction_done
         if self._will_watch:
             self.reduction_done()
@@ -382,15 +374,17 @@ class Agent:
 
     def _follow_steps(self) -> None:
         self._tunable.after_reduction = self.reduction_done
-        self.measurement.follow()
+        self._observe(self.measurement.follow)
 
     def _detach(self) -> None:
         """From now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
-        self.measurement.close()
+        self._observe(self._turn.close)
+        self._observe(self.measurement.close)
         self._tunable.detach()
         self._in_flight = None
 
     def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
         if self._reporter is not None:
-            self._reporter.put(Event(kind, trial, self.measurement.step, message, seconds))
+            event = Event(kind, trial, self.measurement.step, message, seconds)
+            self._observe(self._reporter.put, event)

@@ -53,7 +53,7 @@ class TrialLines:
         # The trials that confirm the winner come on top of the limit.
         if measured // 10 > self._tenths and measured <= most:
             self._tenths = measured // 10
-            faster = f", best so far {speedup:.2f}x" if speedup is not None else ""
+            faster = f", best so far {speedup:.2f}x, not confirmed" if speedup is not None else ""
             announce(self._logger, "autotune: trial %d of at most %d%s", measured, most, faster)
 
 

@@ -32,6 +32,9 @@ BLOCK_STEPS = 5
 DROPPED_STEPS = 2
 """Not measured after a block, as the ranks have just waited for one another and their devices."""
 
+FAILED = [[math.inf] * 3] * BLOCK_STEPS
+"""What a rank tells that cannot measure."""
+
 _checks: list[Check] = []
 """At most one, of the first model that this process wrapped and that can be measured."""
 
@@ -54,6 +57,7 @@ class Check:
         self._tunable = tunable
         self._communicator = tunable.communicator
         self._path = path
+        self._observe = tunable.observers.call
         self._measurement = Measurement(tunable, optimizers, records=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
         self._reductions = 0
@@ -61,20 +65,20 @@ class Check:
         self.models = 1
         tunable.attach()
         tunable.after_reduction = self._reduction_done
-        self._measurement.follow()
-        self._write()
+        self._observe(self._measurement.follow)
+        self._observe(self._write)
 
     def _reduction_done(self) -> None:
         """The end of a step's communication; all ranks are in the same one here."""
         self._reductions += 1
-        begins = self._measurement.tick()
+        begins = bool(self._observe(self._measurement.tick))
         if self._block_begins is None:
             if self._reductions < WARMUP_STEPS or not self._tunable.is_settled:
                 return
             self._block_begins = self._reductions
         if self._reductions == self._block_begins:
-            self._measurement.begin(0)
-        self._measurement.record(begins)
+            self._observe(self._measurement.begin, 0)
+        self._observe(self._measurement.record, begins)
         if self._reductions == self._block_begins + BLOCK_STEPS:
             self._bring_together()
             self._block_begins = self._reductions + DROPPED_STEPS
@@ -84,15 +88,32 @@ class Check:
         device = self._communicator.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # so that all marks are known
-        own = torch.tensor(self._own(), dtype=torch.float64, device=device)
+        measured = self._observe(self._own)
+        rows = FAILED if measured is None or self._tunable.observers.has_failed else measured
+        own = torch.tensor(rows, dtype=torch.float64, device=device)
         gathered = [torch.empty_like(own) for _ in range(self._communicator.world_size)]
         dist.all_gather(gathered, own, group=self._communicator.group)
-        for row in torch.stack(gathered).transpose(0, 1).tolist():
+        by_rank = torch.stack(gathered)
+        failed = [rank for rank, rows in enumerate(by_rank.tolist()) if rows == FAILED]
+        if failed:
+            self._give_up(failed)
+            return
+        self._observe(self._sum_up, by_rank.transpose(0, 1).tolist())
+        self._observe(self._write)
+
+    def _sum_up(self, steps: list[list[list[float]]]) -> None:
+        for row in steps:
             seconds, computing, travelling = zip(*row, strict=True)
             if (slowest := _known(max, seconds)) is not None:
                 # The shortest: the other ranks also wait in it for the last one to come.
                 self._steps.append((slowest, _known(max, computing), _known(min, travelling)))
-        self._write()
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """These cannot measure, as all know: nothing more is, and the training goes on."""
+        where = ", ".join(map(str, ranks))
+        _replace(self._path, {"refusal": f"an error on rank {where}; see the log of that rank"})
+        self._observe(self._measurement.close)
+        self._tunable.detach()
 
     def _own(self) -> list[list[float]]:
         """For each step of the block three times in seconds, NaN where not known: of the step, of

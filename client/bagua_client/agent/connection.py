@@ -11,7 +11,8 @@ from typing import Any
 from bagua_client.agent.announcement import announce
 from bagua_client.agent.circuit import Circuit
 from bagua_client.agent.handover import is_of
-from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
+from bagua_client.agent.job_service import JobService, job_service
+from bagua_client.agent.sidecar import SidecarError
 from bagua_client.environment import Environment
 from bagua_client.service_client import JobState, Progress, ServiceClient
 from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
@@ -57,6 +58,7 @@ class Connection:
         self._circuit = Circuit(environment.server_wait_seconds)
         self._service: ServiceClient | None = None
         self._endings = 0  # of our own service, as far as they are told
+        self._trouble = ""  # with the latest request; empty: it was answered
 
     @property
     def url(self) -> str:
@@ -85,6 +87,7 @@ class Connection:
             try:
                 state = self._ask(request)
             except ServiceUnavailable as error:
+                self._trouble = str(error)
                 if self._stopping.is_set():
                     raise Stopped from error
                 pause_seconds = self._circuit.failed(self._place, error)
@@ -96,6 +99,7 @@ class Connection:
                 raise
             else:
                 self._circuit.answered()
+                self._trouble = ""
                 return state
 
     def renew(self, progress: Progress | None = None) -> None:
@@ -141,6 +145,12 @@ class Connection:
                 if self._stopping.wait(REFUSED_PAUSE_SECONDS):
                     raise
         return self.call(self._register)
+
+    @property
+    def untold(self) -> str:
+        """Why the service knows nothing of a job that it has not taken yet, in words."""
+        why = f"could not be used: {self._trouble}" if self._trouble else "had not answered yet"
+        return f"nothing is kept of it, as the service {self._place} {why}"
 
     @property
     def _place(self) -> str:
@@ -201,5 +211,5 @@ class Connection:
             )
         self._endings = len(endings)
 
-    def _sidecar(self) -> Sidecar:
-        return shared_sidecar(self._environment.service_port, self._environment.token)
+    def _sidecar(self) -> JobService:
+        return job_service(self._environment.service_port, self._environment.token)

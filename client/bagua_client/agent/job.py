@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,34 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_BUCKET_BYTES = 64 * 1024
 LARGEST_BUCKET_BYTES = 1024**3
+LONGEST_RANKS = 40
+"""Characters of a list of ranks in a job's name."""
 
 
-def name_of(environment: Environment, model: str, position: int) -> str:
-    """The job's name, equal on all ranks: the user's, else made from program and model.
+def name_of(environment: Environment, model: str, ranks: Sequence[int], position: int) -> str:
+    """The job's name, equal on all ranks: the user's, else made from program and model. Models on
+    other ranks, such as those of another pipeline stage, are other jobs.
 
-    ``position`` counts the models that this process wrapped, from 1.
+    Args:
+        ranks: those that train the model, of the default process group, in ascending order.
+        position: counts the models that these ranks wrapped, from 1.
     """
     name = environment.job or f"{Path(sys.argv[0]).stem or 'python'}-{model}"
+    if len(ranks) < dist.get_world_size():
+        place = f"@{_ranks(ranks)}"
+        name = name[: 190 - len(place)] + place
     return name[:190] if position == 1 else f"{name[:190]}#{position}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``4-7``, ``1,3`` or ``0-12:4``, as a slice counts; what is long is a hash."""
+    first, last, step = ranks[0], ranks[-1], ranks[-1] - ranks[-2] if len(ranks) > 1 else 1
+    if len(ranks) > 2 and list(ranks) == list(range(first, last + 1, step)):
+        return f"{first}-{last}" + (f":{step}" if step > 1 else "")
+    text = ",".join(map(str, ranks))
+    if len(text) <= LONGEST_RANKS:
+        return f"{first}-{last}" if len(ranks) == 2 and step == 1 else text
+    return f"{first}-{last}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def without_unwatched(environment: Environment, knows_losses: bool) -> Environment:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 
@@ -49,7 +50,10 @@ class Measurement:
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
         self._timer = StepTimer(clock)
-        self._boundary = StepBoundary(tunable.parameters, optimizers, self._timer.stepped)
+        self._observers = tunable.observers
+        self._boundary = StepBoundary(
+            tunable.parameters, optimizers, self._timer.stepped, self._observers
+        )
         # The marks of several devices cannot be compared.
         is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
         self._computed = self._timer.computed if is_on_one_device else None
@@ -62,13 +66,20 @@ class Measurement:
 
     def follow(self) -> None:
         """Be told by the model how long it computes and waits."""
-        self._tunable.on_last_ready = self._computed
+        self._tunable.observation.on_last_ready = self._computed
         if self._computed is not None:
-            self._tunable.waiting = self._timer.waiting
+            self._tunable.waiting = partial(self._observers.around, self._timer.waiting)
+
+    def tell_complexity(self, complexity: torch.Tensor | float) -> None:
+        """See :meth:`Complexity.tell`."""
+        self._observers.tell(self.complexity.tell, complexity)
+
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """Around what is no part of a step, between two of them."""
+        return self._observers.around(self._unmeasured)
 
     @contextmanager
-    def unmeasured(self) -> Iterator[None]:
-        """Around what is no part of a step, between two of them."""
+    def _unmeasured(self) -> Iterator[None]:
         with self._timer.unmeasured():
             yield
         if self._profiler is not None:
@@ -114,7 +125,7 @@ class Measurement:
 
     def stop_recording(self) -> None:
         """The tuning is over: step times are all that is measured."""
-        self._tunable.on_last_ready = None
+        self._tunable.observation.on_last_ready = None
         if self._profiler is not None:
             self._profiler.stop()
 

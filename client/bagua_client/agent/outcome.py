@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.agent.measurement import StepCount
+from bagua_client.agent.waiting import Impatience
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.tunable import Tunable
 from bagua_client.result_line import write_result_line
@@ -41,11 +42,13 @@ class Outcome:
     Attributes:
         count: of the training's steps.
         page: gives the job's, as soon as it is known.
+        awaits: gives what the first configuration waits for.
     """
 
     def __init__(self, job: str, tunable: Tunable, path: str | None, count: StepCount) -> None:
         rank, default = tunable.communicator.rank, tunable.default
         self.page: Callable[[], str] = str
+        self.awaits: Callable[[], str] = str
         self._tunable, self.count = tunable, count
         self._first = self._known = Tuning(
             state="waiting", configuration=default, default=default, job=job, rank=rank
@@ -55,13 +58,20 @@ class Outcome:
         self._before = ""  # the result of the round before, in words
         self._untold = self._is_over = False
         self._handle: RemovableHandle | None = None
-        if self._path is not None:
+        self._impatience = Impatience(self._reason_to_wait, speaks=rank == 0)
+        if rank == 0:
             atexit.register(self.close)
 
     @property
     def tuning(self) -> Tuning:
         """What is known now."""
-        return replace(self._known, configuration=self._in_force, page=self.page())
+        reason = self._known.reason or self._reason_to_wait()
+        return replace(self._known, configuration=self._in_force, page=self.page(), reason=reason)
+
+    def _reason_to_wait(self) -> str:
+        """Empty: the tuning waits no longer, or its reporter has said why it does."""
+        is_first = self._known.state == "waiting" and not self._known.reason
+        return self.awaits() if is_first else ""
 
     def follow(self, told: Mapping[str, Any], step: int) -> None:
         """All ranks were told what the reporter says with a command, and are to carry that out.
@@ -96,6 +106,7 @@ class Outcome:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        self._impatience.step()
         self._tell()
 
     def _tell(self) -> None:
@@ -110,6 +121,8 @@ class Outcome:
     def close(self) -> None:
         """The training is over on this rank: nobody is called any more, but scripts want a line."""
         atexit.unregister(self.close)
+        if os.getpid() == self._process and not self.page():  # Else the reporter says how it ends.
+            self._impatience.end()
         if self._path is None or os.getpid() != self._process:
             return
         if not self._is_over:
@@ -134,7 +147,7 @@ def _teller(outcome: Outcome) -> Callable[..., None]:
     def hook(*_: Any) -> None:
         found = reference()
         if found is not None:
-            found._tell()
+            found._tunable.observers.call(found._tell)
 
     return hook
 

@@ -19,8 +19,6 @@ COSTS_REMEMBERED = 5
 REPORTS_REMEMBERED = 8
 """Over which a step's time is averaged: a training thread that runs ahead of its GPU makes several
 steps in no time, then waits for it."""
-IDLE_SECONDS = 60.0
-"""A model that made no step for so long keeps the next one of its process no longer waiting."""
 WATCHING_REDUCTIONS = 24
 SUSPICIOUS_REDUCTIONS = 4
 
@@ -32,11 +30,6 @@ class Pace:
         self._reports = deque([(0, time.monotonic())], maxlen=REPORTS_REMEMBERED)
         # The median: one report that waited long says nothing of the next.
         self._costs_seconds = deque([0.0], maxlen=COSTS_REMEMBERED)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there was no report for long."""
-        return time.monotonic() - self._reports[-1][1] > IDLE_SECONDS
 
     def took(self, seconds: float) -> None:
         """A report cost the training thread so long."""

@@ -86,14 +86,14 @@ class Profiler:
         """What came before this step was no part of it: the next one is recorded instead."""
         if self._timeline is not None:
             self._timeline = None
-            self._tunable.record(None)
+            self._tunable.observation.record(None)
             self._steps = range(self._steps.start, self._steps.stop + 1)
 
     def stop(self) -> None:
         """Record nothing (more), and forget what nobody took."""
         self._steps = range(0)
         self._timeline = None
-        self._tunable.record(None)
+        self._tunable.observation.record(None)
         self._recordings.clear()
 
     def reduction_done(self, step: int, is_first: bool) -> None:
@@ -110,7 +110,7 @@ class Profiler:
             self._began = self._clock.mark()
             self._timeline = Timeline(self._clock.mark)
         if timeline is not self._timeline:
-            self._tunable.record(self._timeline)
+            self._tunable.observation.record(self._timeline)
 
     def take(self) -> Recording | None:
         """The oldest step that is known by now and was not taken yet."""

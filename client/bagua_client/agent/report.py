@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -109,8 +109,8 @@ class Exchange:
         self._tensors = [torch.frombuffer(row, dtype=torch.float64) for row in self._rows]
         self._work: dist.Work | None = None
 
-    def start(self, report: Report) -> None:
-        """Send this rank's. All ranks must come to this together, after the last conclusion."""
+    def put(self, report: Report) -> None:
+        """This rank's, to be sent next."""
         first_step, *parts = report.times
         header = (
             report.command_bytes,
@@ -124,9 +124,27 @@ class Exchange:
         self._own[: len(values)] = values
         if 0 < len(report.command) <= ROOM_BYTES:
             self._own[ROOM_AT:] = array("d", report.command.ljust(ROOM_BYTES))
+
+    def start(self) -> None:
+        """Send it. All ranks must come to this together, after the last conclusion."""
         self._work = dist.all_gather(
             self._tensors, self._own_tensor, group=self._group, async_op=True
         )
+
+    def start_command(self, size_bytes: int, command: bytes | None) -> Callable[[], bytes]:
+        """Send a command that is too long for a report; only rank 0 has it. All ranks must come to
+        this together. Returns what waits for it."""
+        text = torch.zeros(size_bytes, dtype=torch.uint8)
+        if command is not None:
+            text = torch.frombuffer(bytearray(command), dtype=torch.uint8)
+        source = dist.get_global_rank(self._group, 0)
+        work = dist.broadcast(text, src=source, group=self._group, async_op=True)
+
+        def arrives() -> bytes:
+            work.wait()
+            return bytes(text.tolist())
+
+        return arrives
 
     def conclude(self) -> list[Report]:
         """Wait; the reports by rank."""

@@ -21,12 +21,13 @@ from bagua_client.agent.announcement import TrialLines, announce, announce_page
 from bagua_client.agent.connection import Connection, Stopped
 from bagua_client.agent.handover import Handover
 from bagua_client.agent.inbox import Event, Inbox, Message, StepTable
+from bagua_client.agent.job_service import job_service
 from bagua_client.agent.measurement import StepCount
 from bagua_client.agent.optional_fields import OptionalFields
 from bagua_client.agent.outcome import ENDED_FIRST, before_that
 from bagua_client.agent.profiler import Recording
 from bagua_client.agent.renewal import Renewal
-from bagua_client.agent.sidecar import SidecarError, shared_sidecar
+from bagua_client.agent.sidecar import SidecarError
 from bagua_client.agent.watch import Watch
 from bagua_client.environment import Environment
 from bagua_client.service_client import JobState, StepTimes
@@ -96,7 +97,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="bagua-reporter", daemon=True)
         if environment.url is None:
             # Before our own goodbye is registered, so that the service ends after it.
-            shared_sidecar(environment.service_port, environment.token)
+            job_service(environment.service_port, environment.token)
         atexit.register(self.close, GOODBYE_SECONDS)
         self._thread.start()
 
@@ -104,6 +105,11 @@ class Reporter:
         """Hand something over; never waits."""
         if not self._is_forked:
             self._inbox.put(message)
+
+    @property
+    def has_command(self) -> bool:
+        """Whether there is one that the ranks have not been told yet."""
+        return self._command is not None
 
     def take_command(self) -> bytes | None:
         """The command that the ranks have not been told yet."""
@@ -127,7 +133,8 @@ class Reporter:
         atexit.unregister(self.close)
         if self._thread.is_alive() and not self._is_forked:
             if self._is_tuning:
-                announce(logger, "autotune: %s; its trials are kept%s", ENDED_FIRST, self._before)
+                kept = "its trials are kept" if self._is_registered else self._connection.untold
+                announce(logger, "autotune: %s; %s%s", ENDED_FIRST, kept, self._before)
             else:
                 wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
             self._stopping.set()

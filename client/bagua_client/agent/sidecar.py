@@ -23,11 +23,11 @@ class SidecarError(Exception):
 
 
 class Sidecar:
-    """The service of this process; all models wrapped in this process share it.
+    """A service that this process starts.
 
     It watches its parent's process id, so it ends with the job even if the job is killed. Other
     programs of the machine can reach it, such as a browser that shows any page. So it needs a
-    token, which only this process knows.
+    token, which only the job knows.
 
     Args:
         port: 0: any free port.
@@ -64,6 +64,8 @@ class Sidecar:
             if self._process is None:
                 self._start()
             elif (status := self._process.poll()) is not None:
+                if self._process.stdout is not None:
+                    self._process.stdout.close()
                 self._start()
                 self.endings.append(
                     f"ended with exit code {status}"
@@ -71,6 +73,16 @@ class Sidecar:
                     else f"was killed by signal {-status}"
                 )
             return self._url
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this process started it, and it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether there will be none any more."""
+        return self._stopped
 
     def stop(self) -> None:
         """End the service, if this process itself and not its parent started it."""
@@ -99,8 +111,13 @@ class Sidecar:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
-                # Not as an argument: every user of the machine can read those.
-                env={**os.environ, "BAGUA_AUTOTUNE_TOKEN": self.token},
+                # Not as an argument: every user of the machine can read those. No other token is
+                # accepted.
+                env={
+                    **os.environ,
+                    "BAGUA_AUTOTUNE_TOKEN": self.token,
+                    "BAGUA_AUTOTUNE_PREVIOUS_TOKEN": "",
+                },
             )
         except OSError as error:
             raise SidecarError(f"the service could not be started: {error}") from error
@@ -124,25 +141,3 @@ def _first_line(process: subprocess.Popen[str]) -> str:
         return process.stdout.readline()
     finally:
         watchdog.cancel()
-
-
-_sidecar: Sidecar | None = None
-_lock = threading.Lock()
-
-
-def shared_sidecar(port: int, token: str | None = None) -> Sidecar:
-    """The sidecar of this process; see Sidecar."""
-    global _sidecar
-    with _lock:
-        if _sidecar is None:
-            _sidecar = Sidecar(port, token)
-        return _sidecar
-
-
-def _forget() -> None:
-    """In a forked child: service and lock belong to the parent."""
-    global _sidecar, _lock
-    _sidecar, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)

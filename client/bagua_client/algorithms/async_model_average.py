@@ -133,7 +133,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
 
     def forward_begins(self, weights: Weights) -> None:
         self._weights = weights
-        if not self.leaves_gradients or self._is_aborted or self.sync_interval_ms <= 0:
+        if self._group is None or self._is_aborted or self.sync_interval_ms <= 0:
             return
         # Not while a pass that has had no backward one may need the weights as they are.
         if self._round is not None and self._may_move and self._round.is_over():
@@ -142,15 +142,18 @@ class AsyncModelAverageAlgorithm(Algorithm):
         if self._round is None and time.monotonic() >= self._next_seconds:
             self._start(weights)
 
+    def backward_begins(self, weights: Weights) -> None:
+        # The ranks do not begin their rounds together, and may begin one in a pass of their own.
+        if self.leaves_gradients and self._group is None:
+            self._group = _new_group(weights)
+
     def backward_ends(self, weights: Weights) -> None:
         self._steps += 1
         self._may_move = True
 
     def _start(self, weights: Weights) -> None:
-        communicator = weights.communicator
-        if self._group is None:
-            # All ranks come to their first round, in the same step or not.
-            self._group = communicator.new_group([range(communicator.world_size)])
+        if self._group is None:  # Aborted by all ranks before they have begun.
+            self._group = _new_group(weights)
         self.rounds += 1
         self._round = _Round(weights, self._group)
 
@@ -201,10 +204,16 @@ class AsyncModelAverageAlgorithm(Algorithm):
         _worker_of(model)._is_aborted = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+        return {**super().state_dict(), "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._steps = state["steps"]
+
+
+def _new_group(weights: Weights) -> dist.ProcessGroup:
+    communicator = weights.communicator
+    return communicator.new_group([range(communicator.world_size)])
 
 
 def _worker_of(model: torch.nn.Module) -> AsyncModelAverageAlgorithm:

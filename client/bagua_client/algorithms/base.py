@@ -16,6 +16,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
 
 if TYPE_CHECKING:
+    from bagua_client.reducer.kept_layout import KeptLayout
     from bagua_client.reducer.weights import Weights
 
 
@@ -34,6 +35,7 @@ class Algorithm:
         hierarchical: whether a job begins by reducing inside the nodes first. With one node, or
             one rank on each node, the reduction is flat anyway.
         names: the names of the model's parameters, by ``id(parameter)``.
+        kept_layout: the part of :meth:`state_dict` that the buckets are.
         is_torchs: in this phase it does what torch does without it.
         moves_weights: it communicates weights, in the methods below.
         leaves_gradients: in this phase each rank keeps its own gradients and buffers.
@@ -48,6 +50,7 @@ class Algorithm:
     name = ""
     hierarchical = False
     names: Mapping[int, str] = MappingProxyType({})
+    kept_layout: KeptLayout | None = None
     is_torchs = False
     moves_weights = False
     leaves_gradients = False
@@ -92,20 +95,28 @@ class Algorithm:
         return cls()
 
     def end(self) -> None:
-        """Another algorithm takes its place. All ranks call this between two steps. It waits for
+        """Another algorithm takes its place. All ranks call this together. It waits for
         communication under way; afterwards weights may differ between ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it; each rank has its own."""
-        return {}
+        """What a checkpoint must hold of it; each rank has its own. The part under ``layout`` is
+        the same on all: the buckets. What a subclass has is added to it."""
+        return {} if self.kept_layout is None else {"layout": self.kept_layout.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave."""
+        """What :meth:`state_dict` gave. The buckets are taken up if all ranks load them before the
+        first step."""
+        if self.kept_layout is not None and "layout" in state:
+            self.kept_layout.load_state_dict(state["layout"])
 
-    # Moments at which weights may travel; all ranks come to them together
+    # The moments of a step; to all but the first all ranks come together, and weights may travel
 
     def forward_begins(self, weights: Weights) -> None:
-        """A training pass begins whose gradients will be synchronised."""
+        """A pass begins whose gradients would be synchronised. It may be one that only this rank
+        makes, and have no backward pass: nothing here may wait for another rank."""
+
+    def backward_begins(self, weights: Weights) -> None:
+        """The first gradients are there. Weights may be read, but not changed."""
 
     def backward_ends(self, weights: Weights) -> None:
         """All gradients are there, and no optimizer has stepped yet."""
@@ -118,9 +129,9 @@ class Algorithm:
 
     @property
     def phase(self) -> int:
-        """The phase that the algorithm should be in now; 0 if it has none. It is read between two
-        steps. When it changes, the ranks check that it has changed on all of them, and
-        :meth:`begin` it together."""
+        """The phase that the algorithm should be in now; 0 if it has none. It is read where the
+        first gradients of a step are there. When it changes, the ranks check that it has changed
+        on all of them, and :meth:`begin` it together."""
         return 0
 
     @property

@@ -80,10 +80,12 @@ class ByteGradAlgorithm(Algorithm):
             self._beside = wire, lost
 
     def state_dict(self) -> dict[str, Any]:
-        return {"lost": self._lost.state(self.names)}
+        own = {"lost": self._lost.state(self.names)} if self.error_feedback else {}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._lost.load(state["lost"], self.names)
+        super().load_state_dict(state)
+        self._lost.load(state.get("lost", {}), self.names)
 
     def exchange(
         self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]

@@ -80,24 +80,28 @@ class DecentralizedAlgorithm(Algorithm):
         )
 
     def end(self) -> None:
-        for _, _, arrival in self._in_flight:  # of a pass that had no backward one
+        for _, _, arrival in self._in_flight:  # of a backward pass that broke
             arrival.wait()
         self._in_flight = []
 
-    def forward_begins(self, weights: Weights) -> None:
-        self.end()
+    def backward_begins(self, weights: Weights) -> None:
         if self._steps % self.communication_interval:
             return
-        share = 1.0 / weights.communicator.world_size
-        if self.peer_selection_mode == "shift_one":
-            share = 1.0 / weights.communicator.ranks_beside if weights.reduces_by_node else 1.0
         for parameters in weights.whole:
-            flat = weights.flat(parameters).mul_(share)
+            flat = weights.flat(parameters, self._sums(weights))
+            if self.peer_selection_mode == "shift_one" and weights.reduces_by_node:
+                flat.div_(weights.communicator.ranks_beside)
             self._in_flight.append((parameters, flat, weights.carry(flat)))
+
+    def _sums(self, weights: Weights) -> bool:
+        """Whether weights are added up, or else exchanged in pairs only."""
+        return self.peer_selection_mode == "all" or weights.reduces_by_node
 
     def backward_ends(self, weights: Weights) -> None:
         for parameters, flat, arrival in self._in_flight:
             arrival.wait()
+            if self.peer_selection_mode == "all":
+                flat.div_(weights.communicator.world_size)
             weights.write(parameters, flat)
         self._exchanges += bool(self._in_flight)
         self._steps += 1
@@ -112,9 +116,11 @@ class DecentralizedAlgorithm(Algorithm):
         return PeerAverage(groups[0], peer_of(rank, self._exchanges, ranks)).operations
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "exchanges": self._exchanges}
+        own = {"steps": self._steps, "exchanges": self._exchanges}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._steps, self._exchanges = state["steps"], state["exchanges"]
 
 

@@ -104,9 +104,10 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         replicas = self._replicas or {}
         found = {name: companion.state(self.names) for name, companion in replicas.items()}
-        return {"steps": self._steps, **found}
+        return {**super().state_dict(), "steps": self._steps, **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._steps = state["steps"]
         self._replicas = {name: Companion() for name in REPLICAS} if "own" in state else None
         for name, companion in (self._replicas or {}).items():

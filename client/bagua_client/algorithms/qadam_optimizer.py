@@ -61,11 +61,20 @@ class QAdamOptimizer(torch.optim.Optimizer):
     @property
     def steps_done(self) -> int:
         """Of the parameter that has most."""
-        return max((state["step"] for state in self.state.values()), default=0)
+        return max((state.get("step", 0) for state in self.state.values()), default=0)
 
     def is_warm(self, parameter: torch.Tensor) -> bool:
         """Whether it has made the steps of the warm-up: one that is thawed later has its own."""
         return bool(self.state.get(parameter, {}).get("step", 0) >= self.warmup_steps)
+
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Made if it is not there; whoever looks at it before leaves an empty one."""
+        state: dict[str, Any] = self.state[parameter]
+        if "step" not in state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,11 +92,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def _step_one(
         self, parameter: torch.nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]
     ) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state = self._state_of(parameter)
         state["step"] += 1
         t, (beta1, beta2) = state["step"], group["betas"]
         m, v = state["exp_avg"], state["exp_avg_sq"]

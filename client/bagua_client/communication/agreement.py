@@ -35,18 +35,19 @@ class Vote:
 
 
 def attempt(
-    change: Callable[[], int], failed: int, group: dist.ProcessGroup, device: torch.device
-) -> tuple[list[int], str]:
-    """Try ``change``, which returns a vote, on all ranks together.
+    change: Callable[[], object], group: dist.ProcessGroup, device: torch.device
+) -> tuple[str, str]:
+    """Try ``change`` on all ranks together.
 
     Returns:
-        The votes, by rank (``failed`` for a rank where ``change`` raised an exception), and the
-        message of this rank's exception (empty if there was none).
+        The ranks where it raised an exception, as in "0, 3" (empty: none), and the message of this
+        rank's exception (empty if there was none).
     """
     error = ""
     try:
-        vote = change()
+        change()
     except Exception as failure:
         # Keep only the text: the exception may hold references to memory, which may be short.
-        vote, error = failed, f"{type(failure).__name__}: {failure}"
-    return Vote(vote, group, device).values(), error
+        error = f"{type(failure).__name__}: {failure}"
+    votes = Vote(int(bool(error)), group, device).values()
+    return ", ".join(str(rank) for rank, failed in enumerate(votes) if failed), error

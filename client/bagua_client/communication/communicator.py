@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication import nccl
+from bagua_client.communication import nccl, spares
 from bagua_client.communication.operations import (
     AllGatherShards,
     AllReduce,
@@ -40,10 +39,17 @@ class NodeGroups:
     is_leader: bool
 
 
+CONNECT_SECONDS = 30.0
+"""For the ranks of a new gloo group to find each other."""
+
+FAILED = -1
+"""In place of a number: a rank could not make the group before."""
+
 Exchange = Callable[[Sequence[dist.ProcessGroup]], Sequence[Operation]]
 
-_group_names_taken = 0
-"""A group name with a smaller number may have belonged to a group that was destroyed."""
+_groups_made = 0
+"""No group that this rank made has this number or a larger one. Under the name of a destroyed group
+a new one would find the old addresses in the store."""
 
 
 class Communicator:
@@ -72,6 +78,8 @@ class Communicator:
         self.topology = discover(group, device)
         self._flat_groups = [[group]]
         self._node_groups: list[NodeGroups] = []
+        self._made: dict[dist.ProcessGroup, tuple[Hashable, int]] = {}
+        self._failure: Exception | None = None
 
     @property
     def obstacle(self) -> str:
@@ -82,7 +90,21 @@ class Communicator:
         """
         if dist.get_backend(self.group) == "gloo":
             return ""
-        if self.world_size < dist.get_world_size() and torch_groups.is_bound_to_device():
+        if unknown := torch_groups.unknown_kind(self.group, self.device):
+            return (
+                f"how much of a GPU the groups of the backend {unknown} take is not known, and "
+                "several that do not fit together would hang"
+            )
+        is_part = self.world_size < dist.get_world_size()
+        if torch_groups.splits_only(self.group, self.device) and (
+            is_part or not torch_groups.is_bound_to_device()
+        ):
+            return (
+                "this torch splits the group of all ranks for each new NCCL group, which all ranks "
+                "have to join, and which needs init_process_group(device_id=...). Give that and "
+                "train on all ranks, or use backend 'nccl-legacy', if torch has it"
+            )
+        if is_part and torch_groups.is_bound_to_device():
             return (
                 f"its model trains on {self.world_size} of the job's {dist.get_world_size()} "
                 "ranks, and init_process_group(device_id=...) has torch split the group of all "
@@ -130,8 +152,11 @@ class Communicator:
 
         Raises:
             RuntimeError: see :meth:`check`; nothing was made.
+            Exception: this rank or another one could not make a group. Those that were made are
+                there until :meth:`release`.
         """
         self.check(configuration)
+        self._failure = None
         # On CUDA each chain is issued as a whole, so all ranks issue the same order on one group.
         needed = 1 if self.device.type == "cuda" else exchanges
         by_node = self._reduces_by_node(configuration)
@@ -144,6 +169,8 @@ class Communicator:
         for groups in lists[: configuration.channels]:
             while len(groups) < needed:
                 groups.append(self._channel_group(everyone, by_node))
+        if self._failure is not None:
+            raise self._failure
 
     def release(self, configuration: Configuration) -> None:
         """Destroy the groups that ``configuration`` does not need; nothing may be in flight.
@@ -157,11 +184,19 @@ class Communicator:
         for each in self._node_groups[node_channels:]:
             unneeded += [each.inside_first, *each.across, each.inside_last]
         del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
+        unneeded = [group for group in unneeded if group is not self.group]  # See _channel_group.
         if unneeded and self.device.type == "cuda":
             # Operations that the host has finished with may still run on the device.
             torch.cuda.synchronize(self.device)
         for group in unneeded:
+            self._made.pop(group, None)
             dist.destroy_process_group(group)
+
+    def close(self) -> None:
+        """The model is gone on this rank: its groups are there for the next one. Not collective."""
+        while self._made:
+            group, (kind, birth) = self._made.popitem()
+            spares.keep(kind, birth, group)
 
     def sum_operations(
         self,
@@ -227,9 +262,30 @@ class Communicator:
     def _channel_group(
         self, partition: Sequence[Sequence[int]], by_node: bool = False
     ) -> dist.ProcessGroup:
+        """A group of one channel. A rank that cannot make it goes on to the next one, where it
+        tells the others, which may wait for it there: then all raise. Until then it has another."""
+        is_first = self._failure is None
+        try:
+            return self._new_channel_group(partition, by_node)
+        except Exception as error:
+            if not is_first or isinstance(error, _FailedElsewhere):
+                raise
+            self._failure = error
+            return self.group
+
+    def _new_channel_group(
+        self, partition: Sequence[Sequence[int]], by_node: bool
+    ) -> dist.ProcessGroup:
+        if dist.get_backend(self.group) == "gloo":
+            # A rank that cannot must not hold the others up for as long as a collective may take.
+            group = self.new_group(partition, "gloo", timedelta(seconds=CONNECT_SECONDS))
+            usual = torch_groups.timeout_of(self.group, self.device)
+            torch_groups.set_timeout(group, usual or torch_groups.DEFAULT_TIMEOUT)
+            return group
         if not self._is_nccl:
             return self.new_group(partition)
-        return self.new_group(partition, "nccl", options=nccl.options(self.device, by_node))
+        name = torch_groups.backend_name(self.group, self.device)
+        return self.new_group(partition, name, options=nccl.options(self.device, by_node))
 
     def new_group(
         self,
@@ -238,8 +294,8 @@ class Communicator:
         timeout: timedelta | None = None,
         options: torch_groups.Options | None = None,
     ) -> dist.ProcessGroup:
-        """Make one new group for each part of ``partition`` (ranks of ``self.group``). All ranks
-        must call it together, with the same partition.
+        """Make one new group for each part of ``partition`` (ranks of ``self.group``), or take
+        those of a model that is gone. All ranks must call it together, with the same partition.
 
         Args:
             backend, timeout: None: those of ``self.group``.
@@ -257,13 +313,16 @@ class Communicator:
         backend = backend or dist.get_backend(self.group)
         if options is not None:
             torch_groups.set_timeout_in(options, timeout)
-        own: dist.ProcessGroup | None = None
-        for part, ranks in zip(parts, partition, strict=True):
+        limit = None if options is None else nccl.limit_of(options)
+        kind = (tuple(map(tuple, parts)), backend, timeout, limit)
+        birth, spare = self._next_number(kind, partition)
+        own = spares.take(kind, spare) if spare is not None else None
+        for part, ranks in zip(parts, partition, strict=True) if own is None else ():
             if self.world_size == dist.get_world_size():
                 group = dist.new_group(part, timeout, backend, options)
             elif self.rank in ranks:
                 # Ranks outside ``self.group`` do not call this.
-                with self._new_group_name():
+                with torch_groups.counting_groups_from(birth):
                     group = dist.new_group(
                         part, timeout, backend, options, use_local_synchronization=True
                     )
@@ -271,19 +330,30 @@ class Communicator:
                 own = group
         if own is None:
             raise ValueError(f"rank {self.rank} is in no part of {partition}")
+        self._made[own] = kind, spare if spare is not None else birth
         return own
 
-    @contextmanager
-    def _new_group_name(self) -> Iterator[None]:
-        """Give a group made inside this context a name that is new and the same on all its ranks.
+    def _next_number(
+        self, kind: Hashable, partition: Sequence[Sequence[int]]
+    ) -> tuple[int, int | None]:
+        """A number that no group of these ranks has had yet, and that of spare groups that can be
+        used instead of new ones."""
+        global _groups_made
+        highest = max(len(torch_groups.pg_names()), _groups_made)
+        if self._failure is not None:
+            highest = FAILED
+        own = torch.tensor([highest, *spares.offer(kind)], device=self.device)
+        gathered = [torch.zeros_like(own) for _ in range(self.world_size)]
+        dist.all_gather(gathered, own, group=self.group)
+        by_rank = torch.stack(gathered).tolist()
+        failed = [rank for rank, (number, *_) in enumerate(by_rank) if number == FAILED]
+        if failed:
+            ranks = ", ".join(map(str, failed))
+            raise self._failure or _FailedElsewhere(f"rank {ranks} could not make a group")
+        birth = max(number for number, *_ in by_rank)
+        _groups_made = birth + 1
+        return birth, spares.choose([offers for _, *offers in by_rank], partition)
 
-        Under the name of a destroyed group, a new one would find the old addresses in the store.
-        So c10d starts to count at a number that none of the ranks has used yet.
-        """
-        global _group_names_taken
-        highest = max(len(torch_groups.pg_names()), _group_names_taken)
-        level = torch.tensor([highest], device=self.device)
-        dist.all_reduce(level, op=dist.ReduceOp.MAX, group=self.group)
-        _group_names_taken = int(level) + 1
-        with torch_groups.counting_groups_from(int(level)):
-            yield
+
+class _FailedElsewhere(RuntimeError):
+    """Another rank could not make a group."""

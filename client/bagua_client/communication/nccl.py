@@ -53,5 +53,10 @@ def options(device: torch.device, by_node: bool) -> torch_groups.Options:
     return found
 
 
+def limit_of(options: torch_groups.Options) -> int:
+    """The limit in :func:`options`."""
+    return int(options.config.max_ctas)  # type: ignore[attr-defined]
+
+
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

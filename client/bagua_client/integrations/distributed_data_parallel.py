@@ -147,7 +147,7 @@ class DistributedDataParallel(WithMoments):
             TypeError: neither a number nor a tensor of one on the CPU.
         """
         if self._agent is not None:
-            self._agent.measurement.complexity.tell(complexity)
+            self._agent.measurement.tell_complexity(complexity)
 
     def unmeasured(self) -> AbstractContextManager[None]:
         """A context for what is not part of a step, such as a validation or writing a checkpoint.
@@ -160,16 +160,18 @@ class DistributedDataParallel(WithMoments):
         return nullcontext() if self._agent is None else self._agent.measurement.unmeasured()
 
     def reconfigure(self, configuration: Configuration) -> bool:
-        """Re-cut the buckets before the next forward pass that synchronises. All ranks must call
-        it in the same step.
+        """Re-cut the buckets: at once between two steps, else at the end of the step under way. All
+        ranks must call it in the same step.
 
         Returns:
-            Whether all ranks agreed. If not, all return to the default configuration. They
-            disagree if the configuration does not fit the model, which is logged.
+            Whether all ranks agreed and could do it; if not, the log has the reason. All return to
+            the default configuration if it does not fit the model or the ranks disagree, or if the
+            process groups that it needs could not be made. They keep what they had if a rank
+            could not make the buckets.
 
         Raises:
-            RuntimeError: the job is being tuned, or the ranks cannot make the process groups
-                that the configuration needs; what is in force stays.
+            RuntimeError: the job is being tuned, or the ranks cannot have the process groups that
+                the configuration needs; what is in force stays.
         """
         if self.is_tuning:
             raise RuntimeError(
@@ -186,8 +188,7 @@ class DistributedDataParallel(WithMoments):
         tunable = _tunable_of(self)
         communicator = tunable.communicator
         change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
-        tunable.schedule(change.conclude())
-        return change.agreed
+        return tunable.change(change.conclude()) and change.agreed
 
     def join_hook(self, **kwargs: Any) -> Any:
         """As torch's: while ranks may end their training one by one, nothing is tuned."""
@@ -206,11 +207,11 @@ class DistributedDataParallel(WithMoments):
             state["_not_tuned"] = "a copy is not tuned"
         return state
 
-    def _forward_begins(self) -> bool:
-        is_uncut = self._tunable is not None and self._tunable.before_forward()
-        if self._agent is not None:
-            self._agent.outcome.forward_begins()
-        return is_uncut
+    def _forward_begins(self) -> None:
+        if self._tunable is not None:
+            self._tunable.before_forward()
+            if self._agent is not None:
+                self._tunable.observers.call(self._agent.outcome.forward_begins)
 
     def _buffers_stay(self) -> bool:
         return self._tunable is not None and self._tunable.algorithm.leaves_gradients
@@ -381,6 +382,7 @@ def _new_tunable(
         _warn_of_channels(channels, communicator.obstacle or f"this GPU has room for {most}")
         channels = most
     tunable = TunableReducer(wrapper, algorithm, communicator)
+    weakref.finalize(wrapper, communicator.close).atexit = False
     if channels > 1:
         tunable.start_from(replace(tunable.default, channels=channels))
     return tunable

@@ -13,7 +13,7 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.layout import Layout
 from bagua_client.reducer.offer import refusal_of
-from bagua_client.reducer.reconfiguration import Reconfiguration
+from bagua_client.reducer.reconfiguration import Reconfiguration, prepared
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.reducer import caps_of
 
@@ -68,10 +68,14 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
         if communicator.rank == votes.index(0):
             _refuse(reason)
         return False
+    begin = tunable.plan(replace(asked, buckets=()))
+    if reason := prepared(tunable, begin, communicator.group, communicator.device):
+        if communicator.rank == 0:
+            _refuse(reason)
+        return False
     if communicator.rank == 0:
         _announce(tunable, file)
-    begin = tunable.plan(replace(asked, buckets=()))
-    tunable.schedule(begin)
+    tunable.change(begin)
     if asked.buckets:
         tunable.after_reduction = lambda: _cut_lists(tunable, file, begin)
         tunable.attach()

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 KEY = "bagua"
 """In the checkpoint, see :meth:`Kept.collect`."""
+LAYOUT = "layout"
+"""There, and in an algorithm's state."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +27,29 @@ class Kept:
 
     Attributes:
         algorithm: its name.
-        state: its own, in the memory of the CPU.
+        layout: the buckets, which are the same on all ranks.
+        state: the rank's own, in the memory of the CPU.
         replicas_differ: the ranks' weights and optimizers do.
     """
 
     algorithm: str
+    layout: Mapping[str, Any]
     state: Mapping[str, Any]
     replicas_differ: bool
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Kept | None:
-        """None, on all ranks: it has nothing of its own."""
-        has_state = type(algorithm).state_dict is not Algorithm.state_dict
-        if not has_state and not algorithm.leaves_gradients:
+        """None, on all ranks: there is nothing to keep."""
+        state = algorithm.state_dict()
+        layout = state.pop(LAYOUT, {})
+        if not (state or layout or algorithm.leaves_gradients):
             return None
-        return cls(algorithm.name, _on_cpu(algorithm.state_dict()), algorithm.leaves_gradients)
+        return cls(algorithm.name, layout, _on_cpu(state), algorithm.leaves_gradients)
+
+    @property
+    def differs(self) -> bool:
+        """Whether each rank has something of its own; the same on all."""
+        return bool(self.state) or self.replicas_differ
 
     def collect(self, replica: Mapping[str, Any]) -> dict[str, Any]:
         """Bring what every rank has to rank 0, one rank after the other. All ranks must call it.
@@ -49,9 +59,12 @@ class Kept:
 
         Returns:
             Plain values and tensors, as ``torch.load(weights_only=True)`` wants them: the name of
-            the algorithm, and by rank its state and, where replicas differ, that of each but rank
-            0, whose the checkpoint has anyway. Of use on rank 0 only.
+            the algorithm, the buckets, and by rank its state, if it has one, and, where replicas
+            differ, that of each but rank 0, whose the checkpoint has anyway. Of use on rank 0 only.
         """
+        kept: dict[str, Any] = {"algorithm": self.algorithm, LAYOUT: self.layout, "ranks": []}
+        if not self.differs:
+            return kept
         is_first = dist.get_rank() == 0
         own = {"state": self.state, "replica": None}
         if self.replicas_differ and not is_first:
@@ -64,7 +77,7 @@ class Kept:
                 ranks += received
         else:
             dist.send_object_list(ranks, dst=0)
-        return {"algorithm": self.algorithm, "ranks": ranks}
+        return {**kept, "ranks": ranks}
 
 
 class Found(NamedTuple):
@@ -77,13 +90,19 @@ class Found(NamedTuple):
 def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
     """What :meth:`Kept.collect` gave, for a training that goes on; None, on all ranks: it does not
     fit this one, and the algorithm begins anew at the weights of rank 0."""
-    if Kept.of(algorithm) is None:
+    now = Kept.of(algorithm)
+    if now is None:
         return None
     name, ranks = (saved["algorithm"], saved["ranks"]) if saved else ("", [])
+    # Files of earlier releases have no buckets.
+    layout = {LAYOUT: saved[LAYOUT]} if saved and saved.get(LAYOUT) else {}
+    if not now.differs:
+        return Found(layout, None) if name == algorithm.name else None
     if name == algorithm.name and len(ranks) == dist.get_world_size():
-        return Found(**ranks[dist.get_rank()])
+        found = Found(**ranks[dist.get_rank()])
+        return Found({**found.state, **layout}, found.replica)
     if dist.get_rank() == 0:
-        was = f"{name} on {len(ranks)} ranks" if name else "an algorithm without state"
+        was = f"{name} on {len(ranks)} ranks" if ranks else name or "an algorithm without state"
         logger.warning(
             "the checkpoint was made by %s, and this training uses %s on %d ranks: all ranks "
             "continue from the weights of rank 0, and the algorithm starts from the beginning",

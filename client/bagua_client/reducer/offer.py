@@ -139,6 +139,8 @@ class Offer:
                 "with find_unused_parameters=True torch cuts in the order in which the model "
                 "lists its parameters"
             )
+        if any(tensor.is_sparse for tensor in self.tensors):
+            return "torch gives each sparse gradient a bucket of its own"
         if len({tensor.group for tensor in self.tensors}) > 1:
             return "torch counts its caps anew for each dtype and device, and this model has more"
         return ""

@@ -13,6 +13,7 @@ from bagua_client.algorithms import Algorithm, GlobalAlgorithmRegistry, offered
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.comm_hook import Travel, Watcher
+from bagua_client.reducer.kept_layout import KeptLayout
 from bagua_client.reducer.weights import Model, Moments
 
 
@@ -22,6 +23,7 @@ class Replication:
     Args:
         declared: the algorithm that the model was wrapped with.
         names: parameter names, by the parameters' ``id``.
+        kept_layout: what a checkpoint holds of the buckets.
         watcher: is told of the buckets.
 
     Attributes:
@@ -36,16 +38,19 @@ class Replication:
         declared: Algorithm,
         model: Model,
         names: Mapping[int, str],
+        kept_layout: KeptLayout,
         wrapper: torch.nn.Module,
         watcher: Watcher,
     ) -> None:
         self._declared = declared
         self._model = model
         self._names = names
+        self._kept_layout = kept_layout
         self._wrapper = weakref.ref(wrapper)
         self._communicator = model.communicator
         self._in_force: str | None = None
         self._phase = 0
+        self._left: list[Algorithm] = []
         self.moments: Moments | None = None
         self.algorithm = self._new(Configuration())
         self.travel = Travel(self.algorithm, model.communicator, Configuration(), watcher)
@@ -96,14 +101,15 @@ class Replication:
     def make_way_for(self, configuration: Configuration) -> None:
         """End the algorithm in force, unless it stays under ``configuration``.
 
-        If it ends, weights that differ between ranks are averaged. All ranks call this together,
-        between two steps, with the same algorithm in force.
+        If it ends, weights that differ between ranks are averaged, with the gradients that the
+        optimizers may have yet to use. All ranks call this together, where no bucket is on its way,
+        with the same algorithm in force.
         """
         if self.keeps(configuration):
             return
         self._in_force = None
         if self.moments is None:
-            self.algorithm.end()
+            self._left.append(self.algorithm)  # The optimizers may have yet to step as it needs.
         else:
             self.moments.end()
             self.moments = None
@@ -126,26 +132,27 @@ class Replication:
                 self.moments = Moments(self.algorithm, self._model, wrapper)
         self.travel.close()
 
-    def change_phase(self, group: dist.ProcessGroup, device: torch.device) -> bool:
-        """Begin the algorithm's next phase if it is due. All ranks reach it in the same step.
-
-        Returns:
-            Whether a new phase has begun.
+    def reduction_begins(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """The first bucket of a step is full. All ranks come here, the optimizers have stepped, and
+        no bucket is on its way: the algorithm's next phase begins if it is due, on all ranks in the
+        same step.
 
         Raises:
             RuntimeError: some rank has not made as many steps as the others.
         """
+        while self._left:
+            self._left.pop(0).end()
         phase = self.algorithm.phase
-        if phase == self._phase:
-            return False
-        if others := Vote(self.algorithm.progress, group, device).dissenters():
-            raise RuntimeError(
-                f"rank {', '.join(map(str, others))} has not made as many steps as the others, "
-                f"as {self.algorithm.name} needs; load the same checkpoint on all ranks"
-            )
-        self._phase = phase
-        self.algorithm.begin(phase)
-        return True
+        if phase != self._phase:
+            if others := Vote(self.algorithm.progress, group, device).dissenters():
+                raise RuntimeError(
+                    f"rank {', '.join(map(str, others))} has not made as many steps as the others, "
+                    f"as {self.algorithm.name} needs; load the same checkpoint on all ranks"
+                )
+            self._phase = phase
+            self.algorithm.begin(phase)
+        if self.moments is not None:
+            self.moments.backward_begins()
 
     def _new(self, configuration: Configuration) -> Algorithm:
         declared: Algorithm | None = self._declared
@@ -157,5 +164,5 @@ class Replication:
         if declared is None:
             raise ValueError(f"{configuration.algorithm} does not work on this model")
         algorithm = declared.reify(self._communicator)
-        algorithm.names = self._names
+        algorithm.names, algorithm.kept_layout = self._names, self._kept_layout
         return algorithm

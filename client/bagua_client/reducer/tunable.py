@@ -13,8 +13,9 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec
+from bagua_client.reducer.observation import Observation
+from bagua_client.reducer.observers import Observers
 from bagua_client.reducer.offer import Offer
-from bagua_client.reducer.timeline import Timeline
 
 
 class Tunable(Protocol):
@@ -31,17 +32,19 @@ class Tunable(Protocol):
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
-        on_last_ready: called when everything is ready to be communicated on this rank.
         on_return: called with the reason when a change failed on some rank and all ranks returned
             to the layout before it.
         waiting: returns a context that is entered around a step's other communication.
+        observation: what is seen of the steps on this rank.
+        observers: by way of which all that only observes is called.
     """
 
     recut_seconds: float
     after_reduction: Callable[[], None] | None
-    on_last_ready: Callable[[], None] | None
     on_return: Callable[[str], None] | None
     waiting: Callable[[], AbstractContextManager[None]]
+    observation: Observation
+    observers: Observers
 
     @property
     def algorithm(self) -> Algorithm: ...
@@ -65,12 +68,20 @@ class Tunable(Protocol):
         """What may be changed, and why the rest may not."""
 
     @property
+    def order_is_agreed(self) -> bool:
+        """Whether the ranks have compared what they saw of ``order``."""
+
+    @property
     def refusal(self) -> str:
         """Why no setting can be changed; empty: some can."""
 
     @property
-    def order_is_agreed(self) -> bool:
-        """Whether ``order`` was seen and is the same on all ranks."""
+    def is_left(self) -> bool:
+        """Whether the model's wrapper is gone."""
+
+    @property
+    def stands_back(self) -> bool:
+        """Whether the ranks may end their training one by one now, so that nothing is changed."""
 
     def plan(self, configuration: Configuration) -> Layout:
         """The layout that ``configuration`` would put in force; changes nothing.
@@ -93,8 +104,16 @@ class Tunable(Protocol):
 
     # Apply
 
+    def prepare(self, layout: Layout) -> None:
+        """Make the process groups that ``layout`` needs. All ranks call this together.
+
+        Raises:
+            RuntimeError: they cannot be made.
+        """
+
     def schedule(self, layout: Layout) -> None:
-        """Put ``layout`` into force between two steps; all ranks have agreed on it."""
+        """Put ``layout`` into force at the end of this step's communication; all ranks have agreed
+        on it, and its groups are made."""
 
     @property
     def layout_to_come(self) -> Layout:
@@ -113,8 +132,8 @@ class Tunable(Protocol):
     def attach(self) -> None:
         """Observe the steps from now on."""
 
+    def watch(self) -> None:
+        """Observe but the ends of steps from now on, as cheaply as that can be."""
+
     def detach(self) -> None:
         """Stop observing the steps."""
-
-    def record(self, timeline: Timeline | None) -> None:
-        """Record the next steps in ``timeline``; None: stop recording."""

@@ -65,12 +65,20 @@ class Weights:
         configuration = self._layout().configuration
         return self.communicator.ranks_across(configuration) < self.communicator.world_size
 
-    def flat(self, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    def flat(
+        self, parameters: Sequence[torch.nn.Parameter], is_summed: bool = True
+    ) -> torch.Tensor:
         """A flat copy of the values of ``parameters``, padded with zeros to a length that can
-        travel."""
+        travel.
+
+        Args:
+            is_summed: the ranks' will be added up, or scaled before that: of 16-bit numbers as
+                float32, else rounding would change replicas that are equal, and a sum overflow.
+        """
         elements = sum(parameter.numel() for parameter in parameters)
         missing = -elements % self._carrier.multiple(self._layout().configuration)
-        flat = parameters[0].new_zeros(elements + missing, requires_grad=False)
+        dtype = _wide(parameters[0].dtype) if is_summed else parameters[0].dtype
+        flat = parameters[0].new_zeros(elements + missing, dtype=dtype, requires_grad=False)
         torch.cat([p.detach().reshape(-1) for p in parameters], out=flat[:elements])
         return flat
 
@@ -87,6 +95,11 @@ class Weights:
     def close(self) -> None:
         """Release threads and CUDA streams."""
         self._carrier.close()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """That of sums of such numbers."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 class Model(Protocol):
@@ -144,8 +157,12 @@ class Moments:
             self._step_ends()
 
     def forward_begins(self) -> None:
-        """A forward pass begins that is trained and synchronised."""
+        """A forward pass begins whose gradients would be synchronised; maybe on this rank alone."""
         self._algorithm.forward_begins(self._weights)
+
+    def backward_begins(self) -> None:
+        """The first gradients of the step are there."""
+        self._algorithm.backward_begins(self._weights)
 
     def backward_ends(self) -> None:
         """The backward pass is over, and all gradients are final."""
@@ -181,8 +198,9 @@ class Moments:
 
 @torch.no_grad()
 def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give all ranks the mean of their weights and of the optimizers' state of them: if a momentum
-    differed, the weights would diverge again. All ranks call this together, between two steps."""
+    """Give all ranks the mean of their weights, of the optimizers' state of them, and of the
+    gradients: if a momentum or the next update differed, the weights would diverge again. All ranks
+    call this together, while no bucket is on its way."""
     communicator = weights.communicator
     kept = [state for optimizer in optimizers for state in _moments_of(optimizer, weights)]
     shapes = [(name, len(tensors), sum(t.numel() for t in tensors)) for name, tensors in kept]
@@ -194,13 +212,37 @@ def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> N
                 "the optimizers' states differ in shape between ranks, so they are not averaged; "
                 "the weights are"
             )
-    everything: list[Sequence[torch.Tensor]] = [*weights.whole, *(tensors for _, tensors in kept)]
+    _average(communicator, [*weights.whole, *(tensors for _, tensors in kept)])
+    _average_gradients(weights)
+
+
+def _average(communicator: Communicator, everything: Sequence[Sequence[torch.Tensor]]) -> None:
     for tensors in everything:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = flat.to(_wide(flat.dtype))
         dist.all_reduce(flat, group=communicator.group)
         flat.div_(communicator.world_size)
         for tensor, values in zip(tensors, in_order(tensors)(flat), strict=True):
             tensor.copy_(values)
+
+
+def _average_gradients(weights: Weights) -> None:
+    """Of each weight that has one on any rank."""
+    communicator = weights.communicator
+    have = [parameter.grad is not None for parameter in weights.parameters]
+    counts = torch.tensor(have, dtype=torch.int64, device=communicator.device)
+    dist.all_reduce(counts, group=communicator.group)
+    found = {id(p) for p, count in zip(weights.parameters, counts.tolist(), strict=True) if count}
+    for parameters in weights.whole:
+        used = [parameter for parameter in parameters if id(parameter) in found]
+        if not used:
+            continue
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in used]
+        dense = [g.to_dense() if g.layout is not torch.strided else g for g in gradients]
+        _average(communicator, [dense])
+        for parameter, gradient, mean in zip(used, gradients, dense, strict=True):
+            is_sparse = gradient.layout is torch.sparse_coo
+            parameter.grad = mean.to_sparse(gradient.sparse_dim()) if is_sparse else mean
 
 
 def _moments_of(

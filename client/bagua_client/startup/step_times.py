@@ -35,12 +35,20 @@ class Recorder:
         """Follow the steps from now on; torch has been imported."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_post_hook(self._observe_step)
         atexit.register(self._end)
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _observe_step(self, optimizer: Any, *_: Any) -> None:
+        """An error in timing a training is none of the training's."""
         if self._is_over:
             return
+        try:
+            self._after_step(optimizer)
+        except Exception as error:
+            self._is_over = True
+            print(f"bagua_client: rank {_rank()} times no steps: {error!r}", file=sys.stderr)
+
+    def _after_step(self, optimizer: Any) -> None:
         if not self._marks:
             if _rank() != 0:
                 self._is_over = True

@@ -29,24 +29,69 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | No
     longer than the user's own timeout.
     """
     try:
-        timeout = group._get_backend(device).options._timeout
+        timeout = _backend(group, device).options._timeout
     except (AttributeError, RuntimeError):
         return None
     return timeout if isinstance(timeout, timedelta) else None
 
 
+NCCL_KINDS = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+"""torch's backends that take NCCL's options, as far as this release has them. None is a subclass of
+another."""
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Of the backend by which ``group`` communicates from ``device``. The public backend name may
+    list several."""
+    names = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    return names.get(device.type, "")
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> Any:
+    backend: Any = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps each.
+    while type(backend).__name__ == "_ProcessGroupWrapper":
+        backend = backend.wrapped_pg
+    return backend
+
+
 def is_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether ``group`` communicates by NCCL from ``device``. The public backend name cannot tell:
-    it may name several backends."""
-    kind = getattr(dist, "ProcessGroupNCCL", None)
-    if kind is None or device.type != "cuda":
+    """Whether ``group`` communicates from ``device`` by an NCCL whose options are known."""
+    if device.type != "cuda":
         return False
-    return isinstance(group._get_backend(device), kind)
+    kinds = [getattr(dist, name) for name in NCCL_KINDS if hasattr(dist, name)]
+    return isinstance(_backend(group, device), tuple(kinds))
+
+
+def splits_only(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether torch makes another group like this NCCL one by a split of the group of all ranks,
+    which has to be bound to a device."""
+    second = getattr(dist, "ProcessGroupNCCL2", None)
+    return (
+        is_nccl(group, device)
+        and second is not None
+        and isinstance(_backend(group, device), second)
+    )
+
+
+def unknown_kind(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the backend by which ``group`` communicates from this GPU, if how much of the GPU
+    it takes is not known (torchcomms, say); else empty."""
+    if device.type != "cuda" or is_nccl(group, device):
+        return ""
+    name = backend_name(group, device)
+    return "" if name == dist.Backend.GLOO else f"{name} ({type(_backend(group, device)).__name__})"
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Set the timeout of all later operations of ``group``. There is no public setter."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    """Set the timeout of all later operations of ``group``. torch has a public setter from 2.14
+    on."""
+    public = getattr(dist, "set_timeout", None)
+    if public is not None:
+        public(timeout, group)
+    else:  # c10d's own private setter leaves out what it does not recognise behind a wrapper.
+        for device in group._device_types:
+            _backend(group, device)._set_default_timeout(timeout)
 
 
 def set_timeout_in(options: Options, timeout: timedelta | None) -> None:
@@ -75,6 +120,31 @@ def pg_names() -> dict[Any, Any]:
     """Names of the groups that this process is in. c10d names a new group after their number."""
     found: dict[Any, Any] = dist.distributed_c10d._world.pg_names
     return found
+
+
+def is_alive(group: dist.ProcessGroup) -> bool:
+    """Whether it was not destroyed. There is no public way to ask."""
+    return group in pg_names()
+
+
+def operations_of(group: dist.ProcessGroup) -> int:
+    """How many operations this rank issued in ``group``; -1: not known. There is no public
+    getter."""
+    try:
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):  # Not every backend counts.
+        return -1
+
+
+def counted() -> int:
+    """How many groups c10d has named by their number in this process."""
+    return int(dist.distributed_c10d._world.group_count)
+
+
+def count_from(number: int) -> None:
+    """Have c10d name the next group after ``number``, which must be the same on all ranks. There is
+    no public way."""
+    dist.distributed_c10d._world.group_count = number
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def unhooked_step(optimizer: Optimizer) -> Callable[..., Any]:
-    """The step of its class as it was written; torch wraps it, and calls all hooks there."""
-    step: Any = type(optimizer).step
+def unhooked_step(optimizer: type[Optimizer]) -> Callable[..., Any]:
+    """The step of a class as it was written; torch wraps it, and calls all hooks there."""
+    step: Any = optimizer.step
     plain: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
     return plain
 

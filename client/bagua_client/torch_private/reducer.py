@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -119,8 +119,18 @@ def on_each_gradient(
         ]
 
 
+def remove(handles: list[RemovableHandle]) -> None:
+    """Remove these hooks, and forget them."""
+    while handles:
+        handles.pop().remove()
+
+
 def new_reducer(
-    ddp: DistributedDataParallel, parameters: Parameters, caps: Caps, used: Iterable[int] = ()
+    ddp: DistributedDataParallel,
+    parameters: Parameters,
+    caps: Caps,
+    used: Iterable[int] = (),
+    order: Sequence[int] = (),
 ) -> None:
     """Replace the reducer of ``ddp`` by one that the constructor would have made with ``caps``. The
     old reducer is freed first.
@@ -132,6 +142,8 @@ def new_reducer(
         used: indices of the parameters that passes under ``no_sync`` have used since the last
             reduction. They are needed where torch looks for unused parameters: the old reducer
             knows them but has no way to ask for them.
+        order: indices of the parameters, in the order in which :func:`rebuild` is to cut the final
+            buckets, at once; empty: in the order that the first steps show.
 
     Raises:
         RuntimeError: out of memory, for example; ``ddp`` then has no reducer.
@@ -156,6 +168,8 @@ def new_reducer(
     # Only these two hold the reducer with its buckets. After a failed attempt there is no reducer.
     vars(ddp).pop("reducer", None)
     ddp.logger = None
+    if order:
+        parameters = parameters.arranged(order)
     try:
         # The reducer's constructor refuses a weight that was frozen after the model was wrapped.
         with all_trained(parameters.tensors):
@@ -165,6 +179,10 @@ def new_reducer(
     finally:
         ddp.bucket_bytes_cap = graph_bytes
     _carry_over(ddp, used)
+    if order:
+        # Torch has this for ranks that make no steps of their own: as if the gradients had become
+        # ready in the order of the indices.
+        cast(Any, ddp.reducer)._push_all_rebuilt_params()
     ddp._has_rebuilt_buckets = False
 
 
@@ -199,6 +217,16 @@ def leave_untimed(ddp: DistributedDataParallel) -> None:
         ddp.reducer.prepare_for_forward()
 
 
+def check_finished(ddp: DistributedDataParallel) -> None:
+    """Raise torch's own error if the last backward pass did not reach all parameters.
+
+    Raises:
+        RuntimeError: it did not.
+    """
+    if ddp.logger is not None:  # None if a change has failed half-way.
+        ddp.reducer._check_reducer_finalized()
+
+
 def rebuild(ddp: DistributedDataParallel) -> bool:
     """Do what torch's forward pass does first: check the last step, and re-cut the buckets once, in
     the order in which gradients became ready. All ranks must call this together.
@@ -212,6 +240,15 @@ def rebuild(ddp: DistributedDataParallel) -> bool:
     rebuilt = bool(ddp.reducer._rebuild_buckets())
     ddp._has_rebuilt_buckets |= rebuilt
     return rebuilt
+
+
+def bytes_of(bucket: GradBucket) -> int:
+    """What a bucket sends; of a sparse gradient its values and indices, with a row that occurs
+    twice counted twice. The public names of these two would first have to add such rows up."""
+    flat = bucket.buffer()
+    if flat.layout is torch.sparse_coo:
+        return flat._indices().nbytes + flat._values().nbytes
+    return flat.nbytes
 
 
 def register_hook(ddp: DistributedDataParallel, hook: Hook) -> None:
@@ -265,11 +302,26 @@ def rebuilds(ddp: DistributedDataParallel) -> bool:
     return bool(ddp.static_graph or not ddp.find_unused_parameters)
 
 
+def reaches_all(ddp: DistributedDataParallel) -> bool:
+    """Whether each backward pass must compute all gradients; torch refuses to go on otherwise."""
+    return not (ddp.static_graph or ddp.find_unused_parameters)
+
+
 def steps_to_cut(ddp: DistributedDataParallel) -> int:
     """Number of steps after which a new reducer cuts its final buckets."""
     if not rebuilds(ddp):
         return 0
     return 2 if ddp.static_graph else 1
+
+
+def has_run(ddp: DistributedDataParallel) -> bool:
+    """Whether there was any forward pass."""
+    return bool(ddp._lazy_init_ran)
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def is_join_enabled(ddp: DistributedDataParallel) -> bool:
@@ -311,7 +363,7 @@ def after_backward(callback: Callable[[], None]) -> None:
     Torch's reducer waits for its buckets in such a callback too, which it queues after the last
     bucket's hook. So ours is queued by another callback, and then runs after torch's.
     """
-    if torch._C._current_graph_task_id() == -1:
+    if not is_in_backward():
         callback()
         return
     engine = torch.autograd.Variable._execution_engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -33,6 +33,14 @@ class Parameters:
     expect_sparse: list[bool]
     names: dict[int, str]
 
+    def arranged(self, order: Sequence[int]) -> Parameters:
+        """The same, in another order."""
+        return Parameters(
+            [self.tensors[index] for index in order],
+            [self.expect_sparse[index] for index in order],
+            {place: self.names[index] for place, index in enumerate(order)},
+        )
+
 
 kept_parameters: WeakKeyDictionary[DistributedDataParallel, Parameters] = WeakKeyDictionary()
 """The parameters of each of our wrappers, as it was made with them."""
@@ -48,18 +56,9 @@ class WithMoments(DistributedDataParallel):
     """Whether to call these methods; if not, torch.compile traces nothing but torch's own class."""
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._is_followed and self._begin_forward():
-            return self._pre_forward_uncut(*inputs, **kwargs)
+        if self._is_followed:
+            self._begin_forward()
         return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-
-    @untraced
-    def _pre_forward_uncut(self, *inputs: Any, **kwargs: Any) -> Any:
-        reducer = self.reducer
-        self.reducer = cast(Any, _Uncut(reducer))
-        try:
-            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        finally:
-            self.reducer = reducer
 
     def _sync_buffers(self) -> None:
         if self._is_followed:
@@ -68,8 +67,8 @@ class WithMoments(DistributedDataParallel):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     @untraced
-    def _begin_forward(self) -> bool:
-        return self._forward_begins()
+    def _begin_forward(self) -> None:
+        self._forward_begins()
 
     @untraced
     def _timed_sync(self, sync: Callable[[], None]) -> None:
@@ -112,11 +111,10 @@ class WithMoments(DistributedDataParallel):
             return super().__reduce_ex__(protocol)
         return copyreg._reconstructor, (made_of, object, None), self.__getstate__()  # type: ignore
 
-    # The methods that a subclass overrides. They are called: before anything else in a forward pass
-    # (it returns whether torch must not re-cut its buckets in this pass); around a broadcast of the
-    # module's buffers; before and after the user registers a communication hook.
-    def _forward_begins(self) -> bool:
-        return False
+    # The methods that a subclass overrides. They are called: before anything else in a forward
+    # pass; around a broadcast of the module's buffers; before and after the user registers a
+    # communication hook.
+    def _forward_begins(self) -> None: ...
 
     def _buffers_stay(self) -> bool:
         return False
@@ -145,17 +143,3 @@ def let_go(ddp: DistributedDataParallel) -> None:
     reduce their gradients. The wrapper cannot train after that."""
     vars(ddp).pop("reducer", None)
     ddp.logger = None
-
-
-class _Uncut:
-    """A reducer that does not re-cut its buckets, for a forward pass that some ranks may not make:
-    in a re-cut all ranks exchange the order of the gradients."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        return False

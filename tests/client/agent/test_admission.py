@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -19,7 +19,9 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel, Tuning, tune
 from bagua_client.agent import admission
+from bagua_client.agent.job import name_of
 from bagua_client.communication import verdict
+from bagua_client.environment import Environment
 from bagua_client.torch_private import reducer as torchs
 from tests.ranks import RankPool
 
@@ -203,3 +205,32 @@ def test_a_hook_that_one_rank_alone_cannot_tune_with_ends_the_tuning_on_all(
         assert state == "failed"
         assert reason == "nothing can be tuned on rank 1; see the log of that rank"
     assert any(line.startswith("autotune is off: ") for line in results[1][2])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "position", "name"),
+    [
+        (range(4096), 1, "gpt"),
+        (range(4096), 2, "gpt#2"),
+        ([3], 1, "gpt@3"),
+        ([0, 1], 1, "gpt@0-1"),
+        ([4, 5, 6, 7], 3, "gpt@4-7#3"),
+        ([1, 3], 1, "gpt@1,3"),
+        (range(2, 130, 8), 1, "gpt@2-122:8"),
+        ([0, 1, 4, 5], 1, "gpt@0,1,4,5"),
+    ],
+)
+def test_a_model_on_some_of_the_ranks_is_a_job_with_their_name(
+    ranks: Sequence[int], position: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4096)
+    assert name_of(Environment(job="gpt"), "Linear", ranks, position) == name
+
+
+def test_no_two_sets_of_ranks_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4096)
+    places = [[*range(0, 1024, 3), last] for last in (2000, 2001)]
+    places += [[*range(0, 1024, 3), 1500, 2001], [0, 2001]]
+    names = {name_of(Environment(job="long" * 60), "Linear", ranks, 1) for ranks in places}
+    assert len(names) == len(places)
+    assert all(len(name) <= 190 for name in names)

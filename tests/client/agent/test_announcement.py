@@ -49,8 +49,8 @@ TUNNEL = f"ssh -L PORT:127.0.0.1:PORT {socket.gethostname()}"
 LINES = [
     "autotune: job digits is being tuned, see PAGE",
     f"autotune: to see it from another machine, run there first: {TUNNEL}",
-    "autotune: trial 10 of at most 60, best so far 1.25x",
-    "autotune: trial 20 of at most 60, best so far 1.25x",
+    "autotune: trial 10 of at most 60, best so far 1.25x, not confirmed",
+    "autotune: trial 20 of at most 60, best so far 1.25x, not confirmed",
     "autotune: the result",
 ]
 

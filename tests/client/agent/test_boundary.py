@@ -51,3 +51,25 @@ def test_a_boundary_that_is_closed_or_gone_hears_of_no_optimizer() -> None:
     gc.collect()
     assert gone() is None
     optimizer.step()
+
+
+def test_parameters_that_come_to_an_optimizer_or_leave_it_later_are_seen() -> None:
+    ours, others = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    boundary = StepBoundary([ours])
+    optimizer = _optimizer(others)
+
+    def steps() -> list[bool]:
+        found = []
+        for _ in range(2):
+            optimizer.step()
+            found += [boundary.begins(), boundary.begins()]
+        return found
+
+    assert steps() == [True] * 4  # as without an optimizer
+    optimizer.add_param_group({"params": [ours]})
+    assert steps() == [True, False] * 2
+    optimizer.param_groups[1]["params"] = []
+    assert steps()[1:] == [True] * 3
+    optimizer.param_groups[0]["params"][0] = ours
+    assert steps() == [True, False] * 2
+    boundary.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import check
+from bagua_client.reducer.timeline import Timeline
 from bagua_client.service_client import BucketTiming
 from tests.client.comparison import difference
 from tests.ranks import RankPool
@@ -64,6 +66,25 @@ def test_steps_of_the_slowest_rank_are_written_and_the_training_is_as_it_was(
     recorded = [travelled for *_, travelled in found["steps"] if travelled is not None]
     assert len(recorded) == 9
     assert all(travelled > 0 for travelled in recorded)
+
+
+def _cannot_measure(path: str) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    failing = mock.patch.object(Timeline, "tensor_ready", fail)
+    with failing if torch.distributed.get_rank() == 1 else nullcontext():
+        _train(path, 1, 1)
+
+
+def test_a_rank_that_cannot_measure_ends_the_check_and_no_training(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    two_ranks.run(_cannot_measure, str(path))
+    assert json.loads(path.read_text()) == {
+        "refusal": "an error on rank 1; see the log of that rank"
+    }
 
 
 def test_of_steps_with_several_backward_passes_computing_is_not_known(

@@ -158,7 +158,7 @@ def _times_on_the_gpu() -> tuple[list[StepTime], float]:
     tunable = model._tunable
     assert tunable is not None
     tunable.attach()
-    tunable.on_last_ready = timer.computed
+    tunable.observation.on_last_ready = timer.computed
     tunable.after_reduction = lambda: timer.tick(next(steps))
     for _ in range(3):  # NCCL starts with the first, and buckets are cut anew
         model(torch.ones(2, 16, device=device)).backward()

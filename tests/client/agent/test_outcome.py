@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
-from bagua_client.agent import agent, measurement
+from bagua_client.agent import agent, measurement, waiting
 from bagua_client.agent.clock import CpuClock
 from bagua_client.agent.outcome import ENDED_FIRST
 from bagua_client.agent.reporter import Reporter
@@ -264,6 +264,12 @@ def test_a_model_that_was_dropped_is_gone(two_ranks: RankPool) -> None:
         assert two_ranks.run(_drop, service.url) == [True, True]
 
 
+def _interpreter_ends() -> None:
+    """But the process goes on with other tests, whose wrappers are finalised as ever."""
+    atexit._run_exitfuncs()
+    weakref.finalize._shutdown = False  # type: ignore[attr-defined]
+
+
 def _leave(url: str, path: str) -> int:
     """What the interpreter does at its end; how many steps were made until then."""
     with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
@@ -273,7 +279,7 @@ def _leave(url: str, path: str) -> int:
         atexit._run_exitfuncs()  # a worker of the training's: nothing has ended
         os._exit(0)
     os.waitpid(child, 0)
-    atexit._run_exitfuncs()
+    _interpreter_ends()
     return len(job.seen)
 
 
@@ -311,7 +317,7 @@ def _leave_in_second_round(url: str, path: str) -> list[str]:
         job.train(clock, 0.1, steps=300)
         job.train(clock, 0.2, until="tuning")
     lines.clear()
-    atexit._run_exitfuncs()
+    _interpreter_ends()
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     return lines
@@ -330,6 +336,54 @@ def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_wh
     assert (first["round"], first["state"], first["steps"]) == (0, "finished", RESULT["steps"])
     assert (second["round"], second["state"], second["summary"]) == (1, "failed", summary)
     assert (second["reason"], second["steps"], second["cost_steps"]) == (ENDED_FIRST, None, None)
+
+
+def _waits(url: str) -> tuple[list[str], list[str]]:
+    """The reasons in turn, and what is said."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with _service_at(url):
+        first, second = (DistributedDataParallel(torch.nn.Linear(3, 3)).eval() for _ in range(2))
+    reasons = [second.tuning.reason]
+    with mock.patch.object(waiting, "PATIENCE_SECONDS", 0.0):
+        second(torch.ones(1, 3))
+    with first.join():
+        first(torch.ones(1, 3)).sum().backward()
+        reasons.append(first.tuning.reason)
+    for model in (second, first):
+        for _ in range(4):
+            model(torch.ones(1, 3)).sum().backward()
+            reasons.append(model.tuning.reason)
+    states = {first.tuning.state, second.tuning.state}
+    assert states == {"waiting"}
+    del model, first, second
+    gc.collect()
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    return reasons, [line for line in lines if "tuned" in line]
+
+
+def test_what_a_model_waits_for_is_its_reason_and_is_said(two_ranks: RankPool) -> None:
+    # Nobody listens there.
+    (reasons, said), (others, silent) = two_ranks.run(_waits, "http://127.0.0.1:9")
+    words = ["backward pass", "join()", "order", "the service", "another model"]
+    places = [next(i for i, reason in enumerate(reasons) if word in reason) for word in words]
+    assert places == sorted(places)
+    assert "another model" in reasons[-1]
+    # Of the turns only rank 0 knows.
+    assert [a == b for a, b in zip(reasons, others, strict=True)].count(False) > 1
+    assert all("rank 0" in b for a, b in zip(reasons, others, strict=True) if a != b)
+    late, *ends = said
+    assert late.startswith(
+        "autotune: the model is not tuned yet; this waits for the first backward"
+    )
+    assert len(ends) == 2
+    assert all(end.startswith("autotune: the model was never tuned; this waited") for end in ends)
+    assert silent == []
 
 
 def test_a_service_that_refuses_the_job_is_the_reason() -> None:

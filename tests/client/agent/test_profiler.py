@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def _tune(url: str, backward_passes: int) -> list[int]:
         for _ in range(backward_passes):
             model(torch.ones(1, WIDTH)).sum().backward()
             assert model._tunable is not None
-            if model._tunable._timeline is not None:
+            if model._tunable.observation._timeline is not None:
                 recorded.append(step)
         optimizer.step()
         if not model.is_tuning:
@@ -77,3 +78,39 @@ def test_a_step_of_several_backward_passes_is_not_recorded(two_ranks: RankPool) 
         two_ranks.run(_tune, service.url, 2)
         assert service.bodies("observations")
         assert service.bodies("profiles") == []
+
+
+WORDS, LINES, TOLD = 50, 4, 3
+
+
+def _tune_sparse(url: str) -> Any:
+    """The buckets that are planned for a model with sparse gradients, in bytes of its tensors."""
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+        layers = torch.nn.EmbeddingBag(WORDS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, 1)
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    for _ in range(3000):
+        model.zero_grad()
+        model(torch.arange(LINES * TOLD).reshape(LINES, TOLD)).sum().backward()
+        if not model.is_tuning:
+            break
+    assert not model.is_tuning
+    assert model._tunable is not None
+    return len(model._tunable.layout.partition)
+
+
+def test_a_sparse_gradient_is_told_with_the_size_that_it_sends(two_ranks: RankPool) -> None:
+    trials = [{"bucket_bytes": size} for size in (10**6, 64)]
+    with ScriptedService([trials], steps=12) as service:
+        planned = two_ranks.run(_tune_sparse, service.url)
+        (registration,) = service.bodies("PUT")
+        profiles = service.bodies("profiles")
+    # A value for each of a row's elements, and its index; weight and bias of the layer.
+    sparse, dense = LINES * TOLD * (4 * WIDTH + 8), 4 * (WIDTH + 1)
+    assert len(profiles) == 2 * 3
+    for profile in profiles:
+        sizes = sorted(bucket["bytes"] for bucket in profile["buckets"])
+        assert sizes[-1] == sparse
+        assert sum(sizes) == sparse + dense
+    assert planned == [len(profiles[-1]["buckets"])] * 2
+    assert len({tensor["group"] for tensor in registration["tensors"]}) == 2
+    assert "buckets" not in registration["knobs"]

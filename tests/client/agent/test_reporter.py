@@ -195,7 +195,7 @@ def test_the_trials_of_another_round_are_counted_anew(
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     progress = [line.removeprefix("autotune: ") for line in said if " of at most " in line]
     # Not a result: nothing is confirmed.
-    line = "trial {} of at most 60, best so far 1.25x"
+    line = "trial {} of at most 60, best so far 1.25x, not confirmed"
     assert progress == [line.format(count) for count in (10, 20, 10)]
 
 
@@ -260,6 +260,28 @@ def test_the_end_of_the_training_is_told_and_called_early_only_while_tuning(
         wait_for(lambda: service.bodies("ended"))
         said = "the training ended before its tuning did; its trials are kept"
         assert (said in caplog.text) is ends_while_tuning
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (None, "could not be used: it needs a token (not here); set BAGUA_AUTOTUNE_TOKEN to that"),
+        ("http://nowhere.invalid:8123", "could not be used: there is no host with that name"),
+        ("http://127.0.0.1:1", "could not be used: nothing listens there"),
+    ],
+)
+def test_where_no_service_took_the_job_its_end_does_not_say_that_anything_is_kept(
+    caplog: pytest.LogCaptureFixture, url: str | None, why: str
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+    with ScriptedService([[SMALL]], refuses={"PUT": 401}) as service:
+        reporter = Reporter(Environment(url=url or service.url), DESCRIPTION)
+        wait_for(lambda: reporter._connection._trouble)
+        reporter.close(60.0)
+    (said,) = [line for line in caplog.messages if "the training ended" in line]
+    assert "are kept" not in said
+    place = f"{url or service.url} (BAGUA_AUTOTUNE_URL)"
+    assert f"nothing is kept of it, as the service at {place} {why}" in said
 
 
 def test_the_end_of_the_training_names_its_step(start: Start) -> None:

@@ -9,17 +9,22 @@ import signal
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+import torch.distributed as dist
 
+from bagua_client.agent import job_service as shared_module
 from bagua_client.agent import sidecar as module
 from bagua_client.agent.connection import Connection
-from bagua_client.agent.sidecar import Sidecar, SidecarError, shared_sidecar
+from bagua_client.agent.job_service import JobService, job_service
+from bagua_client.agent.sidecar import Sidecar, SidecarError
 from bagua_client.environment import Environment
 from bagua_client.service_client import StepTimes
+from bagua_client.torch_private import groups as torch_groups
 
 
 def test_without_the_service_installed_it_says_what_to_install(
@@ -95,7 +100,7 @@ def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
     }
     stopping = threading.Event()
     connection = Connection(Environment(), "j", description, stopping, stopping.set, stopping.set)
-    shared = shared_sidecar(0)
+    shared = job_service(0)
     try:
         connection.register()
         connection.call(lambda service: service.observe(0, [StepTimes(1, [0.1])]))
@@ -117,7 +122,7 @@ def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
         assert not stopping.is_set()
     finally:
         shared.stop()
-        module._forget()
+        shared_module._forget()
 
 
 def test_a_service_that_hangs_before_it_listens_is_ended(
@@ -140,12 +145,78 @@ def test_a_service_that_cannot_be_started_is_reported(monkeypatch: pytest.Monkey
 
 def test_a_fork_of_the_training_has_no_service_yet() -> None:
     """Nor does it wait for the thread of its parent that was starting one."""
-    parents = shared_sidecar(0)
-    with module._lock:
+    parents = job_service(0)
+    with shared_module._lock:
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # a hang ends in another way
-            own = shared_sidecar(0)
+            own = job_service(0)
             os._exit(int(own is parents))
     assert os.waitpid(child, 0)[1] == 0
-    assert shared_sidecar(0) is parents
+    assert job_service(0) is parents
+
+
+def test_the_processes_of_a_job_have_one_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it ends with the process that started it."""
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    first, second = JobService(), JobService()
+    try:
+        with ThreadPoolExecutor() as processes:
+            url, other_url = processes.map(JobService.url, (first, second))
+        assert url == other_url
+        assert first.token == second.token == first.page_token
+        assert sorted([first.is_running, second.is_running]) == [False, True]
+        starter, other = (first, second) if first.is_running else (second, first)
+        assert starter._process is not None
+        starter.stop()
+        starter._process.wait()
+        assert other.url() != url
+        assert (other.is_running, other.page_token) == (True, starter.page_token)
+        assert other.endings == ["ended with its process"]
+        third = JobService(token="of the user")
+        assert (third.url(), third.token) == (other.url(), other.token)
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_a_service_that_cannot_be_started_keeps_no_other_process_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(shared_module, "START_SECONDS", 3600.0)
+    for service in (JobService(), JobService()):
+        with pytest.raises(SidecarError, match="could not be started"):
+            service.url()
+
+
+def test_a_process_that_died_before_its_service_listened_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(shared_module, "START_SECONDS", 0.2)
+    service = JobService()
+    store.set(service._key, '["of a dead process", "", ""]')
+    with pytest.raises(SidecarError, match="could not be started"):
+        service.url()
+
+
+def test_without_the_store_a_process_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+
+    class Gone(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    monkeypatch.setattr(torch_groups, "store", Gone)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SidecarError, match="could not be started"):
+        JobService().url()
+    assert "Connection reset by peer" in caplog.text

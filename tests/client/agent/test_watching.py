@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import measurement
+from bagua_client.agent import State, measurement
 from bagua_client.agent.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
@@ -183,3 +184,73 @@ def test_models_of_one_process_do_not_take_one_anothers_tuning_for_drift(
     assert one == other
     assert one[-1] == (False, False)
     assert one.count((False, True)) > 200
+
+
+def _after_an_unfinished_one(url: str) -> list[Configuration]:
+    """What is in force for the second model, whose process has made two steps of the first."""
+    with _job(url) as first:
+        second = _Job(first.clock)
+        first.train(0.1, 2)
+        second.train(0.1, MOST_STEPS, second.is_tuned)
+        second.train(0.1, 2)
+        return [first.model.configuration, second.model.configuration]
+
+
+def test_a_model_that_trains_no_more_does_not_hold_up_the_next(
+    two_ranks: RankPool,
+) -> None:
+    with ScriptedService([[FIRST[0]]]) as service:
+        for first, second in two_ranks.run(_after_an_unfinished_one, service.url):
+            assert first != Configuration(3000)
+            assert second == Configuration(3000)
+
+
+def _watched_steps(url: str, kept: int, find_unused: bool) -> tuple[int, int, int]:
+    """Of six reductions some time after a tuning: how many were counted, and the buckets that our
+    hook was given; and the buckets of a step."""
+    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}):
+        layers = [torch.nn.Linear(16, 16) for _ in range(4)]
+        model = DistributedDataParallel(
+            torch.nn.Sequential(*layers), find_unused_parameters=find_unused
+        )
+    agent, tunable = model._agent, model._tunable
+    assert agent is not None
+    assert tunable is not None
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            with model.no_sync():
+                model(torch.ones(1, 16)).sum().backward()
+            model(torch.ones(1, 16)).sum().backward()
+
+    steps = 0
+    while agent.state is not State.WATCHING and steps < MOST_STEPS:
+        train(1)
+        steps += 1
+    train(4)
+    counted = agent.measurement.step
+    saw = tunable.observation.bucket_starts
+    with mock.patch.object(tunable.observation, "bucket_starts", side_effect=saw) as seen:
+        train(4)
+        # After a pass forward alone, torch reduces in the next backward pass, whatever it is of.
+        model(torch.ones(1, 16))
+        train(1)
+    assert model.configuration.bucket_bytes == kept
+    return agent.measurement.step - counted, seen.call_count, len(tunable.layout.partition)
+
+
+@pytest.mark.parametrize("kept", [25 * 2**20, 1024])
+def test_what_torch_carries_is_watched_without_a_hook_on_its_buckets(
+    two_ranks: RankPool, kept: int
+) -> None:
+    with ScriptedService([[{"bucket_bytes": kept}]]) as service:
+        for steps, hooked, buckets in two_ranks.run(_watched_steps, service.url, kept, False):
+            assert (steps, hooked) == (6, 0)
+            assert buckets == {1024: 4, 25 * 2**20: 1}[kept]
+
+
+def test_a_model_that_may_leave_gradients_out_is_watched_by_its_hook(two_ranks: RankPool) -> None:
+    kept = 25 * 2**20
+    with ScriptedService([[{"bucket_bytes": kept}]]) as service:
+        found = two_ranks.run(_watched_steps, service.url, kept, True)
+    assert found == [(6, 6, 1)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.algorithms import DecentralizedAlgorithm
+from bagua_client.algorithms import AsyncModelAverageAlgorithm, DecentralizedAlgorithm
 from bagua_client.algorithms.decentralized import peer_of
 from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
@@ -210,26 +211,38 @@ def test_a_rank_that_skips_its_step_holds_nobody_up(two_ranks: RankPool) -> None
     assert two_ranks.run(_skips_alone) == [6, 6]
 
 
-def _resumed() -> list[float]:
-    def train(model: nn.Module, steps: range, state: object = None) -> DistributedDataParallel:
-        algorithm = DecentralizedAlgorithm(False, "shift_one", 2)
-        ours = DistributedDataParallel(model, algorithm=algorithm, init_sync=False)
-        if state is not None:
-            ours.algorithm.load_state_dict(state)  # type: ignore[arg-type]
-        optimizer = torch.optim.SGD(ours.parameters(), RATE)
-        for step in steps:
-            optimizer.zero_grad()
-            loss_of(ours, dist.get_rank(), step).backward()
-            optimizer.step()
-        return ours
+def _moved_though_equal(dtype: torch.dtype) -> dict[str, bool]:
+    """Whether averaging changes weights that all ranks have the same of, by what averages."""
+    made: dict[str, dict[str, Any]] = {
+        "flat": {"algorithm": DecentralizedAlgorithm(hierarchical=False)},
+        "by node": {"algorithm": DecentralizedAlgorithm()},
+        "in pairs, by node": {"algorithm": DecentralizedAlgorithm(True, "shift_one")},
+        "async": {"algorithm": AsyncModelAverageAlgorithm()},
+        "where it ends": {},
+    }
+    moved = {}
+    for name, options in made.items():
+        torch.manual_seed(0)
+        layer = nn.Linear(40, 40).to(dtype)
+        before = layer.weight.detach().clone()
+        model = DistributedDataParallel(layer, **options)
+        still = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(3):
+            if not options:
+                chosen = "decentralized" if step == 0 else ""
+                assert model.reconfigure(Configuration(algorithm=chosen))
+            model(torch.ones(1, 40, dtype=dtype)).float().sum().backward()
+            still.step()
+            still.zero_grad()
+        if name == "async":
+            model.algorithm.abort(model, average=True)  # type: ignore[attr-defined]
+        moved[name] = not torch.equal(before, layer.weight)
+    return moved
 
-    straight, parted = small_model(), small_model()
-    train(straight, range(9))
-    state = train(parted, range(5)).algorithm.state_dict()
-    train(parted, range(5, 9), state)
-    return [float((a - b).abs().max()) for a, b in zip(straight.parameters(), parted.parameters())]  # noqa: B905
 
-
-def test_a_training_goes_on_bit_for_bit(four_ranks: RankPool) -> None:
-    for differences in four_ranks.run(_resumed):
-        assert max(differences) == 0.0
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averaging_leaves_equal_replicas_as_they_are(
+    three_ranks: RankPool, dtype: torch.dtype
+) -> None:
+    for moved in three_ranks.run(_moved_though_equal, dtype):
+        assert moved == dict.fromkeys(moved, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
@@ -160,31 +159,6 @@ def test_neighbours_know_the_same_of_each_rank(four_ranks: RankPool) -> None:
         assert torch.equal(replicas["own"], found[(rank - 1) % 4]["right"])
         assert torch.equal(replicas["own"], found[(rank + 1) % 4]["left"])
     assert not torch.equal(found[0]["own"], found[1]["own"])
-
-
-def _resumed() -> float:
-    def train(model: nn.Module, steps: range, state: object = None) -> DistributedDataParallel:
-        algorithm = LowPrecisionDecentralizedAlgorithm(False)
-        ours = DistributedDataParallel(model, algorithm=algorithm, init_sync=False)
-        if state is not None:
-            ours.algorithm.load_state_dict(state)  # type: ignore[arg-type]
-        optimizer = torch.optim.SGD(ours.parameters(), RATE)
-        for step in steps:
-            optimizer.zero_grad()
-            loss_of(ours, dist.get_rank(), step).backward()
-            optimizer.step()
-        return ours
-
-    straight, parted = small_model(), small_model()
-    train(straight, range(9))
-    state = copy.deepcopy(train(parted, range(5)).algorithm.state_dict())
-    train(parted, range(5, 9), state)
-    pairs = zip(straight.parameters(), parted.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-def test_a_training_goes_on_bit_for_bit(four_ranks: RankPool) -> None:
-    assert four_ranks.run(_resumed) == [0.0] * 4
 
 
 def _other_way() -> bool:

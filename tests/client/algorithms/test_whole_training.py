@@ -96,6 +96,54 @@ def test_gradient_algorithms_work_with_all_that_trainings_do(
         assert losses[-1] < 0.8 * losses[0]
 
 
+def _in_mode(name: str, trains: bool, looks: bool) -> tuple[torch.Tensor, Configuration]:
+    """The weights in the end, and what is in force, of a training that begins with a
+    re-cut.
+
+    Args:
+        trains: whether the model is in training mode.
+        looks: whether one rank makes passes of its own, which the others wait for.
+    """
+    model, optimizer = _begin(name)
+    model.train(trains)
+    rank = dist.get_rank()
+    for step in range(8):
+        if step == 0:
+            assert model.reconfigure(Configuration(200))
+        for is_after in (False, True):
+            if looks and rank == 1:
+                loss_of(model, rank, 99)
+            if looks:
+                dist.barrier()
+            if not is_after:
+                optimizer.zero_grad()
+                loss_of(model, rank, step).backward()
+                optimizer.step()
+    assert model._tunable is not None
+    found = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return found, model._tunable.layout.configuration
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "async"])
+def test_the_mode_of_the_model_and_passes_of_one_rank_change_nothing(
+    two_ranks: RankPool, name: str
+) -> None:
+    usual = two_ranks.run(_in_mode, name, True, False)
+    for trains, looks in ((False, False), (True, True), (False, True)):
+        found = two_ranks.run(_in_mode, name, trains, looks)
+        for (weights, configuration), (expected, _) in zip(found, usual, strict=True):
+            assert torch.equal(weights, expected)
+            assert configuration == Configuration(200)
+
+
+def test_async_keeps_replicas_near_in_eval_mode_beside_passes_of_one_rank(
+    two_ranks: RankPool,
+) -> None:
+    (first, _), (second, _) = two_ranks.run(_in_mode, "async", False, True)
+    apart = float((first - second).abs().max())
+    assert 0 < apart < 1, "both trained, and the weights met"
+
+
 def _stand_still(names: list[str]) -> dict[str, float]:
     """The last loss of each; in the middle rank 1 is stopped for a while."""
     found = {}

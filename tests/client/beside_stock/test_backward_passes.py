@@ -97,21 +97,30 @@ def test_a_backward_pass_for_each_output(beside: Beside) -> None:
     beside.check(_backward_in_parts)
 
 
-def _forward_on_one_rank(recuts: Recuts, grad: bool) -> str | None:
-    """The first rank looks at an output while the others wait for it."""
+def _forward_on_one_rank(recuts: Recuts, grad: bool, trains: bool, validates: bool) -> str | None:
+    """The first rank looks at an output while the others wait for it, after a re-cut and a step.
 
-    def train(wrapper: Stock, step: int) -> None:
-        backward(wrapper(inputs()))
+    Args:
+        trains: whether the model trains in training mode.
+        validates: whether it is validated in it.
+    """
+
+    def alone(wrapper: Stock) -> None:
         if torch.distributed.get_rank() == 0:
-            wrapper.eval()
+            wrapper.train(validates)
             with torch.set_grad_enabled(grad):
                 wrapper(inputs())
-            wrapper.train()
+            wrapper.train(trains)
         torch.distributed.barrier()
+
+    def train(wrapper: Stock, step: int) -> None:
+        alone(wrapper)
+        backward(wrapper(inputs()))
+        alone(wrapper)
 
     # Torch cuts its own buckets for good in whatever forward pass comes second.
     def wrap(wrapper: type[Stock], module: nn.Module) -> Stock:
-        made = wrapper(module)
+        made = wrapper(module.train(trains))
         for _ in range(2):
             backward(made(torch.ones(1, WIDTH)))
         return made
@@ -120,9 +129,31 @@ def _forward_on_one_rank(recuts: Recuts, grad: bool) -> str | None:
     return side_by_side(model, train, recuts, wrap=wrap)
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_forward_pass_on_one_rank_only(beside: Beside, grad: bool) -> None:
-    beside.check(_forward_on_one_rank, grad)
+@pytest.mark.parametrize(
+    ("grad", "trains", "validates"),
+    [(False, True, False), (True, True, False), (True, True, True), (True, False, False)],
+)
+def test_a_forward_pass_on_one_rank_only(
+    beside: Beside, grad: bool, trains: bool, validates: bool
+) -> None:
+    beside.check(_forward_on_one_rank, grad, trains, validates)
+
+
+def _in_turns(recuts: Recuts) -> str | None:
+    """Each step in the other mode; every other one accumulates."""
+
+    def train(wrapper: Stock, step: int) -> None:
+        wrapper.train(step % 3 == 1)
+        if step % 2:
+            with wrapper.no_sync():
+                backward(wrapper(inputs()))
+        backward(wrapper(inputs()))
+
+    return side_by_side(Scaled(), train, recuts)
+
+
+def test_steps_in_training_mode_and_not_in_turns(beside: Beside) -> None:
+    beside.check(_in_turns)
 
 
 class _Broken(torch.autograd.Function):

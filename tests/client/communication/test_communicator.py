@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.agent.job import describe_job
+from bagua_client.communication import spares
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce
 from bagua_client.communication.pipeline import ThreadPipeline
@@ -246,3 +250,72 @@ def _group_without_rank_1() -> str:
 def test_a_rank_outside_the_partition_is_an_error(two_ranks: RankPool) -> None:
     results = two_ranks.run(_group_without_rank_1)
     assert results == ["made", "rank 1 is in no part of [[0]]"]
+
+
+def _held() -> tuple[int, int, int]:
+    """Process groups, descriptors and threads of this process."""
+    gc.collect()
+    processes = Path("/proc/self")
+    return (
+        _groups_held(),
+        len(list((processes / "fd").iterdir())),
+        len(list((processes / "task").iterdir())),
+    )
+
+
+def _dropped_wrappers(ranks: list[int], wrappers: int) -> list[tuple[int, int, int]]:
+    """What is held after each; rank 0 drops every other one late."""
+    user = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return []
+    held, late = [], []
+    os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL="http://127.0.0.1:9")
+    try:
+        for number in range(wrappers):
+            model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=user)
+            assert model.is_tuning
+            tunable = model._tunable
+            assert tunable is not None
+            layout = tunable.plan(Configuration(1, channels=2))
+            tunable.prepare(layout)
+            tunable.schedule(layout)
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+            late = [model] if number % 2 and dist.get_rank() == ranks[0] else []
+            del model, tunable
+            held.append(_held())
+    finally:
+        del os.environ["BAGUA_AUTOTUNE"], os.environ["BAGUA_AUTOTUNE_URL"], late
+    return held
+
+
+def test_what_dropped_wrappers_leave_does_not_grow(three_ranks: RankPool) -> None:
+    """Their process groups are used again."""
+    for held in three_ranks.run(_dropped_wrappers, [0, 1], 24)[:2]:
+        groups, descriptors, threads = zip(*held, strict=True)
+        assert max(groups[5:]) == max(groups[:5])
+        assert max(descriptors[12:]) <= max(descriptors[:12])
+        assert max(threads[12:]) <= max(threads[:12])
+
+
+def _offer(**issued: int) -> list[int]:
+    births = [int(name[1:]) for name in issued]
+    rest = [spares.NONE] * (spares.OFFERED - len(births))
+    return [*births, *rest, *issued.values(), *rest]
+
+
+@pytest.mark.parametrize(
+    ("offers", "birth"),
+    [
+        ([_offer(), _offer(), _offer()], None),
+        ([_offer(b3=5), _offer(b3=5), _offer(b3=0)], 3),
+        ([_offer(b3=5), _offer(b3=6), _offer(b3=0)], None),  # would meet the wrong operation
+        ([_offer(b3=5), _offer(b3=5), _offer()], None),  # not dropped on all ranks yet
+        ([_offer(b3=5, b7=1), _offer(b7=1), _offer(b3=0, b7=2)], 7),
+        ([_offer(b3=-1), _offer(b3=-1), _offer(b3=-1)], None),  # not known
+    ],
+)
+def test_groups_are_used_again_where_their_ranks_are_at_the_same_operation(
+    offers: list[list[int]], birth: int | None
+) -> None:
+    assert spares.choose(offers, [[0, 1], [2]]) == birth

@@ -78,7 +78,7 @@ def _train(path: str | None, options: dict[str, Any], stock: bool = False) -> di
         "lines": [line for line in lines if line.startswith("BAGUA_CONFIGURATION")],
         "tuning": str(model.tuning),
         "threads": model._agent is not None,
-        "attached": model._tunable is not None and model._tunable._is_attached,
+        "attached": model._tunable is not None and model._tunable.is_attached,
     }
 
 

@@ -6,6 +6,9 @@ import gc
 import logging
 import threading
 import time
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.communication import communicator
 from bagua_client.reducer.timeline import Timeline
 from bagua_client.torch_private import reducer as torchs
 from tests.client.comparison import difference, pair
@@ -141,6 +145,50 @@ def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
             assert errors == []
 
 
+def _no_groups_on(rank: int, is_counted: bool) -> dict[str, Any]:
+    """A rank that cannot make a group, as if it had no descriptor left, before or after c10d has
+    counted the group; then it can."""
+    stock, ours = models = pair(_model())
+    assert ours.reconfigure(Configuration(100, "leaders"))
+    for model in models:
+        _step(model, _own_inputs())
+    name = "_new_process_group_helper" if is_counted else "_new_group_with_tag"
+    fails = mock.patch.object(
+        dist.distributed_c10d, name, side_effect=OSError(24, "Too many open files")
+    )
+    asked = Configuration(200, "leaders", channels=2)
+    with mock.patch.object(communicator, "CONNECT_SECONDS", 1.0), _Records() as lines:
+        with fails if dist.get_rank() == rank else nullcontext():
+            agreed = ours.reconfigure(asked)
+        back_at = ours.configuration
+        for model in models:
+            for _ in range(2):
+                _step(model, _own_inputs())
+    again = ours.reconfigure(asked)
+    for model in models:
+        for _ in range(2):
+            _step(model, _own_inputs())
+    dist.barrier(dist.new_group())  # The user's own come as ever.
+    errors = [line for line in lines if not line.startswith("INFO")]
+    found = difference(stock, ours)
+    return {"agreed": agreed, "back_at": back_at, "again": again, "errors": errors, "found": found}
+
+
+@pytest.mark.parametrize(("rank", "is_counted"), [(0, False), (3, True)])
+def test_a_rank_that_cannot_make_process_groups_is_voted_on(
+    four_ranks: RankPool, rank: int, is_counted: bool
+) -> None:
+    results = four_ranks.run(_no_groups_on, rank, is_counted)
+    for each in results:
+        assert (each["agreed"], each["again"], each["found"]) == (False, True, None)
+        assert each["back_at"] == DEFAULT
+    assert any("Too many open files" in error for error in results[rank]["errors"])
+    assert any(
+        "cannot make the process groups" in error and "all ranks return" in error
+        for error in results[0]["errors"]
+    )
+
+
 FITS, DOES_NOT_FIT = Configuration(buckets=(1, 7)), Configuration(buckets=(2, 7))
 
 
@@ -210,9 +258,9 @@ def _sizes_cut(configurations: list[Configuration]) -> list[list[int]]:
         for _ in range(2):
             _step(ours, _own_inputs())
         ours._tunable.attach()
-        ours._tunable.record(timeline := Timeline(time.perf_counter))
+        ours._tunable.observation.record(timeline := Timeline(time.perf_counter))
         _step(ours, _own_inputs())
-        ours._tunable.record(None)
+        ours._tunable.observation.record(None)
         sizes += timeline.bucket_bytes
         cut.append(sizes)
     return cut

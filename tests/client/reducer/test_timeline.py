@@ -32,9 +32,9 @@ def _recorded_step(backend: str, configuration: Configuration) -> list[str]:
         model(inputs).sum().backward()
     timeline = Timeline(clock.mark)
     began = clock.mark()
-    tunable.record(timeline)
+    tunable.observation.record(timeline)
     model(inputs).sum().backward()
-    tunable.record(None)
+    tunable.observation.record(None)
     finished = clock.mark()
     model(inputs).sum().backward()  # not recorded
     if device.type == "cuda":

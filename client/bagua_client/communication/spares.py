@@ -1,0 +1,68 @@
+"""Process groups of models that are gone, for the next model that the same ranks train.
+
+A wrapper is dropped on each rank when its garbage collector sees to it, so its groups cannot be
+destroyed then, which their ranks must do together. Without reuse, each dropped wrapper would leave
+its groups' threads and connections for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch.distributed as dist
+
+from bagua_client.torch_private import groups as torch_groups
+
+OFFERED = 8
+"""So many of the oldest spare groups of a kind are looked at."""
+NONE = -1
+
+_spares: dict[Hashable, dict[int, dist.ProcessGroup]] = {}
+
+
+def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
+    """This rank needs ``group`` no more.
+
+    Args:
+        kind: what it can be used for instead.
+        birth: its number, equal on all ranks that made it together, and larger than that of any
+            that one of them made before.
+    """
+    if torch_groups.is_alive(group):
+        _spares.setdefault(kind, {})[birth] = group
+
+
+def offer(kind: Hashable) -> list[int]:
+    """This rank's spare groups, for :func:`choose`: so many births, then as many operations
+    issued."""
+    found = {b: g for b, g in _spares.pop(kind, {}).items() if torch_groups.is_alive(g)}
+    if not found:
+        return [NONE] * (2 * OFFERED)
+    _spares[kind] = found
+    births = sorted(found)[:OFFERED]
+    rest = [NONE] * (OFFERED - len(births))
+    issued = [torch_groups.operations_of(found[birth]) for birth in births]
+    return [*births, *rest, *issued, *rest]
+
+
+def choose(offers: Sequence[Sequence[int]], partition: Sequence[Sequence[int]]) -> int | None:
+    """The birth of the groups that all ranks can use again; None: there are none.
+
+    A group of which its ranks issued different numbers of operations is of no use: the next
+    operation of one rank would meet an earlier one of another.
+
+    Args:
+        offers: of all ranks, by rank.
+        partition: the ranks of each group.
+    """
+    issued = [dict(zip(each[:OFFERED], each[OFFERED:], strict=True)) for each in offers]
+    for birth in sorted(set(issued[0]) - {NONE}):
+        counts = [{issued[rank].get(birth, NONE) for rank in ranks} for ranks in partition]
+        if all(len(each) == 1 and NONE not in each for each in counts):
+            return birth
+    return None
+
+
+def take(kind: Hashable, birth: int) -> dist.ProcessGroup:
+    """The spare group that :func:`choose` found."""
+    return _spares[kind].pop(birth)

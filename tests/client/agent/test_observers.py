@@ -1,0 +1,200 @@
+"""Each observer of a training fails on one rank, in a real tuning: all ranks stop the tuning in the
+same step, in a line, and the training ends with the bits that it would have had without us."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+from bagua_client import DistributedDataParallel
+from bagua_client.agent import agent
+from bagua_client.agent.boundary import StepBoundary
+from bagua_client.agent.clock import CpuClock, StepTimer
+from bagua_client.agent.complexity import Complexity
+from bagua_client.agent.guard import Guard
+from bagua_client.agent.inbox import Inbox
+from bagua_client.agent.measurement import Measurement
+from bagua_client.agent.outcome import Outcome
+from bagua_client.agent.pace import Pace
+from bagua_client.agent.profiler import Profiler, Recording
+from bagua_client.agent.reporter import Reporter
+from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
+from bagua_client.reducer.observation import Observation
+from bagua_client.reducer.ready_order import ReadyOrder
+from bagua_client.reducer.timeline import Timeline
+from bagua_client.torch_private import reducer as torchs
+from tests.client.agent.scripted_service import ScriptedService
+from tests.ranks import RankPool
+
+ON_ALL_RANKS = [
+    (Observation, "bucket_starts"),
+    (ReadyOrder, "saw"),
+    (ReadyOrder, "_digest"),
+    (CpuClock, "mark"),
+    (StepTimer, "tick"),
+    (StepTimer, "computed"),
+    (StepTimer, "waiting"),
+    (StepTimer, "stepped"),
+    (StepTimer, "unmeasured"),
+    (StepTimer, "drain"),
+    (StepBoundary, "_after_step"),
+    (StepBoundary, "begins"),
+    (Complexity, "tell"),
+    (Complexity, "take"),
+    (Measurement, "tick"),
+    (Measurement, "record"),
+    (Measurement, "begin"),
+    (Measurement, "take"),
+    (Guard, "tell"),
+    (Guard, "take"),
+    (Guard, "judge"),
+    (Guard, "begin"),
+    (Outcome, "_tell"),
+]
+ON_RANK_0 = [
+    (Pace, "until_next"),
+    (Pace, "took"),
+    (Profiler, "begin_trial"),
+    (Profiler, "reduction_done"),
+    (Profiler, "take"),
+    (Timeline, "tensor_ready"),
+    (Timeline, "bucket_starts"),
+    (Timeline, "_bucket_ends"),
+    (torchs, "bytes_of"),
+    (Recording, "read"),
+    (Reporter, "take_command"),
+    (Inbox, "put"),
+    (agent, "describe_job"),
+]
+MOST_STEPS = 1000
+TRIAL = {"bucket_bytes": 25 * 2**20}
+"""All in one bucket, as without tuning: some algorithms compute with a bucket as a whole."""
+ALGORITHMS = [
+    "gradient_allreduce",
+    "bytegrad",
+    "qadam",
+    "decentralized",
+    "low_precision_decentralized",
+    "async",
+]
+
+
+class _Errors(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class _Training:
+    """Of a small model; deterministic."""
+
+    def __init__(self, algorithm: str, is_stock: bool = False) -> None:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(7, 13), nn.BatchNorm1d(13), nn.Linear(13, 5))
+        self._optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        chosen: Algorithm | str = algorithm
+        if algorithm == "async":
+            chosen = Algorithm.init("async", sync_interval_ms=0)  # its rounds depend on the time
+        elif algorithm == "qadam":
+            adam = QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=3)
+            self._optimizer, chosen = adam, QAdamAlgorithm(adam)
+        if is_stock and algorithm == "gradient_allreduce":
+            self.model: Any = Stock(model)
+        else:
+            self.model = DistributedDataParallel(model, algorithm=chosen)
+        self.steps = 0
+
+    def step(self) -> torch.Tensor:
+        """The weights after it."""
+        model, self.steps = self.model, self.steps + 1
+        generator = torch.Generator().manual_seed(100 * self.steps + dist.get_rank())
+        is_ours = isinstance(model, DistributedDataParallel)
+        if is_ours:
+            model.report_complexity(1.0)
+        self._optimizer.zero_grad()
+        loss = model(torch.randn(6, 7, generator=generator)).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        if is_ours:
+            model.report_loss(loss)
+        with model.unmeasured() if is_ours and self.steps % 4 == 0 else nullcontext():
+            return torch.cat([value.detach().reshape(-1) for value in model.state_dict().values()])
+
+
+@contextmanager
+def _failing(owner: Any, name: str, rank: int) -> Iterator[list[int]]:
+    """On that rank; what it gives has an entry for each failure."""
+    hits: list[int] = []
+
+    def fail(*_: object) -> None:
+        hits.append(1)
+        raise RuntimeError(f"{name} fails on purpose\nand says more")
+
+    with mock.patch.object(owner, name, fail) if dist.get_rank() == rank else nullcontext():
+        yield hits
+
+
+def _train(algorithm: str, url: str, owner: Any, name: str, rank: int, usual: Any) -> str:
+    """What is wrong; empty: nothing."""
+    errors = _Errors()
+    logging.getLogger("bagua_client").addHandler(errors)
+    place = f"{owner.__name__.rpartition('.')[2]}.{name}"
+    tuned = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
+    tuned["BAGUA_AUTOTUNE_JOB"] = f"{algorithm} {place} {rank}"
+    with _failing(owner, name, rank) as hits, mock.patch.dict(os.environ, tuned):
+        training, weights, left = _Training(algorithm), [], 3
+        while left and training.steps < MOST_STEPS:
+            left -= not training.model.is_tuning
+            weights.append(training.step())
+    logging.getLogger("bagua_client").removeHandler(errors)
+    tuning, told = training.model.tuning, [each for each in errors.lines if "on purpose" in each]
+    for step, found in enumerate(weights):  # Only now: the twin is observed, too.
+        if not torch.equal(found, usual(step)):
+            return f"{place}: other weights after step {step}"
+    if left:
+        return f"{place}: the tuning goes on"
+    if algorithm == "async":  # It is not tuned in any case, as is known after some steps.
+        return "" if tuning.state in ("off", "failed") else f"{place}: {tuning}"
+    is_called = name != "waiting" or not training.model.algorithm.leaves_gradients
+    if dist.get_rank() == rank and (bool(hits) != is_called or len(told) != is_called):
+        return f"{place}: {len(hits)} failures, {errors.lines}"
+    expected = "failed" if is_called else "finished"
+    return "" if tuning.state == expected else f"{place}: {tuning}"
+
+
+def _all_fail(algorithm: str, url: str) -> list[str]:
+    """What is wrong, if anything."""
+    twin = _Training(algorithm, is_stock=True)
+    weights: list[torch.Tensor] = []
+
+    def usual(step: int) -> torch.Tensor:
+        while len(weights) <= step:
+            weights.append(twin.step())
+        return weights[step]
+
+    # On either rank: rank 0 leads the tuning.
+    first = ALGORITHMS.index(algorithm)
+    places = [(*each, (first + at) % 2) for at, each in enumerate(ON_ALL_RANKS)]
+    places += [(*each, 0) for each in ON_RANK_0]
+    return [wrong for each in places if (wrong := _train(algorithm, url, *each, usual))]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_observer_that_fails_ends_the_tuning_and_changes_no_bit(
+    two_ranks: RankPool, algorithm: str
+) -> None:
+    with ScriptedService([[TRIAL]], steps=6) as service:
+        assert two_ranks.run(_all_fail, algorithm, service.url) == [[], []]
