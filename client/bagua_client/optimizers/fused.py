@@ -6,15 +6,16 @@ they are one long tensor to every operation that works element by element; so th
 ``step`` is called on a copy of it that has that long tensor as its parameter. This is Bagua's idea.
 
 It is right only for optimizers that look at each element by itself. Those that take a norm of each
-tensor, as LAMB does, or depend on shapes would compute something else; so a fused step of copies is
-compared with a plain one in some of the first steps, and the optimizer is left plain where they
-differ.
+tensor, as LAMB does, or depend on shapes would compute something else. So the code of an optimizer
+is read, and it is left plain where that does not show what is needed; and a fused step of copies
+is compared with a plain one in some of the first steps.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -22,8 +23,9 @@ import torch
 from torch.optim import Optimizer
 
 from bagua_client.optimizers import torch_kernels
-from bagua_client.optimizers.fused_step import FusedStep
-from bagua_client.optimizers.trial import Closure, known_loss, step_plainly
+from bagua_client.optimizers.fused_step import FusedStep, unread
+from bagua_client.optimizers.reading import read
+from bagua_client.optimizers.trial import Closure, known_loss, own_names, step_plainly
 from bagua_client.torch_private.optimizer import mark_as_seen_by_schedulers, mark_as_stepped
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def fuse_optimizer(
     do_flatten: bool = True,
     check_flatten: bool = True,
     replace_step: bool = False,
+    element_wise: bool = False,
 ) -> AnyOptimizer:
     """Give an optimizer ``fuse_step``, which does what ``step`` does in fewer kernels.
 
@@ -46,9 +49,13 @@ def fuse_optimizer(
         replace_step: ``step`` is ``fuse_step``, too: for who calls it in your place, such as
             ``torch.amp.GradScaler``, Lightning or Accelerate. Of torch's own optimizers it is
             torch's ``fused`` or ``foreach`` step, where there is one: those are faster.
+        element_wise: you know that the optimizer treats each element by itself, in all of its
+            steps. Otherwise its code has to show that, or its steps remain plain, and a warning
+            says why.
 
     Returns:
-        The same optimizer. Its ``state_dict`` is that of an unfused one.
+        The same optimizer. Its ``state_dict`` is that of an unfused one; a copy of it, by
+        ``copy.deepcopy`` or pickle, is fused with the same arguments.
 
     Raises:
         RuntimeError: it is fused already.
@@ -66,8 +73,13 @@ def fuse_optimizer(
     if replace_step:
         torch_kernels.turn_on_fused(optimizer)
     used = torch_kernels.used_by(optimizer, by_default=replace_step)
+    reading = None if used or element_wise else read(optimizer)
+    is_read = reading is None or not reading.reason
     found: Any = optimizer
-    fused = FusedStep(optimizer, do_flatten and not used, check_flatten)
+    fused = FusedStep(optimizer, do_flatten and not used and is_read, check_flatten, reading)
+    if reading is not None and reading.reason:
+        fused.refusal = unread(optimizer, reading.reason)
+        logger.warning(fused.refusal)
     if used:
         fused.refusal = f"{name} steps with torch's own {used} kernels, which are faster"
         logger.info(fused.refusal)
@@ -76,10 +88,36 @@ def fuse_optimizer(
     found._bagua_fused_count = 0
     found._bagua_check_flatten = check_flatten
     found.fuse_step = MethodType(_fuse_step, optimizer)
+    options = {
+        "do_flatten": do_flatten,
+        "check_flatten": check_flatten,
+        "replace_step": replace_step,
+        "element_wise": element_wise,
+    }
+    # Python looks for it in the object itself, for copies and for pickle.
+    found.__reduce_ex__ = partial(_reduced, optimizer, options)
     if replace_step and not used:
         # A method, as learning rate schedulers wrap its function.
         found.step = MethodType(_fuse_step, optimizer)
     return optimizer
+
+
+def _reduced(optimizer: Optimizer, options: dict[str, bool], protocol: Any) -> tuple[Any, ...]:
+    """What a copy is made of: that of the plain optimizer, which is fused in the same way."""
+    # Of its class: this very function is what the object itself has.
+    plain: Any = type(optimizer).__reduce_ex__(optimizer, protocol)
+    made, arguments, *rest = plain
+    state = rest[0] if rest else None
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name not in own_names(optimizer)}
+    return _fused_again, (made, arguments, state, options)
+
+
+def _fused_again(made: Any, arguments: Any, state: Any, options: dict[str, bool]) -> Optimizer:
+    optimizer: Optimizer = made(*arguments)
+    if state is not None:
+        optimizer.__setstate__(state)
+    return fuse_optimizer(optimizer, **options)
 
 
 def is_fused_optimizer(optimizer: Optimizer) -> bool:

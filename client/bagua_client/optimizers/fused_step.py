@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -21,6 +22,7 @@ from bagua_client.optimizers.contiguity import (
     views,
 )
 from bagua_client.optimizers.long_parameter import LongParameter, is_joinable, kind, parts_of
+from bagua_client.optimizers.reading import Reading, read
 from bagua_client.optimizers.trial import (
     Closure,
     copy_of,
@@ -64,19 +66,31 @@ class _Group:
 class FusedStep:
     """The fused step of one optimizer.
 
+    Args:
+        reading: what reading its code has shown; it is read anew where its switches change. None:
+            the user knows that it treats each element by itself.
+
     Attributes:
         shadow: a copy of the optimizer that steps over the long parameters.
         refusal: why the optimizer is left plain; empty while it is not.
         steps: in which something was fused.
     """
 
-    def __init__(self, optimizer: Optimizer, do_flatten: bool, check_flatten: bool) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        do_flatten: bool,
+        check_flatten: bool,
+        reading: Reading | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self.shadow = copy_of(optimizer)
         self.do_flatten = do_flatten
         self.check_flatten = check_flatten
         self.refusal = ""
         self.steps = 0
+        self._reading = reading
+        self._moved: set[Parameter] = set()
         self._groups: list[_Group] = []
         self._within: set[Parameter] = set()
         if do_flatten:
@@ -92,25 +106,31 @@ class FusedStep:
         Returns:
             In how many parameter groups something was fused.
         """
-        self.look()
+        if self._reading is not None and not self._reading.is_current(self.optimizer):
+            self._reading, self._groups = read(self.optimizer), []
+        if self.look() and self._reading is not None:
+            reason = self._reading.reason or self._reading.foreign_state(self.optimizer)
+            if reason:
+                self._refuse(unread(self.optimizer, reason))
+                return 0
         fused_groups = sum(1 for group in self._groups if group.longs)
         self.steps += fused_groups > 0
         if fused_groups and self.steps in TRIED_STEPS:
-            self.refusal = self._reason_to_refuse(loss)
-            if self.refusal:
-                logger.warning(self.refusal)
+            reason = self._reason_to_refuse(loss)
+            if reason:
+                self._refuse(reason)
                 return 0
         self.step(loss)
         return fused_groups
 
-    def look(self) -> None:
-        """Find what is stepped as one, if anything has changed since."""
+    def look(self) -> bool:
+        """Find what is stepped as one, if anything has changed since; returns whether it has."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         if len(groups) == len(self._groups) and all(
             found.is_current(group["params"], state)
             for found, group in zip(self._groups, groups, strict=True)
         ):
-            return
+            return False
         if self.do_flatten and self.check_flatten:
             self._flatten_weights()
         self._groups = [self._found_in(group["params"]) for group in groups]
@@ -120,25 +140,34 @@ class FusedStep:
             for long in group.longs
             for parameter in long.parameters
         }
+        return True
 
     def step(self, loss: Closure | None) -> None:
         """The shadow's; then what it did to states and settings is the optimizer's."""
         real, shadow = self.optimizer, self.shadow
         longs = [long for group in self._groups for long in group.longs]
+        is_counted = self._reading is not None and not self._reading.uses_data
         vars(shadow).update(settings_of(real))
         shadow.state = defaultdict(dict)
         shadow.state.update({key: of for key, of in real.state.items() if key not in self._within})
         for long in longs:
-            long.take_gradients()
+            long.take_gradients(is_counted)
             if long.state:
                 shadow.state[long.parameter] = long.state
         shadow.param_groups = [
             {**group, "params": [*(long.parameter for long in found.longs), *found.alone]}
             for group, found in zip(real.param_groups, self._groups, strict=True)
         ]
-        step_plainly(shadow, loss)
+        try:
+            step_plainly(shadow, loss)
+        finally:
+            self._take_back(longs)
+
+    def _take_back(self, longs: Sequence[LongParameter]) -> None:
+        """What the shadow did, all of it or, if it raised, what came before."""
+        real, shadow = self.optimizer, self.shadow
         for long in longs:
-            long.give_back(shadow.state.pop(long.parameter, {}), real.state)
+            long.give_back(shadow.state.pop(long.parameter, None), real.state)
         real.state.update(shadow.state)
         for group, done in zip(real.param_groups, shadow.param_groups, strict=True):
             group.update({key: value for key, value in done.items() if key != "params"})
@@ -157,6 +186,7 @@ class FusedStep:
                     flat = flattened(weights, weights)
                     for parameter, view in zip(parameters, views(flat, weights), strict=True):
                         parameter.data = view
+                    self._moved.update(parameters)
 
     def _found_in(self, parameters: Sequence[Parameter]) -> _Group:
         state = self.optimizer.state
@@ -189,6 +219,19 @@ class FusedStep:
             if len(run) > 1:
                 yield run
 
+    def _refuse(self, reason: str) -> None:
+        """From now on all steps are plain; what was moved has memory of its own again."""
+        self.refusal = reason
+        logger.warning(reason)
+        self._groups = []
+        for parameter in self._within | self._moved:
+            state = self.optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if parameter in self._within and isinstance(value, Tensor):
+                    state[name] = value.clone()
+            if parameter in self._moved:
+                parameter.data = parameter.data.clone()
+
     def _reason_to_refuse(self, loss: Closure | None) -> str:
         reason = difference(
             self.optimizer,
@@ -200,6 +243,15 @@ class FusedStep:
         return reason and (
             f"{name} is not fused: in step {self.steps} {reason}. All its steps remain plain."
         )
+
+
+def unread(optimizer: Optimizer, reason: str) -> str:
+    """The sentence that says why an optimizer is left plain because of its code."""
+    return (
+        f"{type(optimizer).__name__} is not fused: its code is not seen to treat each element by "
+        f"itself, as {reason}. All its steps remain plain. If you know that it does, say so: "
+        "fuse_optimizer(..., element_wise=True)"
+    )
 
 
 def _step_once(optimizer: Optimizer, loss: Closure | None) -> None:

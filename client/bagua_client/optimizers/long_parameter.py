@@ -19,8 +19,12 @@ Scalar = int | float | str | None
 
 
 def is_joinable(parameter: Tensor) -> bool:
-    """Whether others can follow it in memory; tensors of a class of their own may be elsewhere."""
+    """Whether others can follow it in memory; tensors of a class of their own may be elsewhere.
+
+    Complex ones are not: optimizers look at them through views of another shape.
+    """
     is_plain = type(parameter) in (Tensor, Parameter) and parameter.layout is torch.strided
+    is_plain = is_plain and not parameter.is_complex()
     return is_plain and parameter.ndim > 0 and parameter.numel() > 0 and is_dense(parameter)
 
 
@@ -76,6 +80,7 @@ class LongParameter:
         self._wholes: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
         self._counts: dict[str, list[tuple[Tensor, int]]] = {}
+        self._gradient: tuple[Tensor, int]
         states = [state.get(parameter, {}) for parameter in parameters]
         for name, value in states[0].items():
             if _is_part(value, parameters[0]):
@@ -120,17 +125,27 @@ class LongParameter:
                 return False
         return True
 
-    def take_gradients(self) -> None:
-        """Copied, unless they follow one another as the weights do."""
+    def take_gradients(self, is_counted: bool) -> None:
+        """Copied, unless they follow one another as the weights do.
+
+        Args:
+            is_counted: torch counts every change that the step may make to them.
+        """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.parameter.grad = whole(gradients, self._like)
+        version = self.parameter.grad._version if is_counted else -1
+        self._gradient = (self.parameter.grad, version)
 
-    def give_back(self, made: dict[str, Any], state: State) -> None:
-        """After a step: each parameter gets its part of the states that the step has ``made``."""
-        self.parameter.grad = None
+    def give_back(self, made: dict[str, Any] | None, state: State) -> None:
+        """After a step: each parameter gets its part of the states that the step has ``made``.
+
+        None: it has looked at no state. Who looks and makes none leaves an empty one.
+        """
+        self._give_gradients()
+        if made is None:
+            return
         self.state = made
-        # Not even an empty state, if the optimizer makes none.
-        states = [state[parameter] for parameter in self.parameters] if made else []
+        states = [state[parameter] for parameter in self.parameters]
         for name, value in made.items():
             if isinstance(value, Tensor) and value.shape == self.parameter.shape:
                 if self._wholes.get(name) is not value:
@@ -146,6 +161,17 @@ class LongParameter:
             else:
                 for each in states:
                     each[name] = value if isinstance(value, Scalar) else copy.deepcopy(value)
+
+    def _give_gradients(self) -> None:
+        """Where the step has changed them, as it may when it adds weight decay."""
+        gradient, self.parameter.grad = self.parameter.grad, None
+        before, version = self._gradient
+        if gradient is None:
+            for parameter in self.parameters:
+                parameter.grad = None
+        elif gradient is not before or gradient._version != version:
+            found = [p.grad for p in self.parameters if p.grad is not None]
+            torch._foreach_copy_(found, views(gradient, self._like))
 
     def _note_counts(self, name: str, states: Sequence[dict[str, Any]]) -> None:
         """Remember states of one number, in which all are alike, to see whether they change."""

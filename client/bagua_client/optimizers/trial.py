@@ -1,8 +1,12 @@
-"""A step of a few parameters' copies, both ways: is the fused result the plain one?"""
+"""A step of a few parameters' copies, both ways: is the fused result the plain one?
+
+The result is all that a step may change: weights, gradients, states, settings and attributes.
+"""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from bagua_client.optimizers.long_parameter import Scalar
 from bagua_client.torch_private.optimizer import clear_step_hooks, is_torchs, unhooked_step
 
 MOST_ELEMENTS = 1 << 20
@@ -26,26 +31,33 @@ Step = Callable[[Optimizer, Closure | None], object]
 
 def step_plainly(optimizer: Optimizer, closure: Closure | None) -> Any:
     """The step of its class; no hooks are called."""
-    return unhooked_step(optimizer)(optimizer, *([] if closure is None else [closure]))
+    return unhooked_step(type(optimizer))(optimizer, *([] if closure is None else [closure]))
 
 
 def copy_of(optimizer: Optimizer) -> Optimizer:
     """With the same settings, groups and states; its step calls no hooks."""
     found: Optimizer = object.__new__(type(optimizer))
     vars(found).update(vars(optimizer))
-    vars(found).pop("step", None)
+    for name in own_names(optimizer):
+        vars(found).pop(name, None)
     clear_step_hooks(found)
     return found
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer of somebody else's may keep in itself, such as a counter."""
-    ours = ("state", "param_groups", "defaults", "step", "fuse_step")
+    others = {"state", "param_groups", "defaults", *own_names(optimizer)}
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in ours and not name.startswith("_bagua_") and not is_torchs(name)
+        if name not in others and not is_torchs(name)
     }
+
+
+def own_names(optimizer: Optimizer) -> set[str]:
+    """Of the attributes that fusing has given to it."""
+    names = {name for name in vars(optimizer) if name.startswith("_bagua_")}
+    return {"step", "fuse_step", "__reduce_ex__", *names}
 
 
 def known_loss(optimizer: Optimizer, loss: Any, closure: Closure) -> Closure:
@@ -90,16 +102,40 @@ def difference(
         for twin, step in zip(twins, (step_plainly, fused), strict=True):
             with _same_random_numbers(samples):
                 step(twin, None if loss is None else known_loss(twin, loss(), _refuse))
+        return _first_difference(*twins)
     except Exception as error:
         return f"a step of copies of its parameters raised {type(error).__name__}: {error}"
-    plain, other = ([p for group in twin.param_groups for p in group["params"]] for twin in twins)
-    for expected, found in zip(plain, other, strict=True):
-        if not _is_alike(found, expected):
+
+
+def _first_difference(plain: Optimizer, fused: Optimizer) -> str:
+    """What a fused step has made of a copy other than a plain one of its twin; empty: nothing."""
+    both = [[p for group in twin.param_groups for p in group["params"]] for twin in (plain, fused)]
+    if not plain.state.keys() <= set(both[0]):
+        return "it keeps a state that is of no parameter"
+    for expected, found in zip(*both, strict=True):
+        states = plain.state.get(expected, {}), fused.state.get(found, {})
+        for name, value in states[0].items():
+            if not isinstance(value, Scalar) and not _is_of_size(value, expected):
+                return f"its state {name} is neither a number nor of the shape of its parameter"
+        pairs = {"result": (found, expected), "gradient": (found.grad, expected.grad)}
+        pairs |= {f"state {name}": (states[1].get(name), states[0][name]) for name in states[0]}
+        wrong = [name for name, pair in pairs.items() if not _is_alike(*pair)]
+        is_looked_at = (expected in plain.state) is (found in fused.state)
+        if wrong or states[0].keys() != states[1].keys() or not is_looked_at:
+            what = wrong[0] if wrong else "state"
             return (
-                "the fused result would differ from the plain one, for a parameter of shape "
+                f"the fused {what} would differ from the plain one, for a parameter of shape "
                 f"{tuple(found.shape)}. It seems not to treat each element by itself"
             )
-    return ""
+    kept = [
+        ([{**group, "params": None} for group in twin.param_groups], settings_of(twin))
+        for twin in (plain, fused)
+    ]
+    return "" if _is_alike(*kept) else "the fused step would change its settings in another way"
+
+
+def _is_of_size(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and (value.shape == parameter.shape or value.numel() == 1)
 
 
 def _refuse() -> NoReturn:
@@ -149,13 +185,31 @@ def _state_copy(state: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _same_random_numbers(samples: Sequence[Sequence[Parameter]]) -> Iterator[None]:
     devices = {p.device for parameters in samples for p in parameters if p.is_cuda}
-    with torch.random.fork_rng(devices):
-        yield
+    state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(state)
 
 
-def _is_alike(found: Tensor, plain: Tensor) -> bool:
+def _is_alike(found: Any, plain: Any) -> bool:
+    """Equal; of tensors, but for rounding."""
+    if isinstance(plain, list | tuple):
+        return len(found) == len(plain) and all(map(_is_alike, found, plain))
+    if isinstance(plain, dict):
+        return found.keys() == plain.keys() and all(_is_alike(found[k], plain[k]) for k in plain)
+    if isinstance(plain, Scalar):
+        both_are_nan = plain != plain and found != found
+        return type(found) is type(plain) and (both_are_nan or bool(found == plain))
+    if not isinstance(plain, Tensor):
+        return type(found) is type(plain)
+    if not isinstance(found, Tensor) or (found.shape, found.dtype) != (plain.shape, plain.dtype):
+        return False
     if torch.equal(found, plain):
         return True
+    if not plain.is_floating_point():
+        return False
     rounding = TOLERANCE * torch.finfo(plain.dtype).eps
     largest = float(plain.detach().abs().nan_to_num(posinf=0).max())
     return torch.allclose(found, plain, rounding, rounding * largest, equal_nan=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.optimizers import fuse_optimizer, fused_step, is_fused_optimizer
 from tests.client.optimizers.loops import LoopAdam, Replacing
+from tests.client.optimizers.strangers import Stranger
 from tests.client.optimizers.twins import Twins
 from tests.ranks import RankPool
 
@@ -249,13 +251,42 @@ def test_a_state_from_before_it_was_fused_goes_on() -> None:
     assert [state["step"] for state in made[1].state.values()] == [4] * 4
 
 
-def test_a_copy_is_an_optimizer_of_its_own() -> None:
-    twins = Twins(torch.optim.RMSprop)
+def unpickled(found: Any) -> Any:
+    return pickle.loads(pickle.dumps(found))
+
+
+def saved(found: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(found, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+class WithAll(torch.optim.RMSprop):
+    """Keeps all its attributes in copies, as torch's do not."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, unpickled, saved])
+@pytest.mark.parametrize("made", [torch.optim.RMSprop, Stranger, WithAll])
+def test_a_copy_is_a_fused_optimizer_of_its_own(made: Any, copied: Any) -> None:
+    twins = Twins(made, replace_step=True)
     twins.steps(3)
-    twins.fused_model, twins.fused = copy.deepcopy((twins.fused_model, twins.fused))
-    assert not is_fused_optimizer(twins.fused)
-    fuse_optimizer(twins.fused)
+    first, first_model = twins.fused, twins.fused_model
+    twins.fused_model, twins.fused = copied((twins.fused_model, twins.fused))
+    assert is_fused_optimizer(twins.fused)
+    assert twins.fused is not first
+    before = [parameter.clone() for parameter in first_model.parameters()]
     twins.steps(3)
+    twins.backward()
+    twins.fused.step()  # replaced, too
+    twins.plain.step()
+    twins.check()
+    assert twins.fused._bagua_fused_count == 8
+    assert all(map(torch.equal, before, first_model.parameters()))
+    assert first._bagua_fused_count == 6
 
 
 def test_weights_that_share_memory_go_on_sharing_it() -> None:

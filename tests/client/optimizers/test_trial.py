@@ -12,6 +12,7 @@ from torch import nn
 
 from bagua_client.optimizers import fuse_optimizer
 from bagua_client.optimizers.trial import difference, step_plainly
+from tests.client.optimizers import strangers
 from tests.client.optimizers.loops import Ahead, LoopAdam, LoopLamb, LoopLars, Named, Noisy
 from tests.client.optimizers.twins import Twins
 
@@ -21,14 +22,21 @@ from tests.client.optimizers.twins import Twins
     [
         (LoopLamb, "in step 1 the fused result would differ from the plain one"),
         (LoopLars, "in step 1 the fused result would differ from the plain one"),
-        (torch.optim.Adafactor, "in step 1 the fused result would differ from the plain one"),
+        (torch.optim.Adafactor, "in step 1 its state row_var is neither a number nor of the shape"),
         (Named, "in step 1 a step of copies of its parameters raised KeyError"),
+        (strangers.LaggedLars, "in step 1 the fused state norm would differ from the plain one"),
+        (strangers.Noting, "in step 1 the fused state largest would differ from the plain one"),
+        (strangers.AggMo, "in step 1 its state momenta is neither a number nor of the shape"),
+        (strangers.Flat, "in step 1 its state momentum is neither a number nor of the shape"),
+        (strangers.Counting, "in step 1 the fused result would differ from the plain one"),
+        (strangers.Sharing, "in step 1 the fused result would differ from the plain one"),
     ],
 )
 def test_it_says_why_and_steps_as_ever(
     made: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    twins = Twins(made)
+    """Also where the user claims to know better."""
+    twins = Twins(made, element_wise=True)
     with caplog.at_level(logging.WARNING):
         twins.steps(3)
     (record,) = caplog.records
@@ -41,7 +49,8 @@ def test_it_says_why_and_steps_as_ever(
 def test_what_depends_on_shapes_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
     plain_model = copy.deepcopy(model)
-    fused = fuse_optimizer(torch.optim.Muon(model.parameters()))  # type: ignore[attr-defined]
+    muon = torch.optim.Muon(model.parameters())  # type: ignore[attr-defined]
+    fused = fuse_optimizer(muon, element_wise=True)
     plain = torch.optim.Muon(plain_model.parameters())  # type: ignore[attr-defined]
     for each, step in ((model, fused.fuse_step), (plain_model, plain.step)):  # type: ignore[attr-defined]
         each(torch.ones(2, 6)).square().sum().backward()
@@ -50,9 +59,56 @@ def test_what_depends_on_shapes_is_refused(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records[0].message.startswith("Muon is not fused: in step 1")
 
 
+def test_a_refusal_leaves_no_trace() -> None:
+    """Its trial raises half-way, after it has changed all that an optimizer can."""
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
+    optimizer = fuse_optimizer(strangers.HalfWay(model.parameters()), element_wise=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    random = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        # Only what the trial does is looked at.
+        patch.setattr("bagua_client.optimizers.fused.step_plainly", lambda *_: None)
+        optimizer.fuse_step()  # type: ignore[attr-defined]
+    refusal = optimizer._bagua_fused_step.refusal  # type: ignore[attr-defined]
+    assert "a step of copies of its parameters raised RuntimeError: too long" in refusal
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert all(bool((p.grad == 1).all()) for p in model.parameters())  # type: ignore[union-attr]
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert optimizer.seen == 0
+    assert torch.equal(random, torch.get_rng_state())
+    # Each weight has memory of its own again.
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+
+
+def test_what_raises_in_the_middle_of_a_fused_step_leaves_states_that_go_on() -> None:
+    twins = Twins(LoopAdam)
+    twins.steps(3)
+    twins.backward()
+    update = LoopAdam.update
+    with pytest.MonkeyPatch.context() as patch:
+
+        def failing(self: Any, p: Any, *rest: Any) -> None:
+            update(self, p, *rest)
+            raise KeyboardInterrupt
+
+        patch.setattr(LoopAdam, "update", failing)
+        with pytest.raises(KeyboardInterrupt):
+            twins.fused.fuse_step()
+    # The first group was stepped and the second was not, in their states and their weights.
+    steps = [[twins.fused.state[p]["step"] for p in g["params"]] for g in twins.fused.param_groups]
+    assert steps == [[4, 4, 4], [3, 3, 3]]
+    twins.fused.load_state_dict(copy.deepcopy(twins.plain.state_dict()))
+    for ours, theirs in zip(*twins.parameters(), strict=True):
+        ours.data.copy_(theirs.data)
+    twins.steps(2)
+
+
 def test_random_numbers_are_those_of_the_plain_optimizer() -> None:
     """Of which the trial must take none."""
-    twins = Twins(Noisy)
+    twins = Twins(Noisy, element_wise=True)
     for _ in range(3):
         twins.backward()
         for step in (twins.fused.fuse_step, twins.plain.step):
@@ -77,7 +133,7 @@ def _closures(twins: Twins) -> list[Any]:
 
 
 def test_a_step_that_calls_the_closure_in_its_middle_is_refused() -> None:
-    twins = Twins(Ahead, replace_step=True)
+    twins = Twins(Ahead, replace_step=True, element_wise=True)
     ours, theirs = _closures(twins)
     for closure in (ours, theirs):
         closure()
@@ -90,7 +146,7 @@ def test_a_step_that_calls_the_closure_in_its_middle_is_refused() -> None:
 
 @pytest.mark.parametrize("made", [LoopAdam, LoopLamb])
 def test_a_closure_is_called_once(made: Any) -> None:
-    twins = Twins(made, replace_step=True)
+    twins = Twins(made, replace_step=True, element_wise=True)
     ours, theirs = _closures(twins)
     calls: list[int] = []
     for _ in range(3):
@@ -130,7 +186,7 @@ def test_copies_are_of_the_parameters_that_are_tried_alone() -> None:
 
 
 def test_it_is_tried_in_the_first_step_that_would_be_fused() -> None:
-    twins = Twins(LoopLamb)
+    twins = Twins(LoopLamb, element_wise=True)
     for number in range(4):
         # At first, only one parameter of each group has a gradient.
         twins.backward((2, 3, 4, 5) if number < 3 else ())

@@ -53,8 +53,13 @@ class Twins:
         for place, state in ours["state"].items():
             assert state.keys() == theirs["state"][place].keys()
             for name, value in state.items():
-                other = theirs["state"][place][name]
-                assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
+                assert _equal(value, theirs["state"][place][name])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
