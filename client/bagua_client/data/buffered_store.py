@@ -18,12 +18,15 @@ Result = TypeVar("Result")
 
 OLDEST_SECONDS = 1.0
 """A value is not kept from other processes for longer, while this one reads."""
+MOST_BYTES = 64 << 20
+"""Of values that are kept back; those that reach it are written, however few they are."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
 
 class BufferedStore:
-    """Never raises because of its store, and never keeps more than ``size`` values back.
+    """Never raises because of its store, and never keeps more than ``size`` values back, nor more
+    than ``MOST_BYTES`` and one value.
 
     While the store cannot be reached, values are not found and not kept, and it is tried again
     after a pause, which doubles; each process says once that it is away, and once that it is back.
@@ -63,14 +66,15 @@ class BufferedStore:
         self._begin()
         if not self._pending:
             self._pending_since = time.monotonic()
+        self._pending_bytes += len(value) - len(self._pending.get(key, b""))
         self._pending[key] = value
-        if len(self._pending) >= self._size:
+        if len(self._pending) >= self._size or self._pending_bytes >= MOST_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what is kept back; what cannot be written is forgotten, and loaded again."""
         self._begin()
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._pending_bytes = self._pending, {}, 0
         if pending:
             self._attempt(lambda: self.store.mset(pending))
 
@@ -86,7 +90,7 @@ class BufferedStore:
         if self._process == os.getpid():
             return
         self._process = os.getpid()
-        self._pending = {}
+        self._pending, self._pending_bytes = {}, 0
         self._pending_since = 0.0
         self._failures, self._away_until = 0, 0.0
         # A worker's end runs these, and none of atexit's; its start drops what is there already.

@@ -5,8 +5,9 @@ from it. Beyond Bagua: stores without a server, in memory or on disk; a server t
 and ends with the job; a store that goes away costs time only; a version, so that what an older
 program prepared is not served.
 
-Samples are pickled. Unpickling runs code that the pickle names, so whoever can write to the store
-can run code in the training.
+Samples are pickled, by ``serialize`` and ``deserialize`` of this module; as with Bagua, who puts
+others in their place has samples kept in another way. Unpickling runs code that the pickle names,
+so whoever can write to the store can run code in the training.
 """
 
 from __future__ import annotations
@@ -28,6 +29,20 @@ from bagua_client.data.store import Store
 logger = logging.getLogger(__name__)
 
 Sample = TypeVar("Sample")
+
+
+def serialize(input: object) -> bytes:
+    """What is kept of a value; Bagua's name and argument, and a user may put another in its place.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+    return dumps(input)
+
+
+def deserialize(input: bytes) -> Any:
+    """The value of what :func:`serialize` gave."""
+    return loads(input)
 
 
 class CachedDataset(Dataset[Sample]):
@@ -74,7 +89,8 @@ class CacheLoader:
     Args:
         backend: ``"memory"`` of each node, ``"disk"`` of each node, or ``"redis"``.
         dataset_name: different for all that is kept in the same place.
-        writer_buffer_size: so many values are written at once. Until then, but for a second at
+        writer_buffer_size: so many values are written at once, or earlier as many as take
+            64 MiB. Until then, but for a second at
             most while this process reads, other processes do not find them.
         version: of what makes the values: change it when that changes, and nothing old is found.
         kwargs: of the backend. ``memory``: ``capacity_per_node`` in bytes. ``disk``: ``folder``,
@@ -137,7 +153,7 @@ class CacheLoader:
     ) -> Sample:
         if kept is not None:
             try:
-                value: Sample = loads(kept)
+                value: Sample = deserialize(kept)
             except Exception as error:  # Of a class that is gone, for example; loaded anew.
                 logger.debug("cache: %s cannot be unpickled: %s", name, error)
             else:
@@ -146,7 +162,7 @@ class CacheLoader:
         self._counters.count(hit=False)
         value = load_fn(key)
         try:
-            pickled = dumps(value)
+            pickled = serialize(value)
         except Exception as error:
             raise TypeError(
                 f"the cache cannot keep what was loaded for {key!r}, a {type(value).__name__}, "

@@ -58,14 +58,17 @@ def _found(folder: Path, *words: str, variables: Mapping[str, str] | None = None
     return [done.stdout.splitlines()[-1], done.stderr]
 
 
-@pytest.mark.parametrize(
+LAUNCHERS = pytest.mark.parametrize(
     "launcher",
     [
         ("-u", "-m", "bagua_client.compat"),
-        ("-m", "bagua_client.run", "--as-bagua", "--nproc-per-node", "1", "--master-port", "0"),
+        ("-m", "bagua_client.run", "--as-bagua", "--nproc-per-node", "1", "--standalone"),
     ],
     ids=["compat", "bagua-run"],
 )
+
+
+@LAUNCHERS
 def test_a_script_and_its_children_get_ours(folder: Path, launcher: tuple[str, ...]) -> None:
     seen, _ = _found(folder, *launcher, "train.py", "--as-bagua", "b")
     for process in json.loads(seen):
@@ -100,3 +103,46 @@ def test_a_module_that_ours_lacks_is_missing_under_bagua_s_name(folder: Path) ->
     done = start("-m", "bagua_client.compat", "other.py", folder=folder)
     assert done.returncode == 1
     assert "No module named 'bagua.torch_api.no_such_module'" in done.stderr
+
+
+OF_LIGHTNING = """
+import torch
+from lightning import LightningModule, Trainer
+from lightning_bagua import BaguaStrategy
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def on_train_end(self):
+        print(self.trainer.global_step, self.trainer.strategy.model.algorithm.name)
+
+trainer = Trainer(
+    strategy=BaguaStrategy(algorithm="bytegrad"),
+    accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False,
+)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 8), 4))
+"""
+
+
+@LAUNCHERS
+def test_lightning_s_own_import_of_bagua_s_strategy_trains_with_ours(
+    folder: Path, launcher: tuple[str, ...]
+) -> None:
+    """Also where lightning-bagua itself is installed."""
+    pytest.importorskip("lightning")
+    real = folder / "site" / "lightning_bagua.py"
+    real.parent.mkdir()
+    real.write_text("raise ImportError('needs Bagua for CUDA 11')")
+    (folder / "fit.py").write_text(OF_LIGHTNING)
+    variables = {**_path(real.parent), "GLOO_SOCKET_IFNAME": "lo"}
+    done = start(*launcher, "fit.py", folder=folder, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert "2 bytegrad" in done.stdout.splitlines()

@@ -361,6 +361,37 @@ def test_a_slow_reader_does_not_keep_its_samples_for_itself(
     assert two.get(1, lambda _: "loaded again") == "1"
 
 
+def test_few_large_samples_are_written_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffered_store, "MOST_BYTES", 10_000)
+    one, two = (CacheLoader("disk", writer_buffer_size=1000, folder=tmp_path) for _ in range(2))
+    for key in range(3):
+        one.get(key, lambda key: bytes(6_000))
+    loaded: list[int] = []
+    for key in range(3):
+        two.get(key, lambda key: loaded.append(key) or bytes(6_000))
+    assert loaded == [2]  # The first two were written together, and the third is kept back.
+
+
+def test_samples_are_kept_as_the_functions_of_the_module_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A public project puts its own in the place of Bagua's."""
+    from bagua_client.data import cached_dataset
+
+    calls: list[str] = []
+    monkeypatch.setattr(
+        cached_dataset, "serialize", lambda value: calls.append("out") or repr(value).encode()
+    )
+    monkeypatch.setattr(
+        cached_dataset, "deserialize", lambda kept: calls.append("in") or int(kept.decode())
+    )
+    loader = CacheLoader("disk", folder=tmp_path)
+    assert [loader.get(1, lambda key: 12), loader.get(1, lambda key: 13)] == [12, 12]
+    assert calls == ["out", "in"]
+
+
 class Gone:
     """Pickled by the name of a class that is there no more when it is read."""
 

@@ -37,6 +37,7 @@ class BaguaTensor(torch.Tensor):
     """
 
     _bagua_registration: _Registration | None
+    _bagua_keeps_gradient: bool
 
     def is_bagua_tensor(self) -> bool:
         """Whether it is registered."""
@@ -128,7 +129,8 @@ class BaguaTensor(torch.Tensor):
         return self.bagua_getter_closure()
 
     def bagua_ensure_grad(self) -> BaguaTensor:
-        """Give it a gradient of zeros if it has none.
+        """Give it a gradient of zeros if it has none, now and before each later pass that a
+        user-written algorithm trains.
 
         Raises:
             TypeError: it is no parameter.
@@ -137,6 +139,7 @@ class BaguaTensor(torch.Tensor):
             if not isinstance(self, torch.nn.Parameter):
                 raise TypeError("only a torch.nn.Parameter can be given a gradient")
             self.grad = torch.zeros_like(self.data)
+        self._bagua_keeps_gradient = True
         return self
 
     def bagua_mark_communication_ready(self) -> None:
@@ -164,6 +167,11 @@ class BaguaTensor(torch.Tensor):
                 effective.data = moved
             else:
                 self.bagua_setter_closure(moved)
+
+
+def keeps_gradient(tensor: Any) -> bool:
+    """Whether its gradient was ensured."""
+    return getattr(tensor, "_bagua_keeps_gradient", False)
 
 
 def _registration(tensor: Any) -> _Registration:

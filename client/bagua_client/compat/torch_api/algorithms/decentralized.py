@@ -46,6 +46,9 @@ class DecentralizedAlgorithm(ours.DecentralizedAlgorithm):
         if not _is_one(self, communicator):
             super().check(communicator, configuration)
 
+    def _sums(self, weights: Weights) -> bool:
+        return _is_one(self, weights.communicator) or super()._sums(weights)
+
     def backward_ends(self, weights: Weights) -> None:
         exchanged = [(parameters, flat) for parameters, flat, _ in self._in_flight]
         super().backward_ends(weights)

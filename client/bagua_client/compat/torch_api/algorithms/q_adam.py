@@ -13,7 +13,8 @@ __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
 
 class QAdamOptimizer(ours.QAdamOptimizer):
     """:class:`bagua_client.algorithms.QAdamOptimizer` with ``compatible=True``, so that a Bagua
-    training keeps its numbers; that class has the formulas and a better default."""
+    training keeps its numbers; that class has the formulas and a better default. As in Bagua each
+    parameter has its state from the beginning."""
 
     def __init__(
         self,
@@ -25,3 +26,6 @@ class QAdamOptimizer(ours.QAdamOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, lr, warmup_steps, betas, eps, weight_decay, compatible=True)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._state_of(parameter)

@@ -172,6 +172,13 @@ class BaguaDistributedDataParallel:
         return self._tunable.layout.partition
 
     @property
+    def tuned_partition(self) -> Partition | None:
+        """The same; None: what the module was wrapped with is in force."""
+        tunable = self._tunable
+        is_default = tunable.layout.configuration == tunable.default
+        return None if is_default else tunable.layout.partition
+
+    @property
     def _tunable(self) -> TunableReducer:
         tunable = self.wrapper._tunable
         assert tunable is not None, "an algorithm was given"

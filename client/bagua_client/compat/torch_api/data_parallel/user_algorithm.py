@@ -13,7 +13,10 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.compat.torch_api.backend import backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
-from bagua_client.layout import Partition
+from bagua_client.compat.torch_api.tensor import keeps_gradient
+from bagua_client.configuration import MIB, Configuration
+from bagua_client.environment import Environment
+from bagua_client.layout import Partition, cut, describe
 from bagua_client.torch_private.reducer import GradBucket
 
 if TYPE_CHECKING:
@@ -23,12 +26,18 @@ if TYPE_CHECKING:
     from bagua_client.reducer.weights import Weights
 
 
+BUCKET_BYTES = 10 * MIB
+"""Of Bagua's buckets, unless BAGUA_DEFAULT_BUCKET_SIZE is set."""
+
+
 class UserAlgorithm(Algorithm):
-    """Calls the hooks of a Bagua ``AlgorithmImpl`` at their moments. Its buckets are cut as the
-    configuration in force says, anew after each change of it.
+    """Calls the hooks of a Bagua ``AlgorithmImpl`` at their moments. Its buckets are Bagua's: in
+    the order of ``init_tensors``, 10 MiB each. Under another configuration than the default they
+    are cut as that says, anew after each change of it.
 
     Torch's reducer leaves all gradients local: gradients are views into its buckets, so operations
-    on a Bagua bucket change them in place while the backward pass goes on.
+    on a Bagua bucket change them in place while the backward pass goes on. As in Bagua a gradient
+    that was ensured once is there from then on, whatever an optimizer's ``zero_grad`` does.
 
     Args:
         ddp: what trains the module.
@@ -63,7 +72,8 @@ class UserAlgorithm(Algorithm):
             )
         self._names: dict[int, str] = {}
         self._tensors: dict[str, Any] = {}
-        self._partition: Partition = ()
+        self._partition: Partition | None = None
+        self._gradients: dict[int, torch.Tensor] = {}
 
     def reify(self, communicator: Communicator) -> UserAlgorithm:
         return self
@@ -94,13 +104,17 @@ class UserAlgorithm(Algorithm):
         if self.impl.need_reset():
             self._ddp.broadcast_state()
             self.begin_training()
-        elif self._partition != self._ddp.partition:
+        elif self._partition != self._ddp.tuned_partition:
             self._cut_buckets()
+        self._ensure_gradients()
         self.impl.init_forward_pre_hook(self._ddp)(inputs)
 
     def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
         hook = self.impl.init_backward_hook(self._ddp)
+        if bucket.index() == 0:  # They may have been cleared since the pass began.
+            self._ensure_gradients()
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._gradients[id(parameter)] = gradient
             if parameter.grad is None:  # Not used on this rank: zeros, part of torch's bucket.
                 parameter.grad = gradient
             hook(self._names[id(parameter)], parameter)
@@ -117,15 +131,33 @@ class UserAlgorithm(Algorithm):
         assert ddp is not None, "it is called while the module trains"
         return ddp
 
+    def _ensure_gradients(self) -> None:
+        """Zeros in the place of those that were cleared, in torch's buckets if they are known."""
+        for tensor in self._tensors.values():
+            if tensor.grad is None and keeps_gradient(tensor):
+                kept = self._gradients.get(id(tensor))
+                tensor.grad = torch.zeros_like(tensor.data) if kept is None else kept.zero_()
+
     def _cut_buckets(self) -> None:
-        self._partition = self._ddp.partition
-        proposed = []
-        for parameters in self._ddp.tensors_by_bucket():
-            names = [self._names[id(parameter)] for parameter in parameters]
-            if tensors := [self._tensors[name] for name in names if name in self._tensors]:
-                proposed.append(tensors)
+        self._partition = self._ddp.tuned_partition
+        proposed = self._as_bagua() if self._partition is None else self._as_tuned()
         do_flatten = self._ddp.gradient_as_bucket_view
         self.buckets = self.impl.tensors_to_buckets(proposed, do_flatten)
         for bucket in self.buckets:
             self.impl.init_operations(self._ddp, bucket)
         self.backend.register_ordered_buckets(self.buckets)
+
+    def _as_bagua(self) -> list[list[Any]]:
+        tensors = list(self._tensors.values())
+        size_bytes = Environment.read().default_bucket_bytes or BUCKET_BYTES
+        specs = describe(list(self._tensors.items()))
+        partition = cut(specs, range(len(tensors)), Configuration(size_bytes))
+        return [[tensors[index] for index in bucket] for bucket in partition]
+
+    def _as_tuned(self) -> list[list[Any]]:
+        proposed = []
+        for parameters in self._ddp.tensors_by_bucket():
+            names = [self._names[id(parameter)] for parameter in parameters]
+            if tensors := [self._tensors[name] for name in names if name in self._tensors]:
+                proposed.append(tensors)
+        return proposed

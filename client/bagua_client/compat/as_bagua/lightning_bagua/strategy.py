@@ -1,0 +1,5 @@
+"""Where ``lightning-bagua`` defines its strategy."""
+
+from bagua_client.lightning import BaguaStrategy
+
+__all__ = ["BaguaStrategy"]
