@@ -2,23 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # Tests that leave the cores to each other, or mostly wait; whole jobs, hosts and browsers want them
 # alone.
 TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations tests/docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test upstream-ddp upstream test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
-$(STAMP): pyproject.toml constraints.txt
+# The demo needs a small part of what the other targets need. PyTorch's usual build brings 4.5 GB of
+# CUDA's libraries; TORCH_INDEX is where another build of it comes from.
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet torch --index-url $(TORCH_INDEX) --constraint constraints.txt)
+	$(BIN)/python -m pip install --quiet --editable '.[service,examples]' --constraint constraints.txt
+	@touch $@
+
+$(STAMP): $(DEMO)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,benchmarks]' --constraint constraints.txt
 	@touch $@
 
-demo: $(STAMP) ## Tune a real training on two emulated hosts of this machine, end to end
+demo: $(DEMO) ## Tune a real training on two emulated hosts of this machine, end to end
 	$(BIN)/python -m examples.demo
 
 test: lint ## Lint, types and the whole test suite (ARGS="-k name" to choose)
@@ -45,6 +53,13 @@ upstream: $(STAMP) ## Bagua's own tests and examples, from its PyPI release, wit
 	PYTHONPATH=$(TORCHVISION) $(BIN)/python tests/upstream_bagua/run.py --devices 0 2 4 $(ARGS)
 
 # A CUDA build with its libraries, several GB: in an environment of its own, whose versions are pip's.
+OPTIMIZERS = .cache/optimizers
+
+upstream-optimizers: $(STAMP) ## Optimizers from PyPI, fused and plain
+	[ -d $(OPTIMIZERS) ] || $(BIN)/python -m pip install --quiet --no-deps --target $(OPTIMIZERS) \
+		pytorch_optimizer==4.1.0 torch_optimizer==0.3.0 pytorch_ranger==0.1.1
+	PYTHONPATH=$(OPTIMIZERS):. $(BIN)/python tests/upstream/optimizers.py $(ARGS)
+
 test-torch: ## The client's tests with another release of torch: make test-torch VERSION=2.15.0
 	$(PYTHON) -m venv .venv-torch-$(VERSION)
 	.venv-torch-$(VERSION)/bin/python -m pip install --quiet torch==$(VERSION) --editable '.[dev]'

@@ -2,8 +2,9 @@
 
 A tenth of them are made by schemathesis from the OpenAPI document (where it is installed), the
 others by hypothesis for both APIs (garbage.py); of these some are cut off in the middle, and some
-come byte by byte. Ends with 1 if anything was answered by a 5xx or with a traceback, if what was
-stored before is not as it was, or if the database is damaged.
+come byte by byte. Every 200th has up to 16 MiB that would grow when parsed. Ends with 1 if anything
+was answered by a 5xx or with a traceback, if what was stored before is not as it was, if the
+database is damaged, if the service took 400 MiB, or if /healthz took over a second meanwhile.
 
     python benchmarks/fuzz.py
     python benchmarks/fuzz.py --requests 2000 --seed 7
@@ -24,6 +25,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -32,17 +34,24 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # the tests' registration
 
-from garbage import TENSORS, Request, requests
+from garbage import TENSORS, V1, Request, requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DataObject, data
 
+from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.store import Store
 from tests.autotune.support import registration
 
 PATIENCE_SECONDS = 60.0
 SLOW_PAUSE_SECONDS = 0.01
 SLOW_PIECES = 20
+AMPLIFIED_EVERY = 200
+ELEMENTS = (b"[]", b"{}", b'{"":0}', b"0", b'""', b"[[[]]]", b'{"a":{}}', b"1e5")
+FIELDS = ("tensors", "software", "knobs", "steps", "buckets", "spans", "tensor_list", "jobs", "x")
+MOST_PEAK_MIB = 400
+SLOWEST_SECONDS = 1.0
+HEALTH_PAUSE_SECONDS = 0.05
 AT_ONCE = 500  # hypothesis keeps all that it has made in one go
 REGISTRATION = registration(tensors=registration()["tensors"][:TENSORS])
 KEPT = [{"step": step, "seconds": [0.1] * 4} for step in range(4)]
@@ -159,12 +168,54 @@ def send_garbage(service: Service, count: int, number: int) -> None:
 
     def act(drawn: DataObject) -> None:
         request, index = drawn.draw(strategy), next(turn)
-        if index % 50 == 0 and request.body:
+        if index % AMPLIFIED_EVERY == 0:
+            service.send(amplified(rng))
+        elif index % 50 == 0 and request.body:
             service.send_in_pieces(request, is_whole=rng.random() < 0.25)
         else:
             service.send(request)
 
     draw_many(count, number, act)
+
+
+def amplified(rng: random.Random) -> Request:
+    """A body of one small element over and over, in a list or as unknown fields of an object."""
+    paths = [f"/api/v2/jobs/job/{kind}" for kind in ("observations", "profiles", "events")]
+    paths += [f"/api/v1/{kind}" for kind in V1] + ["/api/v2/copies", "/api/v2/jobs/new"]
+    path, element = rng.choice(paths), rng.choice(ELEMENTS)
+    size_bytes = rng.choice([60_000, 1_000_000, 4_000_000, LARGEST_BODY_BYTES - 1000])
+    field = rng.choice(FIELDS).encode()
+    if rng.random() < 0.25:
+        size_bytes = min(size_bytes, 4_000_000)
+        inner = b",".join(b'"%x":%b' % (n, element) for n in range(size_bytes // 12))
+        body = b'{"%b":{%b}}' % (field, inner)
+    else:
+        many = size_bytes // (len(element) + 1)
+        body = b'{"%b":[%b%b]}' % (field, (element + b",") * (many - 1), element)
+    return Request("PUT" if path.endswith("new") else "POST", path, body)
+
+
+class Health:
+    """Asks for /healthz all the while, on new connections, and keeps the longest time it took."""
+
+    def __init__(self, port: int) -> None:
+        self.slowest_seconds = 0.0
+        self._port = port
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._is_over.wait(HEALTH_PAUSE_SECONDS):
+            began = time.monotonic()
+            with closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
+            self.slowest_seconds = max(self.slowest_seconds, time.monotonic() - began)
 
 
 def send_described(service: Service, count: int, number: int) -> None:
@@ -198,6 +249,7 @@ def main() -> None:
     given_ = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder))
+        health_seen = Health(service.port)
         body = json.dumps(REGISTRATION).encode()
         service.send(Request("PUT", "/api/v2/jobs/job", body))
         body = json.dumps({"trial": 0, "steps": KEPT}).encode()
@@ -213,6 +265,7 @@ def main() -> None:
         rate = (given_.requests - described) / (time.monotonic() - began)
         health = service.send(Request("GET", "/readyz"))
         peak_mib = service.peak_mib()
+        health_seen.stop()
         service.stop()
         service.log.seek(0)
         tracebacks = service.log.read().count("Traceback (most recent call last)")
@@ -220,11 +273,13 @@ def main() -> None:
     for status, count in sorted(service.statuses.items()):
         print(f"{count:8} {status}")
     print(f"{service.statuses.total():8} requests, {rate:.0f} a second; peak memory {peak_mib} MiB")
+    print(f"         slowest /healthz {health_seen.slowest_seconds:.2f} s")
     print(f"{len(service.failures):8} answered by 5xx or with a traceback; {tracebacks} in the log")
     for failure in service.failures[:5]:
         print(f"    {failure[:1500]}")
     print(f"at the end: {health.decode()}; store: {'; '.join(damage) or 'intact'}")
-    sys.exit(bool(service.failures or damage))
+    is_large = peak_mib >= MOST_PEAK_MIB or health_seen.slowest_seconds > SLOWEST_SECONDS
+    sys.exit(bool(service.failures or damage or is_large))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ class _Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """ResNet-50 on images of 224 x 224; gives the loss of a batch (images, labels)."""
 
+    SIDE = 224
+
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = [
@@ -122,9 +124,9 @@ class ResNet50(nn.Module):
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.layers(images), labels)
 
-    @staticmethod
-    def batch(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        images = torch.randn(size, 3, 224, 224, device=device)
+    @classmethod
+    def batch(cls, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.randn(size, 3, cls.SIDE, cls.SIDE, device=device)
         labels = torch.randint(1000, (size,), device=device)
         return images.contiguous(memory_format=torch.channels_last), labels
 
@@ -149,7 +151,7 @@ class VGG16(nn.Module):
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.layers(images), labels)
 
-    batch = staticmethod(ResNet50.batch)
+    batch = ResNet50.batch
 
 
 def _transformer_layer(width: int, heads: int, norm_first: bool) -> nn.TransformerEncoderLayer:

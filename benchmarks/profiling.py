@@ -45,7 +45,7 @@ def measure(rank: int, model: str, bucket_mib: int, pairs: int) -> tuple[list[fl
         dist.barrier()
         torch.cuda.synchronize()
         timeline = Timeline(clock.mark) if records and rank == 0 else None
-        tunable.record(timeline)
+        tunable.observation.record(timeline)
         began = clock.mark()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = wrapped(*inputs)

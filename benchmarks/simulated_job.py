@@ -69,6 +69,7 @@ class SimulatedJob:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.seed)
         self._spread = np.random.default_rng((self.seed, 1))
+        self._share: tuple[object, float] = (None, 1.0)  # of a step, that is computing
         self.step = 0
         self.switches: list[Switch] = []
         self.lost_steps = 0.0
@@ -131,9 +132,16 @@ class SimulatedJob:
             self._report()
 
     def _computing(self, seconds: tuple[float, ...]) -> tuple[float, ...]:
-        """Each rank's own, of a step that took so long."""
+        """Each rank's own, of a step that took so long: until its last gradient is ready, with the
+        launches, and with what communication slows computing down by. The slowest rank's decides.
+        """
+        if self._share[0] != (self.configuration, self.simulator):
+            ready_seconds = max(self.simulator.profile(self.configuration).ready_seconds)
+            share = ready_seconds / self.true_seconds(self.configuration)
+            self._share = (self.configuration, self.simulator), share
         spread = self._spread.normal(1.0, COMPUTE_SPREAD, len(seconds))
-        computing = self.simulator.workload.compute_seconds * spread
+        spread[np.argmax(seconds)] = spread.max()
+        computing = max(seconds) * self._share[1] * spread / spread.max()
         return tuple(min(pair) for pair in zip(computing.tolist(), seconds, strict=True))
 
     def _report(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import linear_regression, median
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -39,25 +40,31 @@ SMALL_LISTS = (10, 100, 1000)
 
 
 def swap_seconds(wrapped: DistributedDataParallel, bucket_mib: int, step: Step) -> float:
-    """All that a swap takes on the training thread of this rank: the vote and the new reducer, and
-    after a step torch's own cut of it. Both fall into the forward pass, and are called by hand."""
+    """All that a swap takes of this rank: the vote and the new reducer, and at the end of a step
+    torch's own cut of it."""
     tunable = wrapped._tunable
     assert tunable is not None
     step(wrapped)  # so that the buckets that go were in use
     dist.barrier()
     began = time.perf_counter()
     assert wrapped.reconfigure(Configuration(bucket_bytes=bucket_mib * MIB))
-    tunable.before_forward()
     _synchronize()
     seconds = time.perf_counter() - began
-    while not tunable.is_settled:
-        step(wrapped)
+    let_cut = tunable._let_torch_cut
+    cuts: list[float] = []
+
+    def timed() -> None:
+        _synchronize()
         dist.barrier()
         began = time.perf_counter()
-        tunable.before_forward()
+        let_cut()
         _synchronize()
-        seconds += time.perf_counter() - began
-    return seconds
+        cuts.append(time.perf_counter() - began)
+
+    with mock.patch.object(tunable, "_let_torch_cut", timed):
+        while not tunable.is_settled:
+            step(wrapped)
+    return seconds + sum(cuts)
 
 
 def _synchronize() -> None:
@@ -120,11 +127,16 @@ def measure_memory(model: str, bucket_mib: int, is_ours: bool, batch: int) -> di
         tunable = hooked(wrapped)
         step(wrapped)
         wrapped.zero_grad(set_to_none=True)
-        wrapped.reconfigure(Configuration(bucket_bytes=2 * bucket_mib * MIB))
-        found["re-cut"] = peak_bytes(tunable.before_forward)
-        step(wrapped)
+        wider = Configuration(bucket_bytes=2 * bucket_mib * MIB)
+        found["re-cut"] = peak_bytes(lambda: wrapped.reconfigure(wider))
+        let_cut = tunable._let_torch_cut
+
+        def cut() -> None:
+            found["cut after it"] = peak_bytes(let_cut)
+
+        with mock.patch.object(tunable, "_let_torch_cut", cut):
+            step(wrapped)
         wrapped.zero_grad(set_to_none=True)
-        found["cut after it"] = peak_bytes(tunable.before_forward)
     step(wrapped)
     wrapped.zero_grad(set_to_none=True)
     return {**found, "a step": peak_bytes(lambda: step(wrapped))}

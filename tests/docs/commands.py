@@ -66,6 +66,13 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),
     (r".*bagua\.distributed\..*", Files("tests/e2e/test_bagua_worker.py"), "Bagua's own"),
     (r"prometheus .*", Files("tests/dashboards/prometheus/test_rules.py"), "a port of its own"),
+    (r"bagua-autotune delete .*", Files("tests/autotune/cli/test_prune.py"), "others need the job"),
+    (r"bagua-autotune restore .*", Files("tests/autotune/cli/test_upkeep.py"), "replaces jobs"),
+    (
+        r"(pg_dump|dropdb|createdb|pg_restore) .*",
+        Files("tests/autotune/store/test_backups.py"),
+        "the test that is named runs them on a PostgreSQL of its own",
+    ),
     (r"docker .*", CONTAINERS, "there is no Docker here; `make image` runs it where there is"),
     (r"kubectl .*", KUBERNETES, "there is no Kubernetes here"),
     (r"helm upgrade --install .*", Helm(), "there is no Kubernetes here"),

@@ -54,8 +54,9 @@ def test_a_job_is_tuned_and_goes_on_at_the_setting_found(
     groups = winner.channels - 1 if winner.hierarchical == "off" else 3 * winner.channels
     assert {report.groups for report in reports} == {1 + groups + 1}
     if winner.hierarchical == "off":
-        # Rank 0's reporter waits for a drift.
-        assert [report.threads for report in reports] == [["bagua-reporter"], [], [], []]
+        # Rank 0's reporter waits for a drift; other models' tunings would be none.
+        threads = [sorted(report.threads) for report in reports]
+        assert threads == [["bagua-reporter", "bagua-turns"], [], [], []]
 
 
 def test_rank_0_starts_a_service_that_ends_with_the_job(

@@ -34,14 +34,18 @@ def test_the_page_follows_a_tuning_without_being_loaded_again(page: Page, url: s
     page.evaluate("window.isSame = true")
     expect(page.locator("#now-phase")).to_contain_text("the default is measured")
     assert now(page)[:2] == ["bucket 25 MiB, flat default", 0.0]
-    job.run_trials(3)
+    job.run_trials(1)
+    expect(page.locator("#figures")).to_contain_text("of the default, the best so far")
+    job.run_trials(2)
     expect(figure(page, "Tried")).to_have_text("3 trials")
     expect(page.locator("#now-phase")).to_contain_text("Search: ")
     progress = job.get("overview")["job"]["progress"]
     words, share, text = now(page)
     assert words.removesuffix(" default") == job.get("overview")["trials"][3]["words"]
     assert share == pytest.approx(3 / progress["max_trials"])
-    assert text.startswith(f"3 of at most {progress['max_trials']} trials measured, ")
+    # As the headline counts them.
+    assert text.startswith(f"Trial 4 of at most {progress['max_trials']}, 3 trials measured in all")
+    expect(page.locator("#headline")).to_contain_text("trial 4 of at most 5")
     before = page.locator("#headline").inner_text()
     job.finish()
     expect(page.locator("#badge")).to_have_text("Finished")

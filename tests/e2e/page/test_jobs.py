@@ -139,6 +139,8 @@ def test_a_narrow_screen_shows_all_of_it_legibly(page: Page, tuned: DrivenJob, s
         expect(page.locator("#jobs tbody tr, #trials tbody tr").first).to_be_visible()
         expect(page.locator("#jobs, #importance-panel")).to_be_visible()
         assert page.evaluate(AUDIT) == []
+    cut_off = "all => all.filter(each => each.scrollWidth > each.clientWidth).length"
+    assert page.locator("pre:visible").evaluate_all(cut_off) == 0
     heads = [
         page.locator(f"#trials th.{kind} button").bounding_box() for kind in ("step", "speedup")
     ]
