@@ -134,14 +134,23 @@ class Replication:
 
     def reduction_begins(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """The first bucket of a step is full. All ranks come here, the optimizers have stepped, and
-        no bucket is on its way: the algorithm's next phase begins if it is due, on all ranks in the
-        same step.
+        no bucket is on its way.
 
         Raises:
             RuntimeError: some rank has not made as many steps as the others.
         """
         while self._left:
             self._left.pop(0).end()
+        self.begin_phase(group, device)
+        if self.moments is not None:
+            self.moments.backward_begins()
+
+    def begin_phase(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Begin the algorithm's next phase if it is due, on all ranks in the same step.
+
+        Raises:
+            RuntimeError: some rank has not made as many steps as the others.
+        """
         phase = self.algorithm.phase
         if phase != self._phase:
             if others := Vote(self.algorithm.progress, group, device).dissenters():
@@ -151,8 +160,6 @@ class Replication:
                 )
             self._phase = phase
             self.algorithm.begin(phase)
-        if self.moments is not None:
-            self.moments.backward_begins()
 
     def _new(self, configuration: Configuration) -> Algorithm:
         declared: Algorithm | None = self._declared

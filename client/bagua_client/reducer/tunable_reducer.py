@@ -240,8 +240,12 @@ class TunableReducer:
         if self._replication.moments is not None:
             self._replication.moments.catch_up()
         self._cut.leave_untimed()
-        kept = self._kept.take_up(*self._voters)
-        self._next = kept or self._next
+        kept = None
+        if self._kept.is_on_all(*self._voters):
+            # Else this pass would still send the buffers that each rank has of its own.
+            self._replication.begin_phase(*self._voters)
+            kept = self._kept.take_up(*self._voters)
+            self._next = kept or self._next
         if kept is not None or (self._next is not None and self._cut.waits_for_sync):
             self._carry_out()
         if self._is_stale:

@@ -6,13 +6,7 @@ import time
 
 import pytest
 
-from bagua_client.agent.pace import (
-    IDLE_REDUCTIONS,
-    MOST_FOR_COST,
-    MOST_REDUCTIONS,
-    Others,
-    Pace,
-)
+from bagua_client.agent.pace import MOST_FOR_COST, MOST_REDUCTIONS, Pace
 
 
 @pytest.mark.parametrize(
@@ -79,14 +73,3 @@ def test_a_thread_that_runs_ahead_of_its_gpu_does_not_make_reports_rare(
         now += 0.001 if report % 2 else 0.7
         found.append(pace.until_next(reductions))
     assert max(found[4:]) <= 3
-
-
-def test_a_model_that_makes_no_step_during_many_of_anothers_stands_still() -> None:
-    others, its = Others(), Pace()
-    asked = range(0, 2 * IDLE_REDUCTIONS, 10)
-    found = [others.stands_still(its, 0, own) for own in asked]
-    assert found == [own > IDLE_REDUCTIONS for own in asked]
-    # One step of its own, and it is waited for again.
-    assert not others.stands_still(its, 1, asked[-1])
-    assert not others.stands_still(its, 1, asked[-1] + IDLE_REDUCTIONS)
-    assert others.stands_still(its, 1, asked[-1] + IDLE_REDUCTIONS + 1)
