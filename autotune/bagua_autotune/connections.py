@@ -3,7 +3,7 @@
 Three things are added. Headers alone decide whether a body is buffered: one that is not wanted is
 answered at once, and dropped as it comes. Large bodies wait for one another, so that the memory of
 one is all that they take, and a thread is always free for what is short. Where all connections are
-taken, those that were idle longest make room.
+taken, those that were idle longest make room; one with a request only if nothing more comes of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 import resource
 import socket
 import sys
+import time
 from typing import Any
 
 from flask import Flask
@@ -40,6 +41,8 @@ MOST_BUFFERED_BYTES = 256 * 1024**2
 # Accepted, or closed to make room, at once; and never more than this share of all.
 ROOM = 16
 ROOM_SHARE = 8
+# Between two packets of a request; one that is lost is sent again within less.
+STALLED_SECONDS = 2.0
 
 
 def raise_descriptors() -> int:
@@ -153,10 +156,19 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         """Drop so much of what comes next."""
         self._unwanted_bytes, self._then_close = size_bytes, then_close
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being answered."""
-        return not self.requests and not self.total_outbufs_len
+    def may_close(self, now: float) -> bool:
+        """Whether no request is being read or answered, or what was coming of it has stalled."""
+        if self.will_close or self.requests or self.total_outbufs_len:
+            return False
+        is_coming = self.request is not None or self._unwanted_bytes
+        return not is_coming or now - self.last_activity > STALLED_SECONDS
+
+    def has_unread(self) -> bool:
+        """Whether more has come than was read yet, as the request that ends an idle time."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def buffered_bytes(self) -> int:
         """Of all requests that are here or on their way."""
@@ -212,6 +224,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         """Close the connections that were idle longest; clients make new ones."""
-        idle = [channel for channel in self.active_channels.values() if channel.is_idle]
-        for channel in heapq.nsmallest(self._room, idle, key=lambda channel: channel.last_activity):
-            channel.handle_close()
+        now = time.time()
+        closable = [channel for channel in self.active_channels.values() if channel.may_close(now)]
+        oldest = heapq.nsmallest(self._room, closable, key=lambda channel: channel.last_activity)
+        for channel in oldest:
+            # Closed here, amid a round of waitress, its descriptor might become a new connection's
+            # in the same round, which would then be closed in its place.
+            if not channel.has_unread():
+                channel.will_close = True
