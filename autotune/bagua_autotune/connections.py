@@ -81,13 +81,16 @@ class _Problem(ErrorTask):  # type: ignore[misc]
         self.response_headers.append(("Content-Type", "application/problem+json"))
         if isinstance(error, _Busy):
             self.response_headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
-        self.set_close_on_finish()
+        else:
+            self.set_close_on_finish()  # nobody knows where the next request would begin
         self.content_length = len(body)
         self.write(body)
 
 
 class _Request(HTTPRequestParser):  # type: ignore[misc]
     """One request as it comes in, judged as soon as its headers are there."""
+
+    error: Error | None
 
     def __init__(self, adj: Adjustments, channel: _Channel) -> None:
         super().__init__(adj)
@@ -104,20 +107,22 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
             return consumed
         self._is_judged = True
         if self.chunked:
-            self._refuse(_LengthRequired("the body must come with a Content-Length"))
+            self.error = _LengthRequired("the body must come with a Content-Length")
+            self._end_here()
         elif not self._channel.takes_body(self):
             consumed += self._drop_body(len(data) - consumed)
-        elif self._channel.server.buffered_bytes() + self.content_length > MOST_BUFFERED_BYTES:
-            self._refuse(_Busy("too many large bodies come at once; try again"))
+        elif self._channel.server.buffered_bytes() > MOST_BUFFERED_BYTES:  # with this one
+            self.error = _Busy("too many large bodies come at once; try again")
+            consumed += self._drop_body(len(data) - consumed)
         return consumed
 
-    def _refuse(self, error: Error) -> None:
-        self.error, self.completed, self.expect_continue = error, True, False
-        self.body_rcv = None
+    def _end_here(self) -> None:
+        """Let it be answered now, without its body."""
+        self.completed, self.expect_continue, self.body_rcv = True, False, None
 
     def _drop_body(self, arrived_bytes: int) -> int:
-        """Let the application answer now, which will refuse it; how much is dropped already."""
-        self.completed, self.expect_continue, self.body_rcv = True, False, None
+        """The same, with an answer that refuses it; how much of the body is dropped already."""
+        self._end_here()
         dropped = min(arrived_bytes, self.content_length)
         if dropped < self.content_length:
             self._channel.drop(self.content_length - dropped, then_close=self.connection_close)

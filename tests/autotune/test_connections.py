@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -76,6 +77,46 @@ def test_a_body_of_unknown_length_is_refused_in_the_form_of_all_errors(tmp_path:
         assert answer.status_code == 411
         assert answer.headers["Content-Type"] == "application/problem+json"
         assert "Content-Length" in answer.json()["detail"]
+
+
+def test_bodies_that_would_not_fit_beside_those_that_come_are_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_BUFFERED_BYTES", 12 * MIB)
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(Store(f"sqlite:///{tmp_path / 'a.db'}")))
+        url = opened.enter_context(serving_here(create_app(Settings(), store)))
+        first = opened.enter_context(announce(url, 8 * MIB))
+        session = opened.enter_context(requests.Session())
+
+        def put() -> requests.Response:
+            body, is_json = b" " * (8 * MIB), {"Content-Type": "application/json"}
+            to = f"{url}/api/v2/jobs/job"
+            return session.put(to, data=body, headers=is_json, timeout=PATIENCE_SECONDS)
+
+        refused = put()
+        assert refused.status_code == refused.json()["status"] == 503
+        assert refused.headers["Content-Type"] == "application/problem+json"
+        assert int(refused.headers["Retry-After"]) > 0
+        # Its body was dropped, and the connection serves on.
+        assert session.get(f"{url}/healthz", timeout=PATIENCE_SECONDS).ok
+        first.sendall(b" " * (8 * MIB))
+        assert first.makefile("rb").readline().split()[1] == b"400"
+        # There is room for it soon, when the answered body was closed.
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (answer := put()).status_code == 503 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert answer.status_code == 400
+
+
+def test_headers_that_are_too_long_are_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "a.db") as service:
+        for length, status in ((15_000, 200), (17_000, 431)):
+            answer = requests.get(
+                f"{service.url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
+            )
+            assert answer.status_code == status
+        assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) -> None:
