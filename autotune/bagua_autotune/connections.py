@@ -210,9 +210,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         return sum(channel.buffered_bytes() for channel in self.active_channels.values())
 
     def readable(self) -> bool:
-        if len(self._map) >= self.adj.connection_limit:
-            self._make_room()
-        return bool(super().readable())
+        if len(self._map) < self.adj.connection_limit:
+            return bool(super().readable())
+        # Waitress itself would log two lines whenever a few connections make room.
+        self._make_room()
+        return False
 
     def handle_accept(self) -> None:
         """Take several: between two calls every connection is looked at."""
@@ -230,6 +232,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
     def _make_room(self) -> None:
         """Close the connections that were idle longest; clients make new ones."""
         now = time.time()
+        self.maintenance(now)  # of clients that do not read their answers
         closable = [channel for channel in self.active_channels.values() if channel.may_close(now)]
         oldest = heapq.nsmallest(self._room, closable, key=lambda channel: channel.last_activity)
         for channel in oldest:

@@ -135,7 +135,8 @@ def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) 
                 asked.result()
         for session in kept:
             session.close()
-        assert "Traceback" not in service.log()
+        # No line of it for each.
+        assert service.log().count("\n") < 10, service.log()
 
 
 def test_requests_of_which_nothing_more_comes_make_room(tmp_path: Path) -> None:
