@@ -3,7 +3,7 @@
 Three things are added. Headers alone decide whether a body is buffered: one that is not wanted is
 answered at once, and dropped as it comes. Large bodies wait for one another, so that the memory of
 one is all that they take, and a thread is always free for what is short. Where all connections are
-taken, those that were idle longest make room.
+taken, those that were idle longest make room; one with a request only if nothing more comes of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 import resource
 import socket
 import sys
+import time
 from typing import Any
 
 from flask import Flask
@@ -40,6 +41,8 @@ MOST_BUFFERED_BYTES = 256 * 1024**2
 # Accepted, or closed to make room, at once; and never more than this share of all.
 ROOM = 16
 ROOM_SHARE = 8
+# Between two packets of a request; one that is lost is sent again within less.
+STALLED_SECONDS = 2.0
 
 
 def raise_descriptors() -> int:
@@ -78,13 +81,16 @@ class _Problem(ErrorTask):  # type: ignore[misc]
         self.response_headers.append(("Content-Type", "application/problem+json"))
         if isinstance(error, _Busy):
             self.response_headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
-        self.set_close_on_finish()
+        else:
+            self.set_close_on_finish()  # nobody knows where the next request would begin
         self.content_length = len(body)
         self.write(body)
 
 
 class _Request(HTTPRequestParser):  # type: ignore[misc]
     """One request as it comes in, judged as soon as its headers are there."""
+
+    error: Error | None
 
     def __init__(self, adj: Adjustments, channel: _Channel) -> None:
         super().__init__(adj)
@@ -101,20 +107,22 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
             return consumed
         self._is_judged = True
         if self.chunked:
-            self._refuse(_LengthRequired("the body must come with a Content-Length"))
+            self.error = _LengthRequired("the body must come with a Content-Length")
+            self._end_here()
         elif not self._channel.takes_body(self):
             consumed += self._drop_body(len(data) - consumed)
-        elif self._channel.server.buffered_bytes() + self.content_length > MOST_BUFFERED_BYTES:
-            self._refuse(_Busy("too many large bodies come at once; try again"))
+        elif self._channel.server.buffered_bytes() > MOST_BUFFERED_BYTES:  # with this one
+            self.error = _Busy("too many large bodies come at once; try again")
+            consumed += self._drop_body(len(data) - consumed)
         return consumed
 
-    def _refuse(self, error: Error) -> None:
-        self.error, self.completed, self.expect_continue = error, True, False
-        self.body_rcv = None
+    def _end_here(self) -> None:
+        """Let it be answered now, without its body."""
+        self.completed, self.expect_continue, self.body_rcv = True, False, None
 
     def _drop_body(self, arrived_bytes: int) -> int:
-        """Let the application answer now, which will refuse it; how much is dropped already."""
-        self.completed, self.expect_continue, self.body_rcv = True, False, None
+        """The same, with an answer that refuses it; how much of the body is dropped already."""
+        self._end_here()
         dropped = min(arrived_bytes, self.content_length)
         if dropped < self.content_length:
             self._channel.drop(self.content_length - dropped, then_close=self.connection_close)
@@ -153,10 +161,19 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         """Drop so much of what comes next."""
         self._unwanted_bytes, self._then_close = size_bytes, then_close
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being answered."""
-        return not self.requests and not self.total_outbufs_len
+    def may_close(self, now: float) -> bool:
+        """Whether no request is being read or answered, or what was coming of it has stalled."""
+        if self.will_close or self.requests or self.total_outbufs_len:
+            return False
+        is_coming = self.request is not None or self._unwanted_bytes
+        return not is_coming or now - self.last_activity > STALLED_SECONDS
+
+    def has_unread(self) -> bool:
+        """Whether more has come than was read yet, as the request that ends an idle time."""
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def buffered_bytes(self) -> int:
         """Of all requests that are here or on their way."""
@@ -193,9 +210,11 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         return sum(channel.buffered_bytes() for channel in self.active_channels.values())
 
     def readable(self) -> bool:
-        if len(self._map) >= self.adj.connection_limit:
-            self._make_room()
-        return bool(super().readable())
+        if len(self._map) < self.adj.connection_limit:
+            return bool(super().readable())
+        # Waitress itself would log two lines whenever a few connections make room.
+        self._make_room()
+        return False
 
     def handle_accept(self) -> None:
         """Take several: between two calls every connection is looked at."""
@@ -212,6 +231,12 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         """Close the connections that were idle longest; clients make new ones."""
-        idle = [channel for channel in self.active_channels.values() if channel.is_idle]
-        for channel in heapq.nsmallest(self._room, idle, key=lambda channel: channel.last_activity):
-            channel.handle_close()
+        now = time.time()
+        self.maintenance(now)  # of clients that do not read their answers
+        closable = [channel for channel in self.active_channels.values() if channel.may_close(now)]
+        oldest = heapq.nsmallest(self._room, closable, key=lambda channel: channel.last_activity)
+        for channel in oldest:
+            # Closed here, amid a round of waitress, its descriptor might become a new connection's
+            # in the same round, which would then be closed in its place.
+            if not channel.has_unread():
+                channel.will_close = True

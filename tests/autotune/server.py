@@ -1,14 +1,23 @@
-"""A real ``bagua-autotune serve`` in a process of its own."""
+"""The service as it is deployed: in a process of its own, or in a thread of the tests'."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+
+import waitress
+from flask import Flask
+
+from bagua_autotune.connections import MOST_CONNECTIONS, Server
 
 LISTENING = re.compile(r"listening on (http://\S+:\d+)")
 
@@ -69,3 +78,20 @@ class ServeProcess:
         self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
+
+
+@contextmanager
+def serving_here(app: Flask, connections: int = MOST_CONNECTIONS) -> Iterator[str]:
+    """The application's address, served in a thread of this process, where it can be patched."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = Server(app, listener, connections)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        # Woken by something else, the server may close the trigger before this pulls it.
+        with suppress(OSError):
+            server.trigger.pull_trigger(lambda: waitress.wasyncore.close_all(server._map))
+        server.task_dispatcher.shutdown()
+        thread.join(60)

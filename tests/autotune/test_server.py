@@ -20,7 +20,7 @@ import requests
 from bagua_autotune.store import Store
 from bagua_autotune.store.sqlite import BUSY_SECONDS
 from tests.autotune.server import ServeProcess
-from tests.autotune.support import MIB, Ranks, make_spec, registration
+from tests.autotune.support import Ranks, make_spec, registration
 
 PATIENCE_SECONDS = 60
 
@@ -319,80 +319,3 @@ def test_sigterm_in_the_middle_of_tunings_ends_it_cleanly(tmp_path: Path) -> Non
         for thread in threads:
             thread.join()
         assert "Traceback" not in service.log()
-
-
-def announce(url: str, size_bytes: int, **headers: str) -> socket.socket:
-    """A connection on which the headers of a body of that size were sent, and no body."""
-    host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
-    given = {"Host": "localhost", "Content-Type": "application/json", **headers}
-    lines = [f"{name}: {value}\r\n" for name, value in given.items()]
-    head = "PUT /api/v2/jobs/job HTTP/1.1\r\n" + "".join(lines)
-    connection.sendall(f"{head}Content-Length: {size_bytes}\r\n\r\n".encode())
-    return connection
-
-
-def body_files(pid: int) -> int:
-    """How many files without a name it has open; waitress keeps bodies in such."""
-    found = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            found += link.readlink().name.endswith("(deleted)")
-    return found
-
-
-def test_without_the_token_a_body_is_refused_by_its_headers_and_kept_nowhere(
-    tmp_path: Path,
-) -> None:
-    size = 4 * MIB
-    with ServeProcess(tmp_path / "a.db", BAGUA_AUTOTUNE_TOKEN="open") as service:
-        with announce(service.url, size) as connection:
-            answer = connection.makefile("rb")
-            assert answer.readline().split()[1] == b"401", "before any of the body came"
-            while line := answer.readline().strip():
-                if line.startswith(b"Content-Length"):
-                    length = int(line.split()[1])
-            assert b"BAGUA_AUTOTUNE_TOKEN" in answer.read(length)
-            # What comes of the body is dropped, and the connection serves on.
-            connection.sendall(b"x" * (size - 10))
-            assert body_files(service.process.pid) == 0
-            connection.sendall(b"x" * 10 + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert answer.readline().split()[1] == b"200"
-        with announce(service.url, size, Authorization="Bearer open") as connection:
-            connection.sendall(b" " * (size - 1) + b"x")
-            answer = connection.makefile("rb")
-            assert answer.readline().split()[1] == b"400", "with the token it is read"
-
-
-def test_a_body_of_unknown_length_is_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path / "a.db") as service:
-        answer = requests.post(
-            f"{service.url}/api/v2/prune",
-            data=iter([b"{}"]),
-            headers={"Content-Type": "application/json"},
-            timeout=PATIENCE_SECONDS,
-        )
-        assert answer.status_code == 411
-        assert answer.headers["Content-Type"] == "application/problem+json"
-        assert "Content-Length" in answer.json()["detail"]
-
-
-def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path / "a.db", files=320) as service:
-        assert "room for 32 connections" in service.log()
-        connections = [announce(service.url, 1000) for _ in range(100)]
-        for _ in range(3):
-            assert requests.get(f"{service.url}/healthz", timeout=PATIENCE_SECONDS).ok
-        for connection in connections:
-            connection.close()
-        assert "Traceback" not in service.log()
-
-
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
-    code = (
-        "import resource; from bagua_autotune.connections import *;"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
-        "print(raise_descriptors(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["384", "1024", "1024"]

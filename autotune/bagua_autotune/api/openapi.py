@@ -32,9 +32,12 @@ STATUS_TEXTS = {
     403: "The request comes from a page of another site, or its Host is not the service's",
     404: "There is no such job",
     409: "In conflict with what is stored",
-    413: "The body is too large",
+    411: "The body comes without a Content-Length",
+    413: "The body is too large for this route",
     415: "The body is not declared as JSON",
     422: "The body, the job's id or the query is not valid",
+    503: "Nothing can be stored or read now, or too many large bodies come at once: send the same "
+    "again after Retry-After seconds",
 }
 
 
@@ -48,6 +51,7 @@ class Operation:
     Attributes:
         answer: the message of the answer; None: any JSON, or text of the ``content_type``.
         query: the name and the type of each query parameter.
+        asks_store: whether it fails where the database does.
     """
 
     method: str
@@ -58,6 +62,7 @@ class Operation:
     query: tuple[tuple[str, str], ...] = ()
     statuses: tuple[int, ...] = (200,)
     content_type: str = "application/json"
+    asks_store: bool = True
 
 
 OPERATIONS = (
@@ -75,7 +80,7 @@ OPERATIONS = (
         "Register a job, or resume it",
         views.JobState,
         reports.Registration,
-        statuses=(200, 201, 400, 409, 413, 422),
+        statuses=(200, 201, 400, 409, 422),
     ),
     Operation(
         "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)
@@ -101,7 +106,7 @@ OPERATIONS = (
         "Take over what the service of another host knew",
         reports.Adopted,
         Copy,
-        statuses=(200, 400, 413, 422),
+        statuses=(200, 400, 422),
     ),
     Operation(
         "get",
@@ -132,7 +137,7 @@ OPERATIONS = (
         "Report measured steps; without steps, ask for the state",
         views.JobState,
         reports.Observations,
-        statuses=(200, 400, 404, 409, 413, 422),
+        statuses=(200, 400, 404, 409, 422),
     ),
     Operation(
         "post",
@@ -140,7 +145,7 @@ OPERATIONS = (
         "Tell how far a tuned job is",
         views.JobState,
         reports.Progress,
-        statuses=(200, 400, 404, 409, 413, 422),
+        statuses=(200, 400, 404, 409, 422),
     ),
     Operation(
         "get",
@@ -156,7 +161,7 @@ OPERATIONS = (
         "Report a profiled step",
         views.JobState,
         TrialProfile,
-        statuses=(200, 400, 404, 409, 413, 422),
+        statuses=(200, 400, 404, 409, 422),
     ),
     Operation(
         "get",
@@ -172,7 +177,7 @@ OPERATIONS = (
         "Report an event",
         views.JobState,
         reports.NewEvent,
-        statuses=(200, 400, 404, 409, 413, 422),
+        statuses=(200, 400, 404, 409, 422),
     ),
     Operation(
         "get",
@@ -216,9 +221,9 @@ OPERATIONS = (
         "Delete the jobs that have not reported for some days, or list them (dry_run)",
         Pruned,
         reports.Prune,
-        statuses=(200, 400, 413, 422),
+        statuses=(200, 400, 422),
     ),
-    Operation("get", "/openapi.json", "This description", None),
+    Operation("get", "/openapi.json", "This description", None, asks_store=False),
 )
 
 
@@ -270,8 +275,9 @@ def _refusals(operation: Operation) -> list[int]:
     return [
         401,
         403,
-        *([415] if operation.body else []),
+        *([411, 413, 415] if operation.body else []),
         *([422] if _parameters(operation) else []),
+        *([503] if operation.asks_store else []),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import tracemalloc
 from pathlib import Path
@@ -144,6 +145,36 @@ def test_a_body_is_refused_by_the_length_that_its_route_has(client: FlaskClient)
     response = client.post("/api/v2/jobs/job/events", data=body, content_type="application/json")
     assert response.status_code == 413
     assert f"exceeds {USUAL.bytes}" in response.get_json(force=True)["detail"]
+
+
+def documented_bounds() -> dict[str, tuple[int, ...]]:
+    """By the route, of the table in the page on the API."""
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    table = page.partition("\n## Limits\n")[2].partition("\n\nMore is")[0]
+    found = {}
+    for row in table.strip().splitlines()[2:]:
+        body, length, *counts = (cell.strip() for cell in row.strip("|").split("|"))
+        size, unit = length.split()
+        numbers = [int(count.replace(",", "")) for count in counts]
+        for name in re.findall(r"[/\w]+(?=`)", body) or ["all else"]:
+            found[name] = (int(size) * {"KiB": 1024, "MiB": MIB}[unit], *numbers)
+    return found
+
+
+def test_the_documentation_has_the_bounds_of_each_route() -> None:
+    bounds = {**BOUNDS, "all else": USUAL}
+    bounds["/report_tensor_execution_order"] = bounds.pop("/api/v1/report_tensor_execution_order")
+    assert documented_bounds() == {
+        rule.replace("<job_id>", "ID"): tuple(each) for rule, each in bounds.items()
+    }
+
+
+def test_what_takes_a_body_is_described_to_refuse_some() -> None:
+    for path, methods in document()["paths"].items():
+        for operation in methods.values():
+            refusals = {"411", "413", "415"} & set(operation["responses"])
+            assert len(refusals) == (3 if "requestBody" in operation else 0)
+            assert ("503" in operation["responses"]) == (path != "/api/v2/openapi.json")
 
 
 def with_combinations(tensors: int) -> dict[str, Any]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import closing, contextmanager
 
 import psutil
 import pytest
 import requests
-import waitress
 
 from bagua_autotune.app import create_app
-from bagua_autotune.server import THREADS
+from bagua_autotune.connections import THREADS
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store, database
+from tests.autotune.server import serving_here
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 from tests.autotune.support import registration
 
@@ -41,21 +39,11 @@ def hanging_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @contextmanager
 def serving(url: str) -> Iterator[str]:
-    store = Store(url)
-    sockets: dict[int, Any] = {}
-    app = create_app(Settings(database=url), store)
-    server = waitress.create_server(app, port=0, threads=THREADS, map=sockets)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.effective_port}"
-    finally:
-        # Woken by something else, the server may close the trigger before this pulls it.
-        with suppress(OSError):
-            server.trigger.pull_trigger(lambda: waitress.wasyncore.close_all(sockets))
-        server.task_dispatcher.shutdown()
-        thread.join(DEADLINE_SECONDS)
-        store.close()
+    with (
+        closing(Store(url)) as store,
+        serving_here(create_app(Settings(database=url), store)) as address,
+    ):
+        yield address
 
 
 def processes(url: str, *, with_postmaster: bool) -> list[psutil.Process]:

@@ -1,0 +1,173 @@
+"""The service's connections: bodies judged by their headers, and room made for new ones."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+import requests
+
+from bagua_autotune import connections
+from bagua_autotune.app import create_app
+from bagua_autotune.settings import Settings
+from bagua_autotune.store import Store
+from tests.autotune.server import ServeProcess, serving_here
+from tests.autotune.support import MIB
+
+PATIENCE_SECONDS = 60
+
+
+def announce(url: str, size_bytes: int, **headers: str) -> socket.socket:
+    """A connection on which the headers of a body of that size were sent, and no body."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+    given = {"Host": "localhost", "Content-Type": "application/json", **headers}
+    lines = [f"{name}: {value}\r\n" for name, value in given.items()]
+    head = "PUT /api/v2/jobs/job HTTP/1.1\r\n" + "".join(lines)
+    connection.sendall(f"{head}Content-Length: {size_bytes}\r\n\r\n".encode())
+    return connection
+
+
+def body_files(pid: int) -> int:
+    """How many files without a name it has open; waitress keeps bodies in such."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found += link.readlink().name.endswith("(deleted)")
+    return found
+
+
+def test_without_the_token_a_body_is_refused_by_its_headers_and_kept_nowhere(
+    tmp_path: Path,
+) -> None:
+    size = 4 * MIB
+    with ServeProcess(tmp_path / "a.db", BAGUA_AUTOTUNE_TOKEN="open") as service:
+        with announce(service.url, size) as connection:
+            answer = connection.makefile("rb")
+            assert answer.readline().split()[1] == b"401", "before any of the body came"
+            while line := answer.readline().strip():
+                if line.startswith(b"Content-Length"):
+                    length = int(line.split()[1])
+            assert b"BAGUA_AUTOTUNE_TOKEN" in answer.read(length)
+            # What comes of the body is dropped, and the connection serves on.
+            connection.sendall(b"x" * (size - 10))
+            assert body_files(service.process.pid) == 0
+            connection.sendall(b"x" * 10 + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert answer.readline().split()[1] == b"200"
+        with announce(service.url, size, Authorization="Bearer open") as connection:
+            connection.sendall(b" " * (size - 1) + b"x")
+            answer = connection.makefile("rb")
+            assert answer.readline().split()[1] == b"400", "with the token it is read"
+
+
+def test_a_body_of_unknown_length_is_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "a.db") as service:
+        answer = requests.post(
+            f"{service.url}/api/v2/prune",
+            data=iter([b"{}"]),
+            headers={"Content-Type": "application/json"},
+            timeout=PATIENCE_SECONDS,
+        )
+        assert answer.status_code == 411
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert "Content-Length" in answer.json()["detail"]
+
+
+def test_bodies_that_would_not_fit_beside_those_that_come_are_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_BUFFERED_BYTES", 12 * MIB)
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(Store(f"sqlite:///{tmp_path / 'a.db'}")))
+        url = opened.enter_context(serving_here(create_app(Settings(), store)))
+        first = opened.enter_context(announce(url, 8 * MIB))
+        session = opened.enter_context(requests.Session())
+
+        def put() -> requests.Response:
+            body, is_json = b" " * (8 * MIB), {"Content-Type": "application/json"}
+            to = f"{url}/api/v2/jobs/job"
+            return session.put(to, data=body, headers=is_json, timeout=PATIENCE_SECONDS)
+
+        refused = put()
+        assert refused.status_code == refused.json()["status"] == 503
+        assert refused.headers["Content-Type"] == "application/problem+json"
+        assert int(refused.headers["Retry-After"]) > 0
+        # Its body was dropped, and the connection serves on.
+        assert session.get(f"{url}/healthz", timeout=PATIENCE_SECONDS).ok
+        first.sendall(b" " * (8 * MIB))
+        assert first.makefile("rb").readline().split()[1] == b"400"
+        # There is room for it soon, when the answered body was closed.
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (answer := put()).status_code == 503 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert answer.status_code == 400
+
+
+def test_headers_that_are_too_long_are_refused_in_the_form_of_all_errors(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "a.db") as service:
+        for length, status in ((15_000, 200), (17_000, 431)):
+            answer = requests.get(
+                f"{service.url}/healthz", headers={"A": "x" * length}, timeout=PATIENCE_SECONDS
+            )
+            assert answer.status_code == status
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_idle_connections_make_room_where_few_files_may_be_open(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "a.db", files=320) as service:
+        assert "room for 32 connections" in service.log()
+        kept: list[requests.Session] = []
+
+        def ask_on_new_connections() -> None:
+            for _ in range(40):
+                kept.append(requests.Session())
+                assert kept[-1].get(f"{service.url}/healthz", timeout=PATIENCE_SECONDS).ok
+
+        # Several wait to be accepted whenever some are closed.
+        with ThreadPoolExecutor(6) as pool:
+            for asked in [pool.submit(ask_on_new_connections) for _ in range(6)]:
+                asked.result()
+        for session in kept:
+            session.close()
+        # No line of it for each.
+        assert service.log().count("\n") < 10, service.log()
+
+
+def test_requests_of_which_nothing_more_comes_make_room(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "a.db", files=320) as service:
+        stalled = [announce(service.url, 1000) for _ in range(50)]
+        assert requests.get(f"{service.url}/healthz", timeout=PATIENCE_SECONDS).ok
+        for connection in stalled:
+            connection.close()
+
+
+def test_a_request_that_is_coming_does_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "STALLED_SECONDS", float("inf"))
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(Store(f"sqlite:///{tmp_path / 'a.db'}")))
+        app = create_app(Settings(), store)
+        url = opened.enter_context(serving_here(app, connections=32))
+        coming = opened.enter_context(announce(url, 2))
+        for _ in range(100):
+            session = opened.enter_context(requests.Session())
+            assert session.get(f"{url}/healthz", timeout=PATIENCE_SECONDS).ok
+        coming.sendall(b"{}")
+        assert coming.makefile("rb").readline().split()[1] == b"422"
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    code = (
+        "import resource; from bagua_autotune.connections import *;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
+        "print(raise_descriptors(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["384", "1024", "1024"]
