@@ -26,6 +26,7 @@ class Cut:
         is_hooked: whether ``watcher`` is told.
         reductions: how many have ended, of those that it was told of.
         is_final: whether the final buckets are cut, or torch will do it unobserved.
+        is_expectant: whether a new reducer expects a backward pass that may be over already.
     """
 
     def __init__(self, ddp: DistributedDataParallel, watcher: Watcher) -> None:
@@ -36,7 +37,7 @@ class Cut:
         self.baseline = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.is_hooked, self.is_final, self._is_timed = False, True, False
-        self._is_bare = False
+        self._is_bare = self.is_expectant = False
         self.reductions = self._made_after = 0
         self._given: Sequence[int] = ()
 
@@ -125,7 +126,7 @@ class Cut:
                 self._made_after = self.reductions
                 return
         hooked = may_watch and (hooked or (torchs.has_run(ddp) and not is_followed))
-        self.is_hooked, self._caps = False, None
+        self.is_hooked, self.is_expectant, self._caps = False, False, None
         order, self._given = () if bare else self._given, ()
         torchs.new_reducer(ddp, self.parameters, caps, used if self.keeps_order else (), order)
         self._made_after = self.reductions - (torchs.steps_to_cut(ddp) if order else 0)
@@ -163,10 +164,12 @@ class Cut:
         """The forward pass of the next backward pass may be over, and the old reducer gone."""
         if torchs.has_run(self.ddp):
             self.ddp.reducer.prepare_for_backward([])
+            self.is_expectant = True
 
     def reduced(self) -> None:
         """A reduction has ended."""
         self.reductions += 1
+        self.is_expectant = False
 
     @property
     def is_due(self) -> bool:

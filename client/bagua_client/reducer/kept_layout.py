@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,17 +58,25 @@ class KeptLayout:
         loaded the same."""
         self._loaded = state
 
-    def is_on_all(self, group: dist.ProcessGroup, device: torch.device) -> bool:
-        """Whether all ranks have loaded the same; asked before the first step's forward pass, where
-        all ranks that have loaded some are together, and true only once."""
-        return bool(self._loaded) and self._is_the_same(group, device)
+    def take_up(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        begin_phase: Callable[[dist.ProcessGroup, torch.device], None],
+    ) -> Layout | None:
+        """Train with the buckets that were loaded, if any were. Called before the first step's
+        forward pass: all ranks that have loaded some are together there.
 
-    def take_up(self, group: dist.ProcessGroup, device: torch.device) -> Layout | None:
-        """Train with the buckets that all ranks have loaded. All must call this together.
+        Args:
+            begin_phase: has the algorithm begin the phase that it has loaded, if all ranks have:
+                else that pass would send the buffers that each rank has of its own.
 
         Returns:
             The layout to put in force now; None: that of the wrapper.
         """
+        if not self._loaded or not self._is_the_same(group, device):
+            return None
+        begin_phase(group, device)
         state, tunable = self._loaded, self._tunable
         indices = {spec.name: index for index, spec in enumerate(tunable.tensors)}
         order = [indices[name] for name in state["order"] if name in indices]

@@ -87,11 +87,10 @@ class TunableReducer:
         self.after_reduction: Callable[[], None] | None = None
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.recut_seconds, self.may_join = 0.0, False
         self._voters = communicator.group, communicator.device
+        self.recut_seconds, self.may_join = 0.0, False
         self._ends = ReductionEnds(lambda: None if self._cut.is_hooked else self._reduced())
-        self.is_attached = self._is_open = False
-        self._is_stale = True
+        self.is_attached, self._is_open, self._is_stale = False, False, True
         self._next: Layout | None = None
         self._before = self.layout
         weakref.finalize(ddp, self._replication.travel.close)
@@ -200,8 +199,8 @@ class TunableReducer:
             Whether that worked, or is still to come. If not, all ranks are back at what they had.
         """
         self.schedule(layout)
-        is_early = self._cut.is_between_steps(self._is_open) and not self.stands_back
-        is_early = is_early and not self._cut.waits_for_sync
+        is_early = not (self.stands_back or self._cut.waits_for_sync)
+        is_early = is_early and self._cut.is_between_steps(self._is_open)
         if 0 in Vote(int(is_early), *self._voters).values():
             return True
         may_wait, is_done = not self._cut.is_hooked, self._carry_out()
@@ -210,8 +209,7 @@ class TunableReducer:
         return is_done
 
     def cut_in(self, order: Sequence[int], at_once: bool) -> None:
-        """Cut in this order of the tensors, which all ranks know before the first step; that step's
-        buckets too, or as ever those of the second."""
+        """Cut in this order, which all ranks know before the first step: now, or as ever later."""
         self._order.take(order)
         self._cut.give(order if at_once else ())
         self._is_stale = True
@@ -231,8 +229,14 @@ class TunableReducer:
             RuntimeError: the last step did not reach all parameters (torch's own error), and a
                 new reducer, which would not know that, is due.
         """
-        if not torch.is_grad_enabled() or not self._cut.ddp.require_backward_grad_sync:
+        if not torch.is_grad_enabled():
             return
+        if not self._cut.ddp.require_backward_grad_sync:
+            if self._cut.is_expectant:  # It would take this pass for the one that it expects.
+                self._cut.discard()
+                self._build(self.layout)
+            return
+        self._cut.is_expectant = False
         if self.stands_back:
             self.stand_back()
             return
@@ -240,13 +244,9 @@ class TunableReducer:
         if self._replication.moments is not None:
             self._replication.moments.catch_up()
         self._cut.leave_untimed()
-        kept = None
-        if self._kept.is_on_all(*self._voters):
-            # Else this pass would still send the buffers that each rank has of its own.
-            self._replication.begin_phase(*self._voters)
-            kept = self._kept.take_up(*self._voters)
-            self._next = kept or self._next
-        if kept is not None or (self._next is not None and self._cut.waits_for_sync):
+        if kept := self._kept.take_up(*self._voters, self._replication.begin_phase):
+            self._next = kept
+        if kept or (self._next and self._cut.waits_for_sync):
             self._carry_out()
         if self._is_stale:
             torchs.check_finished(self._cut.ddp)
@@ -304,8 +304,7 @@ class TunableReducer:
         Args:
             bare: without this package's hook, so that torch alone carries the buckets.
         """
-        offer = self.offer
-        caps = offer.caps(layout)
+        offer, caps = self.offer, self.offer.caps(layout)
         self._replication.use(layout.configuration)
         is_torchs_way = layout.configuration.is_torchs_way
         # Without phases: those begin in our hook.
@@ -321,8 +320,7 @@ class TunableReducer:
     # When others carry the buckets
 
     def stand_back(self) -> None:
-        """Leave the buckets to torch until all ranks have ended. Under ``join`` ranks end one by
-        one, torch divides by the number that is left, and no rank may wait for a vote."""
+        """Leave the buckets to torch until all ranks have ended; under ``join`` none may wait."""
         if self._cut.is_hooked:
             self._is_stale = True
             self._build(self.layout, bare=True)
@@ -339,8 +337,7 @@ class TunableReducer:
 
     def give_way(self) -> None:
         """Remove our hook: the user is about to register one, and torch takes only one."""
-        self._next = None
-        self.default = replace(self.default, channels=1, hierarchical="off")
+        self._next, self.default = None, replace(self.default, channels=1, hierarchical="off")
         if self._cut.is_hooked:
             self._build(plan(self.tensors, self.order, self.default), bare=True)
         elif not self.layout.configuration.is_torchs_way:  # Before the first step.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
+from bagua_client import Configuration, DistributedDataParallel
 from tests.client.beside_stock.conftest import Beside
 from tests.client.beside_stock.side_by_side import Recuts, side_by_side
+from tests.ranks import RankPool
 
 WIDTH = 24
+SETTLED = 5
+"""Steps after which torch alone carries the buckets."""
 
 
 def _backward(wrapper: Stock, *args: object) -> None:
@@ -122,3 +128,26 @@ def _static_graph(recuts: Recuts, warm_up_steps: int) -> str | None:
 @pytest.mark.parametrize("warm_up_steps", [2, 99])
 def test_static_graph(beside: Beside, warm_up_steps: int) -> None:
     beside.check(_static_graph, warm_up_steps)
+
+
+def _first_pass_after_a_change() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The gradients of one without sync, and those of the bare model."""
+    wrapper = DistributedDataParallel(_layers())
+    for _ in range(SETTLED):
+        _backward(wrapper)
+    wrapper.zero_grad()
+    assert wrapper.reconfigure(Configuration(1))
+    bare = copy.deepcopy(wrapper.module)
+    inputs = torch.randn(3, WIDTH) + dist.get_rank()
+    with wrapper.no_sync():
+        wrapper(inputs).square().mean().backward()
+    bare(inputs).square().mean().backward()
+    pair = wrapper, bare
+    own, expected = ([p.grad for p in model.parameters() if p.grad is not None] for model in pair)
+    return own, expected
+
+
+def test_a_pass_without_sync_right_after_a_change_is_the_ranks_own(two_ranks: RankPool) -> None:
+    for own, expected in two_ranks.run(_first_pass_after_a_change):
+        assert len(own) == len(expected) == 4
+        assert all(map(torch.equal, own, expected))
