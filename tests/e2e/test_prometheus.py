@@ -38,7 +38,7 @@ def all_expressions(job_name: str) -> list[Expression]:
     """Of dashboards, as Grafana sends them, for scrapes as fast as those here; of rules."""
     values = {
         "job": job_name,
-        "__interval": "1s",
+        "__interval": "5s",  # What is shown only so long survives a late scrape.
         "__rate_interval": "4s",
         "__range": f"{PAST_SECONDS}s",
     }
