@@ -115,7 +115,6 @@ def watched(hook: Hook, state: object, watcher: Watcher) -> Hook:
 
 STATELESS = (
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks",
     "torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks",
 )
 
@@ -132,8 +131,16 @@ def survives_recut(hook: Hook) -> bool:
     return module in STATELESS and "_wrapper" not in name
 
 
-def keeps_state(hook: Hook) -> bool:
-    """Whether ``hook`` is known to fail when buckets change: torch's PowerSGD keeps an error for
-    each bucket. Buckets of an unknown hook are never tuned, but its user may re-cut them by hand.
+def why_not_recut(hook: Hook) -> str:
+    """Why ``hook`` is known to fail when buckets change; empty: it is not.
+
+    Buckets of an unknown hook are never tuned, but its user may re-cut them by hand.
     """
-    return getattr(hook, "__module__", "").endswith(".powerSGD_hook")
+    module = getattr(hook, "__module__", "")
+    if module.endswith(".powerSGD_hook"):
+        return "it keeps an error for each bucket"
+    if module.endswith(".mixed_precision_hooks"):
+        # Measured with torch 2.11: set_mixed_precision_param_dtype leaves the views of the first
+        # buckets on memory that is not reduced.
+        return "under mixed_precision torch's gradients are wrong in the first pass of a reducer"
+    return ""

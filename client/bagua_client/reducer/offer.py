@@ -11,7 +11,7 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import CHANNELS_VALUES, MIB, WIRE_PRECISIONS, Configuration
 from bagua_client.layout import Layout, TensorSpec
-from bagua_client.reducer.comm_hook import keeps_state, survives_recut
+from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import Caps, UserHook
 
@@ -109,7 +109,7 @@ class Offer:
         asked = layout.configuration
         if asked == self.default and _cut(asked) == _cut(configuration_of(self.baseline)):
             return self.baseline
-        if self.hook is not None and self.hook.run is not None and keeps_state(self.hook.run):
+        if self.hook is not None and self.hook.run is not None and why_not_recut(self.hook.run):
             raise ValueError(_obstacle_of(self.hook))
         if self.hook is not None and not asked.is_torchs_way:
             raise ValueError(
@@ -179,8 +179,11 @@ def describe_hook(hook: UserHook) -> str:
 
 
 def _obstacle_of(hook: UserHook) -> str:
-    if hook.run is not None and survives_recut(hook.run):
-        return ""
+    if hook.run is not None:
+        if survives_recut(hook.run):
+            return ""
+        if known := why_not_recut(hook.run):
+            return f"with the communication hook {hook.name} no bucket may change: {known}"
     return (
         f"the training's communication hook {hook.name} may keep state for each bucket, which a "
         "re-cut would invalidate; if it keeps none, set survives_recut = True on it"
