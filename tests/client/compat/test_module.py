@@ -284,3 +284,14 @@ def test_it_is_tuned(two_ranks: RankPool) -> None:
             assert words[-len(tried) :] == [str(each) for each in tried]
             assert wrong == 0.0
         assert service.bodies("disagreement") == []
+
+
+def test_no_module_is_called_what_another_was_called_before() -> None:
+    modules: list[Any] = [nn.Linear(1, 1)]
+    names = [modules[0].bagua_module_name]
+    assert modules[0].bagua_module_name == names[0]
+    for _ in range(20):  # In the memory of the one that is gone, as a rule.
+        modules.clear()
+        modules.append(nn.Linear(1, 1))
+        names.append(modules[0].bagua_module_name)
+    assert len(set(names)) == len(names)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -66,8 +68,8 @@ class BaguaModule(nn.Module):
     @property
     def bagua_module_name(self) -> str:
         """The name that tells this module from others. Unless it was set, a copy has another."""
-        own: str = vars(self).get("_bagua_module_name", f"{type(self).__name__}_{id(self)}")
-        return own
+        own: str | None = vars(self).get("_bagua_module_name")
+        return own or f"{type(self).__name__}_{_number_of(self)}"
 
     @bagua_module_name.setter
     def bagua_module_name(self, name: str) -> None:
@@ -91,6 +93,19 @@ class BaguaModule(nn.Module):
         """The buckets, as they are cut now; None before :meth:`with_bagua`."""
         found: list[BaguaBucket] | None = _of(self, "bagua_buckets")
         return found
+
+
+_next_numbers = count()
+_numbers: dict[int, int] = {}
+"""By a module's id, as long as it lives. An id alone is that of another module later, while the first
+one's buckets may still be there."""
+
+
+def _number_of(module: nn.Module) -> int:
+    if id(module) not in _numbers:
+        _numbers[id(module)] = next(_next_numbers)
+        weakref.finalize(module, _numbers.pop, id(module)).atexit = False
+    return _numbers[id(module)]
 
 
 def _of(module: nn.Module, name: str) -> Any:
