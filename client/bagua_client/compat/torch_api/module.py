@@ -97,8 +97,8 @@ class BaguaModule(nn.Module):
 
 _next_numbers = count()
 _numbers: dict[int, int] = {}
-"""By a module's id, as long as it lives. An id alone is that of another module later, while the first
-one's buckets may still be there."""
+"""By a module's id, as long as it lives. The id comes again, maybe while the buckets of the module
+that had it are still there."""
 
 
 def _number_of(module: nn.Module) -> int:
