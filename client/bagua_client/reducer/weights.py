@@ -147,7 +147,7 @@ class Moments:
         self._ours = {id(parameter) for parameter in model.parameters}
         self._missing: set[int] = set()
         # In the order of their first steps, which is the same on all ranks.
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         closing = _Closing(register_optimizer_step_post_hook(hook), self._weights)
         self._close: Callable[[], object] = weakref.finalize(wrapper, closing)
 
@@ -173,7 +173,7 @@ class Moments:
         """Another algorithm follows. The replicas are equal afterwards. All ranks call this
         together, between two steps."""
         self._algorithm.end()
-        found = [optimizer() for optimizer in self._optimizers.values()]
+        found = [optimizer() for optimizer in self._optimizers]
         equalise(self._weights, [optimizer for optimizer in found if optimizer is not None])
         self.close()
 
@@ -185,8 +185,11 @@ class Moments:
         if not self._missing:
             return
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if id(optimizer) not in self._optimizers and not stepped.isdisjoint(self._ours):
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        # Compared with those that live: the id of one that is gone comes again.
+        is_known = any(known() is optimizer for known in self._optimizers)
+        if not is_known and not stepped.isdisjoint(self._ours):
+            self._optimizers = [known for known in self._optimizers if known() is not None]
+            self._optimizers.append(weakref.ref(optimizer))
         self._missing -= stepped
         if not self._missing:
             self._step_ends()

@@ -86,6 +86,29 @@ def test_replicas_are_equal_whenever_an_algorithm_is_left(four_ranks: RankPool, 
         assert loss < 1.0
 
 
+def _with_new_optimizers() -> float:
+    """How far apart ranks are that had several optimizers, one after the other."""
+    model = DistributedDataParallel(small_model())
+    assert model.reconfigure(Configuration(200, algorithm="decentralized"))
+    optimizers: list[torch.optim.Optimizer] = []
+    for phase in range(10):
+        optimizers.clear()  # As a rule the next one has its memory, and so its id.
+        optimizers.append(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+        for step in range(2):
+            model.zero_grad()
+            loss_of(model, dist.get_rank(), 2 * phase + step).backward()
+            optimizers[0].step()
+    assert _spread(_state_of(model, optimizers[0])) > 1e-4
+    assert model.reconfigure(Configuration(200))
+    loss_of(model, dist.get_rank(), 20).backward()
+    return _spread(_state_of(model, optimizers[0]))
+
+
+def test_the_state_of_the_newest_optimizer_is_made_equal(two_ranks: RankPool) -> None:
+    for apart in two_ranks.run(_with_new_optimizers):
+        assert apart < 1e-6
+
+
 def _tuned(url: str, allowed: str, tells: bool) -> tuple[list[str], float, list[str]]:
     """What was in force, in turn; how far apart the ranks are at the end."""
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url, BAGUA_AUTOTUNE_ALLOW=allowed)
