@@ -18,8 +18,8 @@ MODES = (STOCK, OURS, RECUT)
 _NAME = "DistributedDataParallel"
 
 
-def class_of(mode: str) -> type[DistributedDataParallel]:
-    """The class under test; what it needs is imported only then."""
+def class_of(mode: str, test: str = "") -> type[DistributedDataParallel]:
+    """The class that the test of this name is run with; what it needs is imported only then."""
     if mode == STOCK:
         return DistributedDataParallel
     if mode == OURS:
@@ -28,7 +28,7 @@ def class_of(mode: str) -> type[DistributedDataParallel]:
         return bagua_client.DistributedDataParallel
     from tests.upstream import recut
 
-    return recut.distributed_data_parallel()
+    return recut.distributed_data_parallel(test)
 
 
 def counts_of(mode: str) -> Counter[str]:

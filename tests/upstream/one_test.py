@@ -38,7 +38,7 @@ class Done:
 def run_test(name: str, mode: str) -> Done:
     """Runs the test on this rank; raises what the test raises."""
     prepare(mode)
-    tested_class = class_of(mode)
+    tested_class = class_of(mode, name)
     before = counts_of(mode)
     skipped = None
     with ExitStack() as stack:

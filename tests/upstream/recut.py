@@ -1,4 +1,4 @@
-"""The class of mode ``recut``: ours, its buckets cut anew in every second step of a test."""
+"""The classes of mode ``recut``: ours, its buckets cut anew in every second step of a test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua_client
@@ -17,6 +18,14 @@ from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.reducer import caps_of
 
 SIZES_BYTES = (1, 100 * 1024, 4096, 25 << 20, 1 << 20)
+
+READ_AFTERWARDS = {
+    "test_ddp_control_flow_same_across_ranks",
+    "test_ddp_control_flow_different_across_ranks",
+    "test_detect_ddp_is_actually_static",
+}
+"""Tests that read the reducer after each step, where a tuning may have replaced it. All of their
+ranks make all passes."""
 
 counts: Counter[str] = Counter()
 """Of this process: wrappers that were ``wrapped``, those ``refused``, as a tuning would have, and
@@ -57,18 +66,37 @@ class _Changes:
             counts["refused"] += 1
             tunable.after_reduction = None
             return
-        turn = self._steps // 2 - 1
-        values = tunable.offer.values(tunable.communicator)
-        channels = [int(number) for number in values["channels"]]
-        flat = [("off", number) for number in [*channels[1:], channels[0]]]
-        by_node = [(str(way), n) for n in channels for way in values["hierarchical"][1:]]
-        ways = [way for pair in zip_longest(flat, by_node) for way in pair if way is not None]
-        way, number = ways[turn % len(ways)]
-        configuration = Configuration(SIZES_BYTES[turn % len(SIZES_BYTES)], way, number)
-        tunable.schedule(tunable.plan(configuration))
+        tunable.schedule(tunable.plan(_configuration(tunable, self._steps // 2 - 1)))
         counts["recut"] += 1
 
 
-def distributed_data_parallel() -> type[DistributedDataParallel]:
-    """The class that PyTorch's tests get in mode ``recut``."""
-    return Recut
+class RecutByHand(bagua_client.DistributedDataParallel):
+    """Every second forward pass comes with other buckets, by the training's own wish."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        counts["wrapped"] += 1
+        self._passes = 0
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self._passes % 2 == 0 and torch.is_grad_enabled():
+            configuration = _configuration(_tunable_of(self), self._passes // 2)
+            counts["recut"] += self.reconfigure(configuration)
+        self._passes += 1
+        return super().forward(*inputs, **named)
+
+
+def _configuration(tunable: TunableReducer, turn: int) -> Configuration:
+    """Another size and another way for each turn."""
+    values = tunable.offer.values(tunable.communicator)
+    channels = [int(number) for number in values["channels"]]
+    flat = [("off", number) for number in [*channels[1:], channels[0]]]
+    by_node = [(str(way), n) for n in channels for way in values["hierarchical"][1:]]
+    ways = [way for pair in zip_longest(flat, by_node) for way in pair if way is not None]
+    way, number = ways[turn % len(ways)]
+    return Configuration(SIZES_BYTES[turn % len(SIZES_BYTES)], way, number)
+
+
+def distributed_data_parallel(test: str) -> type[DistributedDataParallel]:
+    """The class that PyTorch's test of this name gets in mode ``recut``."""
+    return RecutByHand if test in READ_AFTERWARDS else Recut
