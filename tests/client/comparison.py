@@ -15,6 +15,8 @@ from bagua_client import DistributedDataParallel
 # Rounding of a sum of a few numbers in another order, with room for what follows from it.
 RELATIVE = {torch.bfloat16: 2**-6, torch.float32: 1e-4, torch.float64: 1e-10}
 
+CARRIED = 0.01
+
 
 def pair(model: torch.nn.Module, **options: Any) -> tuple[Stock, DistributedDataParallel]:
     """``model`` under torch's wrapper, and a copy of it under ours, with the same options."""
@@ -24,15 +26,19 @@ def pair(model: torch.nn.Module, **options: Any) -> tuple[Stock, DistributedData
 
 
 class Summands:
-    """The largest that the ranks add up to each gradient, from one ``clear`` to the next.
+    """The largest that the ranks add up to each gradient, from one ``clear`` to the next, and at
+    least a hundredth of the largest so far.
 
     What a sum is rounded by goes with its summands (Higham, "Accuracy and Stability of Numerical
     Algorithms", eq. 4.4), and the gradients of a tensor of two elements may cancel, all of them.
+    The weights carry on what earlier sums were rounded by: the gradient of one that has come close
+    to zero is small, the rounding of that weight is not.
     """
 
     def __init__(self, stock: Stock) -> None:
         self._parameters = list(stock.module.parameters())
         self._largest = torch.zeros(len(self._parameters))
+        self._so_far = self._largest.clone()
         for index, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
                 parameter.register_hook(lambda gradient, at=index: self._add(at, gradient))
@@ -42,7 +48,8 @@ class Summands:
 
     def largest(self) -> list[float]:
         """By parameter, of all ranks. Collective."""
-        found = self._largest.clone()
+        self._so_far = torch.maximum(self._so_far, self._largest)
+        found = torch.maximum(self._largest, CARRIED * self._so_far)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return found.tolist()
 

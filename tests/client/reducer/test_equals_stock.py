@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_client import Configuration
@@ -186,6 +186,27 @@ def test_four_ranks_on_two_nodes(four_ranks: RankPool, case: Case) -> None:
     check(four_ranks, case)
 
 
+# Its gain comes close to zero, and with it the gain's gradient.
+CLOSE_TO_ZERO = Case(
+    seed=4553,
+    width=8,
+    hidden=3,
+    tied=True,
+    frozen=frozenset({1}),
+    dtypes=(),
+    micro_batches=2,
+    zero_every_steps=1,
+    set_to_none=False,
+    as_view=False,
+    settings=(
+        Setting(Configuration(1, "leaders"), None),
+        *[Setting(Configuration(1), None)] * (STEPS // STEPS_UNTIL_CHANGE - 1),
+    ),
+    smallest_part_bytes=16,
+)
+
+
+@example(case=CLOSE_TO_ZERO)
 @settings(max_examples=10)
 @given(case=cases)
 def test_three_ranks_on_two_unequal_nodes(three_ranks: RankPool, case: Case) -> None:
