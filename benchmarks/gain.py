@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bagua_0_9.environment import prepare
-from calibration import calibrate_all, document
 from cells.arms import FULL, ON_GPUS, SMOKE, Effort
 from cells.cell import (
     DEFAULT_BAGUA,
@@ -44,8 +43,8 @@ OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", *EFFORT, *SWEPT)
 """Options that --smoke decides."""
 SHORT = {"gpt2": "gpt2-small"}
 """Other names of models."""
-NO_CELLS = ("gain.json", "calibration.json")
-"""The JSON of a folder beside that of its cells."""
+SUMMARY = "gain.json"
+"""Beside the cells of a folder."""
 Measured = tuple[dict[str, Any], Figures]
 """The JSON of a cell, and what it showed."""
 
@@ -238,7 +237,7 @@ def measured_in(output: Path, names: Sequence[str] | None = None) -> list[Measur
     """The cells that are done: of these names, or all there are, by network and model in the order
     of the defaults. What cannot be read is named and left out."""
     if names is None:
-        names = [path.stem for path in output.glob("*.json") if path.name not in NO_CELLS]
+        names = [path.stem for path in output.glob("*.json") if path.name != SUMMARY]
     found = []
     for path in (output / f"{name}.json" for name in names):
         try:
@@ -264,16 +263,11 @@ def summarise(
 ) -> None:
     """Write gain.json, draw, print the tables; of at least one cell."""
     results, figures = [result for result, _ in measured], [found for _, found in measured]
-    # What the simulator foretells is the network of hosts whose ranks sleep.
-    names = {found.cell.name for found in judged(figures)[0] if found.cell.device != "cuda"}
-    calibrations = calibrate_all(
-        [result for result in results if result["cell"]["name"] in names], options.output
-    )
-    found = goals(judged(figures)[0], document(calibrations) if calibrations else None)
+    found = goals(judged(figures)[0])
     if not options.report:
         verdicts = [vars(goal) for goal in found]
         result = {"command": sys.argv, "goals": verdicts, "failures": failures, "cells": results}
-        write_json(options.output / "gain.json", result)
+        write_json(options.output / SUMMARY, result)
     images = plot_networks(figures, options.plots) if options.plots else {}
     show(figures, found, options.markdown, images)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 from bagua_0_9 import RELEASED_REPORT_EVERY, REPORT_EVERY
 
@@ -27,8 +26,6 @@ CELL_TIME = (
     f"a cell without Bagua's tuning under {CELL_SECONDS:.0f} s, "
     f"a smoke cell under {SMOKE_SECONDS:.0f} s"
 )
-MEDIAN_ERROR = 0.10
-BEST_SIZE_EXCESS = 0.03
 BAGUA_REPORTS = (
     f"a report every {REPORT_EVERY} steps; as released, every {RELEASED_REPORT_EVERY}: "
     f"{RELEASED_REPORT_EVERY // REPORT_EVERY} times as many"
@@ -50,9 +47,8 @@ def judged(cells: Sequence[Figures]) -> tuple[list[Figures], list[str]]:
     return kept, left_out
 
 
-def goals(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None) -> list[Goal]:
-    """All goals on these cells; ``calibration`` is the document of calibration.py. Cells on GPUs
-    have goals of their own."""
+def goals(cells: Sequence[Figures]) -> list[Goal]:
+    """All goals on these cells. Cells on GPUs have goals of their own."""
     on_gpus = [cell for cell in cells if cell.cell.device == "cuda"]
     cells = [cell for cell in cells if cell.cell.device != "cuda"]
     if on_gpus and not cells:
@@ -65,7 +61,6 @@ def goals(cells: Sequence[Figures], calibration: Mapping[str, Any] | None = None
         _choices(cells),
         _agreement(cells),
         every(5, CELL_TIME, cells, _seconds),
-        *_calibration(calibration),
     ]
     return found + (goals_on_gpus(on_gpus) if on_gpus else [])
 
@@ -177,22 +172,3 @@ def _in_ms(found: Spread) -> str:
     low, middle, high = (f"{1e3 * each:.1f}" for each in (found.low, found.seconds, found.high))
     width = (found.high - found.low) / found.seconds
     return f"{middle} ms ({low} to {high}, {width:.1%} wide)"
-
-
-def _calibration(calibration: Mapping[str, Any] | None) -> list[Goal]:
-    error = f"simulator's median error at most {MEDIAN_ERROR:.0%}"
-    size = f"simulator's best size within {BEST_SIZE_EXCESS:.0%} of the true best"
-    if calibration is None:
-        nothing = "no cell has a profile"
-        return [Goal(6, error, nothing, None), Goal(6, size, nothing, None)]
-    median_error = float(calibration["median_error"])
-    worst = max(calibration["cells"], key=lambda cell: cell["excess"])
-    return [
-        Goal(6, error, f"{median_error:.1%}", median_error <= MEDIAN_ERROR),
-        Goal(
-            6,
-            size,
-            f"worst {worst['cell']}: {worst['excess']:.1%}",
-            worst["excess"] <= BEST_SIZE_EXCESS,
-        ),
-    ]
