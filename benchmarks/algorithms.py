@@ -25,15 +25,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cells.arms import COMPRESSED, COMPUTE, FULL, MIB, ON_GPUS, STOCK_DEFAULT, TUNED, Arm, Effort
-from cells.cell import DEFAULT_COMPUTE_SECONDS, MODELS, Cell, grid
-from cells.conditions import conditions
-from cells.run import CellError, Parts
-from cells.spread import ratio, spread
-from harness import print_table, write_json
-from testbed import Network, Testbed
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_client import Configuration
+from benchmarks.support.cells.arms import (
+    COMPRESSED,
+    COMPUTE,
+    FULL,
+    MIB,
+    ON_GPUS,
+    STOCK_DEFAULT,
+    TUNED,
+    Arm,
+    Effort,
+)
+from benchmarks.support.cells.cell import DEFAULT_COMPUTE_SECONDS, MODELS, Cell, grid
+from benchmarks.support.cells.conditions import conditions
+from benchmarks.support.cells.run import CellError, Parts
+from benchmarks.support.cells.spread import ratio, spread
+from benchmarks.support.harness import print_table, write_json
+from benchmarks.testbed import Network, Testbed
 
 GRADIENTS = ("gradient_allreduce", "bytegrad", "qadam")
 """Whose buckets count."""

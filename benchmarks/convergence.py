@@ -2,10 +2,9 @@
 
 The examples' trainings run with each of them, several seeds each.
 
-    torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json --plots build/plots
+    torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json
     torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
     torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
-    python benchmarks/convergence.py --merge some.json others.json --plots build/plots
 
 "loss" is that of the last steps' batches, "accuracy" that on images, or text, that were not trained
 on, with replicas that trained apart averaged first; means over all ranks. qadam is an optimizer of
@@ -15,7 +14,6 @@ its own, so it stands beside "adam": the same, whose warm-up never ends.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -26,12 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import print_table, write_json
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_client.algorithms import (
@@ -40,6 +37,7 @@ from bagua_client.algorithms import (
     QAdamAlgorithm,
     QAdamOptimizer,
 )
+from benchmarks.support.harness import print_table, write_json
 from examples.characters import CONTEXT, CharacterModel, topics
 from examples.digits import digits, resnet18
 
@@ -213,23 +211,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="cuda: each rank has its own GPU and uses NCCL")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument(
-        "--plots", type=Path, help="draw the curves in this folder (needs the extra 'plot')"
-    )
-    parser.add_argument("--merge", nargs="+", type=Path, metavar="JSON", default=[],
-                        help="do not train: show the figures that several runs wrote")  # fmt: skip
     options = parser.parse_args()
-    if options.merge:
-        found = merged(options.merge)
-        if options.json:
-            write_json(options.json, found)
-        show(found, options.plots)
-        return
     torch.set_num_threads(1)
     dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found = train(options)
     if dist.get_rank() == 0:
-        show(found, options.plots)
+        report(found)
     dist.destroy_process_group()
 
 
@@ -248,22 +235,6 @@ def train(options: argparse.Namespace) -> Found:
             if options.json and dist.get_rank() == 0:
                 write_json(options.json, found)  # After each seed: the whole takes an hour.
     return found
-
-
-def merged(files: list[Path]) -> Found:
-    found: Found = {}
-    for file in files:
-        for name, by_way in json.loads(file.read_text()).items():
-            if name in TRAININGS:  # not what it was measured on
-                for way, seeds in by_way.items():
-                    found.setdefault(name, {}).setdefault(way, []).extend(seeds)
-    return found
-
-
-def show(found: Found, plots: Path | None) -> None:
-    report(found)
-    if plots:
-        plot(found, plots)
 
 
 def report(found: Found) -> None:
@@ -287,24 +258,6 @@ def _verdict(way: str, by_way: dict[str, list[Figures]]) -> list[str]:
     ours, theirs = (fmean(seed["accuracy, %"] for seed in by_way[it]) for it in (way, other))
     is_met = ours >= theirs - ROOM.get(way, 1.0)
     return [other, f"{ours - theirs:+.2f}", "yes" if is_met else "no"]
-
-
-def plot(found: Found, folder: Path) -> None:
-    """A picture for each training: the mean loss over the seeds, smoothed over some steps."""
-    from matplotlib import pyplot
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, by_way in found.items():
-        figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-        for way, seeds in by_way.items():
-            means = [fmean(values) for values in zip(*(s["curve"] for s in seeds), strict=True)]
-            smooth = [fmean(means[max(0, i - LAST_STEPS + 1) : i + 1]) for i in range(len(means))]
-            axes.plot(smooth, label=way, linewidth=1)
-        axes.set(xlabel="step", ylabel=f"loss, mean of {LAST_STEPS} steps", title=name)
-        axes.set_yscale("log")
-        axes.legend(fontsize="small", ncols=2)
-        figure.savefig(folder / f"convergence-{name}.png", dpi=120)
-        pyplot.close(figure)
 
 
 if __name__ == "__main__":

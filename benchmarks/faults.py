@@ -21,14 +21,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # the tests' service and ranks
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from fault_injection import tunings
-from fault_injection.books import audit
-from fault_injection.trouble import TroubledService
-from fault_injection.tunings import MOST_SECONDS, Ended, Setting, last_words, show
-from harness import write_json
-
+from benchmarks.support.fault_injection import tunings
+from benchmarks.support.fault_injection.books import audit
+from benchmarks.support.fault_injection.trouble import TroubledService
+from benchmarks.support.fault_injection.tunings import (
+    MOST_SECONDS,
+    Ended,
+    Setting,
+    last_words,
+    show,
+)
+from benchmarks.support.harness import write_json
 from tests.e2e.conftest import LIMITS
 from tests.e2e.training import DEFAULT, train
 from tests.ranks import RankPool

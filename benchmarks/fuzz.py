@@ -19,10 +19,8 @@ import itertools
 import json
 import random
 import re
-import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,15 +30,16 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # the tests' registration
-
-from garbage import TENSORS, V1, Request, requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import DataObject, data
 
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
+
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.store import Store
+from benchmarks.support.garbage import TENSORS, V1, Request, requests
+from tests.autotune.server import ServeProcess
 from tests.autotune.support import registration
 
 PATIENCE_SECONDS = 60.0
@@ -59,20 +58,12 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 class Service:
-    """``bagua-autotune serve`` on a SQLite file, and what it answered."""
+    """What ``bagua-autotune serve`` on a SQLite file is sent, and what it answers."""
 
-    def __init__(self, folder: Path) -> None:
-        self.database = folder / "fuzz.db"
-        self.log = (folder / "service.log").open("w+")
-        url = f"sqlite:///{self.database}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bagua_autotune", "serve", "--port", "0", "--database", url],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
-        assert self.process.stdout
-        self.port = int(self.process.stdout.readline().rpartition(":")[2])
+    def __init__(self, database: Path, served: ServeProcess) -> None:
+        self.database = database
+        self.process = served.process
+        self.port = int(served.url.rpartition(":")[2])
         self.http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         self.statuses: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -122,10 +113,6 @@ class Service:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(found[1]) // 1024 if found else 0
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE_SECONDS)
 
     def damage(self) -> list[str]:
         """What is wrong with what it has stored; after its end."""
@@ -247,8 +234,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=51_000)
     parser.add_argument("--seed", type=int, default=0)
     given_ = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        service = Service(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ServeProcess(Path(folder) / "fuzz.db") as served:
+        service = Service(Path(folder) / "fuzz.db", served)
         health_seen = Health(service.port)
         body = json.dumps(REGISTRATION).encode()
         service.send(Request("PUT", "/api/v2/jobs/job", body))
@@ -266,9 +253,8 @@ def main() -> None:
         health = service.send(Request("GET", "/readyz"))
         peak_mib = service.peak_mib()
         health_seen.stop()
-        service.stop()
-        service.log.seek(0)
-        tracebacks = service.log.read().count("Traceback (most recent call last)")
+        served.stop()
+        tracebacks = served.log().count("Traceback (most recent call last)")
         damage = service.damage()
     for status, count in sorted(service.statuses.items()):
         print(f"{count:8} {status}")

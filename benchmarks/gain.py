@@ -1,9 +1,8 @@
-"""The gain over stock DDP, Bagua's default and its tuner: real jobs on hosts of one machine."""
+"""The gain over stock DDP and Bagua's default: real jobs on hosts of one machine."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import signal
@@ -15,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bagua_0_9.environment import prepare
-from calibration import calibrate_all, document
-from cells.arms import FULL, ON_GPUS, SMOKE, Effort
-from cells.cell import (
-    DEFAULT_BAGUA,
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
+
+from benchmarks.support.cells.arms import FULL, ON_GPUS, SMOKE, Effort
+from benchmarks.support.cells.cell import (
     DEFAULT_COMPUTE_SECONDS,
     DEFAULT_GRADIENT_BYTES,
     DEFAULT_MODELS,
@@ -28,12 +26,11 @@ from cells.cell import (
     Cell,
     grid,
 )
-from cells.figures import Figures, figures_of
-from cells.goals import goals, judged
-from cells.plot import plot_networks
-from cells.report import headline, show
-from cells.run import CellError, run_cell
-from harness import write_json
+from benchmarks.support.cells.figures import Figures, figures_of
+from benchmarks.support.cells.goals import goals, judged
+from benchmarks.support.cells.report import headline, show
+from benchmarks.support.cells.run import CellError, run_cell
+from benchmarks.support.harness import write_json
 
 SMOKE_FIELDS: dict[str, Any] = {"smoke": True, "gradient_bytes": 4_000_000, "compute_seconds": 0.1}
 SMOKE_NETWORK = "1gbit"
@@ -44,8 +41,8 @@ OF_SMOKE = ("gradient_megabytes", "compute_seconds", "repeat", *EFFORT, *SWEPT)
 """Options that --smoke decides."""
 SHORT = {"gpt2": "gpt2-small"}
 """Other names of models."""
-NO_CELLS = ("gain.json", "calibration.json")
-"""The JSON of a folder beside that of its cells."""
+SUMMARY = "gain.json"
+"""Beside the cells of a folder."""
 Measured = tuple[dict[str, Any], Figures]
 """The JSON of a cell, and what it showed."""
 
@@ -59,11 +56,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _one_small_cell(parser, options)
     options.models = [SHORT.get(name, name) for name in options.models or DEFAULT_MODELS]
     options.networks = options.networks or list(DEFAULT_NETWORKS)
-    if options.plots:
-        try:
-            importlib.import_module("matplotlib.figure")
-        except ImportError as error:
-            parser.error(f"--plots: {error}; pip install 'bagua-autotune[plot]'")
     return options
 
 
@@ -86,16 +78,11 @@ def _add_choice_of_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gradient-megabytes", type=float, default=DEFAULT_GRADIENT_BYTES / 1e6)
     parser.add_argument("--compute-seconds", type=float, default=DEFAULT_COMPUTE_SECONDS,
                         help="how long each step sleeps in place of computing")  # fmt: skip
-    parser.add_argument("--bagua", nargs="*", metavar="MODEL/NETWORK",
-                        help="cells that Bagua's own service also tunes "
-                        f"(default: {', '.join(DEFAULT_BAGUA)})")  # fmt: skip
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"),
                         help="cuda: each rank has its own GPU, full-size models compute, and "
                         "hosts are connected by TCP")  # fmt: skip
     parser.add_argument("--allow", default="", choices=("bfloat16", "float16"),
                         help="tune a second time, allowing this precision on the wire")  # fmt: skip
-    parser.add_argument("--sockets", action="store_true",
-                        help="also measure stock DDP with NCCL's socket variables set")  # fmt: skip
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell")
     for what, of in (("mib", "bucket sizes"), ("channels", "numbers of channels")):
         parser.add_argument(f"--sweep-{what}", type=int, nargs="+", metavar="N",
@@ -114,12 +101,6 @@ def _add_what_to_do(parser: argparse.ArgumentParser) -> None:
         help="skip cells that were measured before with the same options",
     )
     parser.add_argument(
-        "--retune",
-        action="store_true",
-        help="repeat our tuning and the run-off of finished cells and keep their other "
-        "measurements, to see the effect of a change of the search",
-    )
-    parser.add_argument(
         "--loopback",
         action="store_true",
         help="run over loopback if hosts cannot be emulated; such cells do not count for the goals",
@@ -129,9 +110,6 @@ def _add_what_to_do(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", action="store_true",
                         help="run nothing: print the figures of all cells in FOLDER")  # fmt: skip
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="draw plots in FOLDER (needs the extra 'plot')"
-    )
 
 
 def _one_small_cell(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -145,20 +123,15 @@ def _one_small_cell(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 
 def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
-    """Raises ValueError for a model or a cell that there is not."""
-    places = [f"{model}/{network}" for model in options.models for network in options.networks]
+    """Raises ValueError for a model or a network that there is not."""
     fields: dict[str, Any] = {
         "nodes": options.nodes,
         "ranks_per_node": options.ranks_per_node,
         "device": options.device,
     }
     if options.smoke:
-        bagua = options.bagua or []
-        cells = grid(options.models, options.networks, bagua, **fields, **SMOKE_FIELDS)
-        return cells, replace(SMOKE, allow=options.allow, sockets=options.sockets)
-    bagua = options.bagua
-    if bagua is None:
-        bagua = [place for place in DEFAULT_BAGUA if place in places]
+        cells = grid(options.models, options.networks, **fields, **SMOKE_FIELDS)
+        return cells, replace(SMOKE, allow=options.allow)
     fields["gradient_bytes"] = round(1e6 * options.gradient_megabytes)
     fields["compute_seconds"] = options.compute_seconds
     given = {name: getattr(options, name) for name in EFFORT if getattr(options, name) is not None}
@@ -167,8 +140,8 @@ def chosen_cells(options: argparse.Namespace) -> tuple[list[Cell], Effort]:
     if options.sweep_channels:
         given["channels"] = tuple(options.sweep_channels)
     effort = ON_GPUS if options.device == "cuda" else FULL
-    effort = replace(effort, allow=options.allow, sockets=options.sockets, **given)
-    return grid(options.models, options.networks, bagua, options.repeat, **fields), effort
+    effort = replace(effort, allow=options.allow, **given)
+    return grid(options.models, options.networks, options.repeat, **fields), effort
 
 
 def run_all(
@@ -177,30 +150,22 @@ def run_all(
     output: Path,
     resume: bool,
     loopback: bool = False,
-    retune: bool = False,
 ) -> dict[str, str]:
     """One after the other; a cell that fails is reported and the others go on. The failures.
 
     Args:
         resume: cells that are done stay as they are.
-        retune: of those our tuning and the run-off are run again.
     """
-    wanted = resume or retune
-    done = {cell for cell in cells if wanted and is_done(cell, effort, output, loopback)}
-    has_bagua = not any(cell.bagua for cell in set(cells) - done) or _bagua_is_here()
     failures: dict[str, str] = {}
-    for number, asked in enumerate(cells, 1):
-        cell = asked if has_bagua else replace(asked, bagua=False)
+    for number, cell in enumerate(cells, 1):
         where = f"[{number}/{len(cells)}] {cell.name}"
-        if asked in done and not retune:
+        if resume and is_done(cell, effort, output, loopback):
             print(f"{where}: done before", flush=True)
             continue
         print(f"{where}: begins {time.strftime('%H:%M:%S')}", flush=True)
         began = time.monotonic()
         try:
-            path = output / f"{asked.name}.json"
-            kept = json.loads(path.read_text()) if asked in done else None
-            path = run_cell(asked if kept else cell, effort, output, loopback, kept)
+            path = run_cell(cell, effort, output, loopback)
             found = figures_of(json.loads(path.read_text()))
         except Exception as error:  # whatever it is, the other cells take hours
             if not isinstance(error, CellError):
@@ -225,20 +190,11 @@ def is_done(cell: Cell, effort: Effort, output: Path, loopback: bool = False) ->
         return False
 
 
-def _bagua_is_here() -> bool:
-    try:
-        prepare()
-    except RuntimeError as error:
-        print(f"Bagua's own tuning is left out: {error}", file=sys.stderr, flush=True)
-        return False
-    return True
-
-
 def measured_in(output: Path, names: Sequence[str] | None = None) -> list[Measured]:
     """The cells that are done: of these names, or all there are, by network and model in the order
     of the defaults. What cannot be read is named and left out."""
     if names is None:
-        names = [path.stem for path in output.glob("*.json") if path.name not in NO_CELLS]
+        names = [path.stem for path in output.glob("*.json") if path.name != SUMMARY]
     found = []
     for path in (output / f"{name}.json" for name in names):
         try:
@@ -262,20 +218,14 @@ def summarise(
     measured: Sequence[Measured],
     failures: Mapping[str, str] | None = None,
 ) -> None:
-    """Write gain.json, draw, print the tables; of at least one cell."""
+    """Write gain.json, print the tables; of at least one cell."""
     results, figures = [result for result, _ in measured], [found for _, found in measured]
-    # What the simulator foretells is the network of hosts whose ranks sleep.
-    names = {found.cell.name for found in judged(figures)[0] if found.cell.device != "cuda"}
-    calibrations = calibrate_all(
-        [result for result in results if result["cell"]["name"] in names], options.output
-    )
-    found = goals(judged(figures)[0], document(calibrations) if calibrations else None)
+    found = goals(judged(figures)[0])
     if not options.report:
         verdicts = [vars(goal) for goal in found]
         result = {"command": sys.argv, "goals": verdicts, "failures": failures, "cells": results}
-        write_json(options.output / "gain.json", result)
-    images = plot_networks(figures, options.plots) if options.plots else {}
-    show(figures, found, options.markdown, images)
+        write_json(options.output / SUMMARY, result)
+    show(figures, found, options.markdown)
 
 
 def main() -> None:
@@ -295,9 +245,7 @@ def main() -> None:
         sys.exit(f"gain.py: {error}")
     options.output.mkdir(parents=True, exist_ok=True)
     try:
-        failures = run_all(
-            cells, effort, options.output, options.resume, options.loopback, options.retune
-        )
+        failures = run_all(cells, effort, options.output, options.resume, options.loopback)
     except KeyboardInterrupt:
         sys.exit("interrupted; --resume goes on with the cell that was not done")
     done = [cell.name for cell in cells if cell.name not in failures]

@@ -1,5 +1,4 @@
-"""The agent's cost on the training thread: during tuning, in a profiled step, while it watches
-after the tuning, and when it is off.
+"""The agent's cost on the training thread: during a tuning, in a profiled step, after it, when off.
 
 Ranks train a small model with a real service. Each step sleeps, so that it takes about 50 ms, as on
 a device that computes by itself. The agent's work at the end of each step is timed on every rank;

@@ -1,4 +1,4 @@
-"""How many requests the service handles: compared with Bagua's own, and for a cluster's jobs.
+"""How many requests the service handles: beside Bagua's own, of a cluster's jobs, at its limit.
 
 Beside Bagua's service (0.9.2 under gevent), in turns, same client, same bodies: pairs of a report
 and an ask from 64 connections, each with models of its own, first while none is tuned yet and then
@@ -8,10 +8,17 @@ proposals are computed. Goals: 3 times the pairs a second; 95 % of the health ch
 Of a cluster: 1,000 jobs of 8 ranks report 2 steps each every 2 s, to two replicas on one PostgreSQL
 of its own (without fsync), first while all warm up and nothing is decided, then while all are
 tuned. Seconds count from when a report was due. Goal: 99 % below 100 ms; where that is missed, half
-as many jobs are tried, until they hold. The clients share the machine.
+as many jobs are tried, until they hold.
+
+At its limit: 16 connections report one step of 8 ranks at a time, in turns for 400 jobs, to one
+process on SQLite and, where it is installed, on a PostgreSQL of its own. Nothing is decided
+meanwhile. Goals: 1,200 reports a second on SQLite, 500 on PostgreSQL.
+
+The clients share the machine, so all rates are lower bounds.
 
     python benchmarks/rates.py --json rates.json
     python benchmarks/rates.py --parts cluster --jobs 250 --cluster-seconds 10
+    python benchmarks/rates.py --parts limit
 """
 
 from __future__ import annotations
@@ -27,15 +34,16 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))  # the tests' PostgreSQL
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_0_9.pairs import Worker, work
-from bagua_0_9.service import bagua_service
-from harness import print_table, write_json
-from load import Connection, results, working
-from many_jobs import MOST_P99_MS, Load, find_most
-from service import serving
-from testbed import Host
+from benchmarks.support.bagua_0_9.pairs import Worker, work
+from benchmarks.support.bagua_0_9.service import bagua_service
+from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.load import Connection, results, working
+from benchmarks.support.many_jobs import MOST_P99_MS, Load, find_most
+from benchmarks.support.one_process import Rate, measure_rates
+from benchmarks.support.serving import serving
+from benchmarks.testbed import Host
 
 LEAST_RATIO = 3.0
 MOST_HEALTH_MS = 50.0
@@ -47,7 +55,7 @@ TUNED_PAUSE_SECONDS = 0.1
 SETTLING_SECONDS = 2.0
 TUNED_SETTLING_SECONDS = 5.0
 """Bagua's first 20 proposals are drawn, not computed."""
-PARTS = ("bagua", "cluster")
+PARTS = ("bagua", "cluster", "limit")
 BAGUA, OURS = "Bagua 0.9.2", "ours"
 
 
@@ -218,6 +226,25 @@ def show_cluster(loads: Sequence[Load]) -> None:
             print(f"  {most}; at {first.jobs} the bound is {first.bound}")
 
 
+def show_limit(rates: Sequence[Rate]) -> None:
+    """On each database, and whether the goals are met."""
+    rows = [
+        (
+            each.database,
+            f"{each.reports_per_second:.0f}",
+            f"{each.cpu_ms:.2f}",
+            f"{each.median_ms:.1f}",
+            f"{each.p99_ms:.1f}",
+        )
+        for each in rates
+    ]
+    print_table(("database", "reports/s", "CPU ms", "median ms", "p99 ms"), rows)
+    for each in rates:
+        goal = f"{each.database}: at least {each.goal:,.0f} reports a second"
+        found = each.reports_per_second
+        show_goal(goal, f"{found:.0f}", found >= each.goal)
+
+
 def show_goal(goal: str, found: str, is_met: bool) -> None:
     print(f"{goal}: {found}: {'met' if is_met else 'missed'}", flush=True)
 
@@ -239,10 +266,12 @@ def main() -> None:
     parser.add_argument(
         "--cluster-seconds", type=float, default=20.0, help="time for each number of jobs"
     )
+    parser.add_argument("--limit-seconds", type=float, default=8.0, help="time for each database")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     windows: list[Window] = []
     loads: list[Load] = []
+    rates: list[Rate] = []
     if "bagua" in options.parts:
         for condition in (
             Condition(False, options.connections, options.seconds),
@@ -256,11 +285,15 @@ def main() -> None:
             cluster = (options.jobs, options.replicas, options.cluster_seconds)
             loads += find_most(*cluster, is_warming_up)
         show_cluster(loads)
+    if "limit" in options.parts:
+        rates = measure_rates(options.limit_seconds)
+        show_limit(rates)
     if options.json:
         content = {
             "options": {name: str(value) for name, value in vars(options).items()},
             "beside": [asdict(each) for each in windows],
             "cluster": [asdict(each) | {"bound": each.bound} for each in loads],
+            "limit": [asdict(each) for each in rates],
         }
         write_json(options.json, content)
 

@@ -1,4 +1,4 @@
-"""Step time compared with stock DDP at the same bucket size, and the cost of a reducer swap.
+"""Step time compared with stock DDP at the same bucket size.
 
 Ours is compared in two ways: "off", wrapped with that size and not tuned, which must be as torch's;
 "hook", re-cut from torch's default to that size, all buckets carried by our hook, as in a job that
@@ -7,11 +7,8 @@ optimizer) in turns. Without a GPU: 4 processes over gloo exchange the gradient 
 and BERT-base, without the computing, so that the reducer has nowhere to hide. With one: a real
 model at a batch that fills it, one process over NCCL; compiled, if asked for.
 
-A swap is timed by itself: the vote, the new reducer, and a step later torch's own cut of it. On a
-GPU, so is how much memory that and the wrapping take.
-
     python benchmarks/reducer.py --json reducer.json
-    python benchmarks/reducer.py --models resnet50 --buckets 25 --pairs 50 --parts steps
+    python benchmarks/reducer.py --models resnet50 --buckets 25 --pairs 50
     python benchmarks/reducer.py --device cuda --compile wrapper --rounds 1
 """
 
@@ -19,48 +16,103 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Comparison, compare, in_turns, print_table, write_json
-from models import GradientList
-from recut import hooked, recut
-from stepping import (
-    LISTS,
-    REAL,
-    WARM_UP_STEPS,
-    Step,
-    Times,
-    deviation,
-    let_go,
-    list_step,
-    real_step,
-    slowest,
-)
-from swap import Swap, memory, show_memory, show_swaps, swaps, tensor_cost
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
+
 from bagua_client import Configuration, DistributedDataParallel
+from benchmarks.support.harness import Comparison, compare, in_turns, print_table, write_json
+from benchmarks.support.models import GPT2Small, GradientList, ResNet50, shapes
+from benchmarks.support.recut import hooked, recut
 
 MIB = 1024 * 1024
+LISTS = {"resnet50": "resnet50", "bert": "bert-base"}
+"""By the names of the simulator."""
+# Batches that fill the GPU's time, with room in 40 GiB.
+REAL = {"resnet50": (ResNet50, 256), "gpt2": (GPT2Small, 16)}
+# Torch cuts its buckets anew after the first step.
+WARM_UP_STEPS = 5
+Times = tuple[list[float], list[float]]
+"""Of two that are compared, in seconds, in pairs."""
+Step = Callable[[nn.Module], float]
+"""Makes a forward and a backward pass; answers with its seconds."""
 PROCESSES = {"cpu": 4, "cuda": 1}
 # The C library gives large blocks back to the kernel and gets them back page by page; which
 # wrapper's steps pay for that is chance. So it keeps what it has.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**40), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 WAYS = ("off", "hook")
-PARTS = ("steps", "swaps", "memory")
 GOALS = {"off": 1.00, "hook": 1.01}
 COMPILED_GOALS = {"off": 1.00, "hook": 1.02}
 NOISE = 0.005
 """Less than this over its goal is the goal, where an interval may end there."""
+
+
+def list_step(device: torch.device) -> Step:
+    """Of a list of gradients."""
+    value = torch.zeros(1, requires_grad=True, device=device)
+
+    def step(wrapped: nn.Module) -> float:
+        wrapped.zero_grad(set_to_none=True)
+        dist.barrier()
+        began = time.perf_counter()
+        wrapped(value).backward()
+        return time.perf_counter() - began
+
+    return step
+
+
+def real_step(inputs: tuple[torch.Tensor, ...]) -> Step:
+    """Of a real model on the GPU, in bfloat16."""
+
+    def step(wrapped: nn.Module) -> float:
+        wrapped.zero_grad(set_to_none=True)
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = wrapped(*inputs)
+        loss.backward()
+        ended.record()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1e3
+
+    return step
+
+
+def slowest(*times: list[float]) -> Times:
+    """The largest over all ranks, of each."""
+    device = "cpu" if dist.get_backend() == dist.Backend.GLOO else "cuda"
+    every = torch.tensor(times, dtype=torch.float64, device=device)
+    dist.all_reduce(every, op=dist.ReduceOp.MAX)
+    first, second = every.tolist()
+    return first, second
+
+
+def let_go() -> None:
+    """Of the memory of wrappers that are gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def deviation(values: list[float]) -> float:
+    """The median absolute deviation from the median."""
+    middle = median(values)
+    return median(abs(value - middle) for value in values)
 
 
 def wrap(model: nn.Module, twin: nn.Module, bucket_mib: int, way: str) -> tuple[Stock, Stock]:
@@ -75,9 +127,9 @@ def wrap(model: nn.Module, twin: nn.Module, bucket_mib: int, way: str) -> tuple[
 
 def measure_lists(model: str, bucket_mib: int, way: str, options: argparse.Namespace) -> Times:
     """Step times of gradients without the computing, on the slowest rank."""
-    shapes = LISTS[model]()
-    original = GradientList(shapes)
-    pair = wrap(original, GradientList(shapes, like=original), bucket_mib, way)
+    found = shapes(LISTS[model])
+    original = GradientList(found)
+    pair = wrap(original, GradientList(found, like=original), bucket_mib, way)
     return slowest(*_steps(list_step(torch.device("cpu")), *pair, bucket_mib, way, options))
 
 
@@ -132,10 +184,8 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     return cells
 
 
-def run_rank(
-    rank: int, world_size: int, folder: str, part: str, options: argparse.Namespace
-) -> None:
-    """One process: all of a part; rank 0 writes what was measured."""
+def run_rank(rank: int, world_size: int, folder: str, options: argparse.Namespace) -> None:
+    """One process; rank 0 writes what was measured."""
     cuda = options.device == "cuda"
     if cuda:
         torch.cuda.set_device(rank)
@@ -144,25 +194,22 @@ def run_rank(
         torch.set_num_threads(1)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        init_method=f"file://{folder}/store-{part}",
+        init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
     )
-    found = {"steps": steps, "swaps": swaps, "memory": memory}[part](options)
+    found = steps(options)
     if rank == 0:
-        Path(folder, f"{part}.json").write_text(json.dumps(found))
+        Path(folder, "steps.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def run(part: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A part in processes of its own. Swaps are timed on no more ranks than there are cores."""
-    world_size = options.processes
-    if part == "swaps" and options.device == "cpu":
-        world_size = min(world_size, max(os.cpu_count() or 1, 2))
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every cell, measured in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments: tuple[Any, ...] = (world_size, folder, part, options)
-        torch.multiprocessing.spawn(run_rank, arguments, nprocs=world_size)
-        found: list[dict[str, Any]] = json.loads(Path(folder, f"{part}.json").read_text())
+        arguments: tuple[Any, ...] = (options.processes, folder, options)
+        torch.multiprocessing.spawn(run_rank, arguments, nprocs=options.processes)
+        found: list[dict[str, Any]] = json.loads(Path(folder, "steps.json").read_text())
     return found
 
 
@@ -204,7 +251,7 @@ class Cell:
         return self.comparison.paired_ratio <= self.goal
 
 
-def show_steps(cells: list[Cell]) -> None:
+def show(cells: list[Cell]) -> None:
     rows = []
     for cell in cells:
         found = cell.comparison
@@ -225,43 +272,18 @@ def show_steps(cells: list[Cell]) -> None:
     print_table([*header, "goal", "met"], rows)
 
 
-def report(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all parts and print each as a table; what the JSON says."""
-    result: dict[str, Any] = {"benchmark": "reducer", "compile": options.compile}
-    if "steps" in options.parts:
-        goals = COMPILED_GOALS if options.compile else GOALS
-        cells = [Cell.of(found, goals) for found in run("steps", options)]
-        show_steps(cells)
-        result["cells"] = [{**asdict(cell), "is_met": cell.is_met} for cell in cells]
-    if "swaps" in options.parts:
-        swapped = [Swap.of(found) for found in run("swaps", options)]
-        show_swaps(swapped)
-        result["swaps"] = [{**asdict(swap), "goal_ms": swap.goal_ms} for swap in swapped]
-        result["swap_ms"], result["swap_us_per_tensor"] = tensor_cost(swapped)
-    if "memory" in options.parts:
-        result["memory"] = run("memory", options)
-        show_memory(result["memory"])
-    return result
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--models", nargs="+", choices=sorted({*LISTS, *REAL}))
     parser.add_argument("--buckets", nargs="+", type=int, default=[1, 25, 100], help="sizes in MiB")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, help="parts to measure; 'memory' needs a GPU"
-    )
     parser.add_argument("--compile", choices=("module", "wrapper"), help="compile this with torch")
     parser.add_argument(
         "--pairs", type=int, default=30, help="measured steps of each wrapper (default: 30)"
     )
     parser.add_argument(
         "--rounds", type=int, default=4, help="rounds, each with new wrappers (default: 4)"
-    )
-    parser.add_argument(
-        "--swaps", type=int, default=40, help="swaps measured for each gradient list (default: 40)"
     )
     parser.add_argument(
         "--batch", type=int, default=0, help="batch size of real models; 0: one that fills the GPU"
@@ -273,7 +295,6 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.processes = options.processes or PROCESSES[options.device]
-    options.parts = options.parts or (PARTS if options.device == "cuda" else PARTS[:2])
     known = REAL if options.device == "cuda" else LISTS
     options.models = options.models or list(known)
     unknown = sorted(set(options.models) - set(known))
@@ -281,8 +302,6 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"no model {', '.join(unknown)} on {options.device}; there are {', '.join(known)}"
         )
-    if options.device == "cpu" and "memory" in options.parts:
-        parser.error("the memory of a CPU is not measured")
     if options.pairs < options.rounds:
         parser.error("every round needs a pair")
     return options
@@ -293,9 +312,14 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.pop("BAGUA_AUTOTUNE", None)
     os.environ.update(ALLOCATOR)
-    result = report(options)
+    goals = COMPILED_GOALS if options.compile else GOALS
+    cells = [Cell.of(found, goals) for found in run(options)]
+    show(cells)
     if options.json:
-        write_json(options.json, result)
+        found = [{**asdict(cell), "is_met": cell.is_met} for cell in cells]
+        write_json(
+            options.json, {"benchmark": "reducer", "compile": options.compile, "cells": found}
+        )
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # the tests' service and PostgreSQL
-
-from fault_injection import tunings
-from fault_injection.books import Books, audit
-from fault_injection.replicas import FAILED, Replicas
-from fault_injection.tunings import Ended, Setting, show
-from harness import write_json
 from sqlalchemy import func, select
+
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_autotune.store import Store
 from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.background import MOST_AT_ONCE, SUPERFLUOUS
+from benchmarks.support.fault_injection import tunings
+from benchmarks.support.fault_injection.books import Books, audit
+from benchmarks.support.fault_injection.replicas import FAILED, Replicas
+from benchmarks.support.fault_injection.tunings import Ended, Setting, show
+from benchmarks.support.harness import write_json
 from tests.autotune.store.postgresql import (
     crash_and_restart,
     find_binaries,

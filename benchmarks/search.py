@@ -10,7 +10,6 @@ of a trial's whole score, with a straggler in 3 % of the trials.  Medians over p
 - ms: from telling a trial's score to the next proposal.
 
     python benchmarks/search.py --json search.json
-    python benchmarks/search.py --wrong-model --json wrong-model.json
     python benchmarks/search.py --quick
 """
 
@@ -20,19 +19,23 @@ import argparse
 import multiprocessing
 import os
 import random
+import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from engines import ENGINES, WRONG_MODELS, bagua_optimizer
-from harness import write_json
-from landscape import SPACES
 from rich.console import Console
 from rich.progress import Progress
-from runs import Run, Setting, run
-from tables import as_json, show, show_wrong_models
+
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_simulator import cases
+from benchmarks.support.harness import write_json
+from benchmarks.support.searches import bagua_optimizer
+from benchmarks.support.searches.engines import ENGINES
+from benchmarks.support.searches.landscape import SPACES
+from benchmarks.support.searches.runs import Run, Setting, run
+from benchmarks.support.searches.tables import as_json, show
 
 NOISES = (0.01, 0.05, 0.1)
 QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}
@@ -40,14 +43,10 @@ QUICK = {"problems": 4, "noise": [0.05], "seeds": 1, "trials": 30}
 
 def settings(options: argparse.Namespace) -> list[Setting]:
     """Every run that was asked for."""
-    networks = {False: options.engines}
-    if options.wrong_model:
-        networks = {False: ["plain", "ours", *WRONG_MODELS], True: ["plain", "ours"]}
     return [
-        Setting(engine, space, problem, is_rippled, noise, seed, options.trials)
+        Setting(engine, space, problem, noise, seed, options.trials)
         for problem, space in product(_problem_names(options.problems), options.spaces)
-        for is_rippled, engines in networks.items()
-        for engine, noise, seed in product(engines, options.noise, range(options.seeds))
+        for engine, noise, seed in product(options.engines, options.noise, range(options.seeds))
     ]
 
 
@@ -78,11 +77,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="processes that run at a time"
     )
-    parser.add_argument(
-        "--wrong-model",
-        action="store_true",
-        help="compare ours with a wrong cost model and without one",
-    )
     parser.add_argument("--quick", action="store_true", help="only a few runs, for a first look")
     parser.add_argument(
         "--json", type=Path, help="also write the figures and every run to this file"
@@ -96,13 +90,10 @@ def main() -> None:
     options = parse()
     # The processes share the machine; more threads than cores only make them slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if "bagua" in options.engines and not options.wrong_model:
+    if "bagua" in options.engines:
         bagua_optimizer.prepare()
     runs = run_all(settings(options), options.jobs)
-    if options.wrong_model:
-        show_wrong_models(runs)
-    else:
-        show(runs)
+    show(runs)
     if options.json:
         write_json(options.json, {"benchmark": "search", **as_json(runs)})
 

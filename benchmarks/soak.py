@@ -2,8 +2,8 @@
 
 Jobs of 8 ranks register, report 16 steps at a time, and end, some of them without a word; every
 eighth is tuned to its end. ``bagua-autotune serve`` deletes them after seconds in place of months
-(``--keep-days`` and the like, in fractions); every two seconds it is scraped, its page is asked
-for, and it is looked at. The table has the highest of each tenth of the run.
+(``--keep-days`` and the like, in fractions); every two seconds it is scraped and its page is asked
+for, which is timed, and it is looked at. The table has the highest of each tenth of the run.
 
 Memory must be flat: in the last tenth at most 10 % above that of the second. The database must be
 bounded by what is deleted: at most twice as large then, as its size follows the rate of reports.
@@ -25,24 +25,27 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))  # the tests' service and PostgreSQL
-
 import numpy as np
 import psutil
 import requests
-from filled_store import NOISE, make_simulator, make_spec
-from harness import print_table, write_json
 from sqlalchemy import create_engine
 
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
+
+from bagua_autotune.model.job import JobSpec
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.upkeep import DAY_SECONDS
 from bagua_client.service_client import JobState, ServiceClient, StepTimes
 from bagua_client.transport import JobUnknown, ServiceUnavailable
+from bagua_simulator import Cluster, Simulator
+from bagua_simulator.workloads import load
+from benchmarks.support.harness import print_table, write_json
 from tests.autotune.server import ServeProcess
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 
@@ -59,6 +62,7 @@ WAIT_SECONDS = 0.2
 TENTHS = 10
 MOST_GROWTH = {"memory_bytes": 1.1, "threads": 1.2, "files": 1.5, "database_bytes": 2.0}
 MIB = 1024**2
+NOISE = 0.03
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,28 @@ class Sample:
     threads: int
     files: int
     database_bytes: int
+    look_seconds: float  # for a scrape, the list of jobs and one of them
+
+
+@cache
+def make_simulator() -> Simulator:
+    cluster = Cluster(
+        nodes=4, ranks_per_node=2, bandwidth_bytes_per_second=1.25e9, latency_seconds=1e-4
+    )
+    return Simulator(load("resnet50"), cluster)
+
+
+def make_spec(name: str) -> JobSpec:
+    simulator = make_simulator()
+    return JobSpec(
+        name=name,
+        world_size=8,
+        ranks_per_node=(2, 2, 2, 2),
+        tensors=simulator.workload.tensors,
+        knobs=simulator.space,
+        default_configuration=dict(simulator.default),
+        fingerprint="benchmark",
+    )
 
 
 class Training:
@@ -184,7 +210,7 @@ def soak(
     began, samples = time.monotonic(), []
     while not samples or samples[-1].observations < most:
         time.sleep(SAMPLE_SECONDS)
-        _look(url)
+        look_seconds = _look(url)
         if not all(worker.is_alive() for worker in workers):
             raise RuntimeError("the jobs ended early; see above")
         with process.oneshot():
@@ -196,6 +222,7 @@ def soak(
                 threads=process.num_threads(),
                 files=process.num_fds(),
                 database_bytes=size(),
+                look_seconds=look_seconds,
             )
         samples.append(sample)
     stopping.set()
@@ -205,12 +232,14 @@ def soak(
     return samples
 
 
-def _look(url: str) -> None:
-    """As Prometheus does, and who has the page open."""
+def _look(url: str) -> float:
+    """As Prometheus does, and who has the page open; the seconds that it takes."""
+    began = time.monotonic()
     requests.get(f"{url}/metrics", timeout=60).raise_for_status()
     listed = requests.get(f"{url}/api/v2/jobs?limit=100", timeout=60).json()["jobs"]
     if listed:
         requests.get(f"{url}/api/v2/jobs/{listed[0]['id']}/overview", timeout=60)
+    return time.monotonic() - began
 
 
 def by_tenth(samples: Sequence[Sample], most: int) -> list[Sample]:
@@ -242,11 +271,12 @@ def show(tenths: Sequence[Sample]) -> bool:
             str(each.threads),
             str(each.files),
             f"{each.database_bytes / MIB:.1f}",
+            f"{1e3 * each.look_seconds:.0f}",
         )
         for each in tenths
     ]
     head = ("observations", "jobs", "s", "memory MiB", "threads", "files", "database MiB")
-    print_table(head, rows)
+    print_table((*head, "look ms"), rows)
     found = growth(tenths)
     for name, ratio in found.items():
         is_over = "" if ratio <= MOST_GROWTH[name] else ": TOO MUCH"

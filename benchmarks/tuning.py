@@ -9,24 +9,23 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import write_json
-from noise import tunings as noisy
-from rich.console import Console
-from rich.table import Table
-from simulated_job import KNOBS, SimulatedJob
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
+from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.noise import tunings as noisy
+from benchmarks.support.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
@@ -42,14 +41,6 @@ class Decisions(TunerListener):
 
     def on_decided(self, seconds: float) -> None:
         self.seconds.append(seconds)
-
-
-def truth(simulator: Simulator, default: Configuration | None = None) -> dict[Configuration, float]:
-    """The true step time of every candidate."""
-    baseline = default or Configuration({knob: simulator.default[knob] for knob in KNOBS})
-    space = {knob: simulator.space[knob] for knob in KNOBS}
-    candidates = enumerate_candidates(space, baseline, simulator.workload.tensors)
-    return {candidate: simulator.step_seconds(candidate) for candidate in candidates}
 
 
 def gain(seeds: int, noise: float) -> list[Row]:
@@ -263,9 +254,6 @@ def main() -> None:
     parser.add_argument(
         "--tunings", type=int, default=200, help="tunings in each climate of part noise"
     )
-    parser.add_argument(
-        "--held-out", action="store_true", help="run part noise on the held-out jobs"
-    )
     parser.add_argument("--processes", type=int, default=2, help="processes that run part noise")
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -275,22 +263,17 @@ def main() -> None:
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        "noise": lambda: noisy.run(options.tunings, options.processes, options.held_out),
+        "noise": lambda: noisy.run(options.tunings, options.processes),
     }
-    console = Console()
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):
         began = time.monotonic()
         parts[part] = run[part]()
-        console.print(f"{part}: {time.monotonic() - began:.0f} s")
-    table = Table("part", "figure", "median (most)")
+        print(f"{part}: {time.monotonic() - began:.0f} s")
     figures = {part: FIGURES[part](rows) for part, rows in parts.items() if part in FIGURES}
     figures |= of_each_climate(parts.get("noise", []))
-    for part, found in figures.items():
-        for what, figure in found.items():
-            table.add_row(part, what, figure)
-        table.add_section()
-    console.print(table)
+    rows = [(part, *figure) for part, found in figures.items() for figure in found.items()]
+    print_table(("part", "figure", "median (most)"), rows)
     if options.json:
         options_given = {key: str(value) for key, value in vars(options).items()}
         write_json(options.json, {"options": options_given, "figures": figures, "parts": parts})

@@ -86,11 +86,6 @@ class Job:
         finally:
             self.kill()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether all its hosts still run it."""
-        return all(process.poll() is None for process in self._processes)
-
     def kill(self) -> None:
         """End all its processes: asked first, so that torchrun ends its ranks, then killed."""
         end(self._processes)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bagua_0_9.environment import prepare
-from many_jobs import Load, measure
-from rates import (
+
+from benchmarks.rates import (
     BAGUA,
     OURS,
     TUNED_PAUSE_SECONDS,
@@ -14,7 +13,8 @@ from rates import (
     show_beside,
     show_cluster,
 )
-
+from benchmarks.support.bagua_0_9.environment import prepare
+from benchmarks.support.many_jobs import Load, measure
 from tests.autotune.store.postgresql import find_binaries
 
 PATIENCE = 5
@@ -29,7 +29,7 @@ def test_both_services_are_measured_while_they_tune(
         prepare()
     except RuntimeError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("rates.TUNED_SETTLING_SECONDS", 0.5)
+    monkeypatch.setattr("benchmarks.rates.TUNED_SETTLING_SECONDS", 0.5)
     condition = Condition(True, connections=2, seconds=3.0, pause_seconds=TUNED_PAUSE_SECONDS)
     for _ in range(PATIENCE):
         windows = list(measure_beside(condition, rounds=1))
@@ -47,8 +47,8 @@ def test_both_services_are_measured_while_they_tune(
 def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_binaries() is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr("many_jobs.EVERY_SECONDS", 0.5)
-    monkeypatch.setattr("many_jobs.SETTLING_SECONDS", 1.0)
+    monkeypatch.setattr("benchmarks.support.many_jobs.EVERY_SECONDS", 0.5)
+    monkeypatch.setattr("benchmarks.support.many_jobs.SETTLING_SECONDS", 1.0)
     for _ in range(PATIENCE):
         load = measure(jobs=4, replicas=2, seconds=4.0, is_warming_up=False)
         if load.trials_per_second:

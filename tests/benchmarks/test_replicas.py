@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from benchmarks import replicas
-from benchmarks.fault_injection import replicas as module
-from benchmarks.fault_injection.proxy import FaultyProxy
+from benchmarks.support.fault_injection import replicas as module
+from benchmarks.support.fault_injection.proxy import FaultyProxy
 from tests.autotune.store.postgresql import find_binaries
 
 

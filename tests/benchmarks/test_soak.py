@@ -9,7 +9,7 @@ import pytest
 from benchmarks import soak
 from benchmarks.soak import Sample, by_tenth, show
 
-FLAT = [Sample(float(i), i * 10, i, 200 * 2**20, 20, 30, 20 * 2**20) for i in range(1, 101)]
+FLAT = [Sample(float(i), i * 10, i, 200 * 2**20, 20, 30, 20 * 2**20, 0.1) for i in range(1, 101)]
 
 
 def test_jobs_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +23,7 @@ def test_jobs_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last.threads > 1
     assert last.files > 3
     assert last.database_bytes > 2**16
+    assert last.look_seconds > 0
 
 
 def test_the_highest_of_each_tenth_is_told() -> None:

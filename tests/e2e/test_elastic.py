@@ -14,11 +14,11 @@ import torch.distributed as dist
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import Store
 from bagua_autotune.views import Life, Overviews
-from benchmarks.elastic import NAME, Agent, newest
 from benchmarks.testbed import Host
 from benchmarks.testbed.processes import end
 from benchmarks.testbed.records import marked
 from tests.e2e.conftest import wait_until
+from tests.e2e.elastic_agent import NAME, Agent, newest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -1,7 +1,7 @@
 """Samples as bytes: pickled, with tensors of the CPU as NumPy arrays.
 
 Torch pickles a tensor as a file of its own inside the pickle. For small tensors that takes longer
-than all else (``benchmarks/cache.py`` has the times), and of a view it has the whole storage.
+than all else (docs/data.md has the times), and of a view it has the whole storage.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from benchmarks.garbage import TENSORS, Request, requests
+from benchmarks.support.garbage import TENSORS, Request, requests
 from tests.autotune.api.driving import settle
 from tests.autotune.support import registration
 

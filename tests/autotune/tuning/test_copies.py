@@ -16,7 +16,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
-from benchmarks.simulated_job import SimulatedJob
+from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_gone import run

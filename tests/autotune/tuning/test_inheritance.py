@@ -14,7 +14,7 @@ from bagua_autotune.store.tables import JobRow
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.tuner import Tuner
-from benchmarks.simulated_job import SimulatedJob
+from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_tuner import drive

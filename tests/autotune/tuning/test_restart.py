@@ -16,7 +16,7 @@ from bagua_autotune.tuning.restart import DEADLY
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
-from benchmarks.simulated_job import SimulatedJob
+from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, peaked
 from tests.autotune.tuning.jobs import GBIT, simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_gone import run

@@ -21,7 +21,7 @@ from bagua_autotune.tuning.rounds import (
     trial_steps,
 )
 from bagua_autotune.tuning.tuner import Tuner
-from benchmarks.simulated_job import SimulatedJob
+from benchmarks.support.simulated_job import SimulatedJob
 from tests.autotune.support import Clock, Ranks, make_spec
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned
 from tests.autotune.tuning.test_decision import BASELINE, make_job

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cells.arms import (
-    BAGUA_TUNED,
-    FULL,
-    ON_GPUS,
-    SOCKETS,
-    TUNED,
-    TUNED_ALLOWED,
-    ours,
-    socket_arms,
-    sweep_arms,
-)
-from cells.cell import Cell
-from cells.selection import run_off_arms
-from cells.spread import spread
-
 from bagua_client import Configuration
+from benchmarks.support.cells.arms import FULL, ON_GPUS, TUNED, TUNED_ALLOWED, ours, sweep_arms
+from benchmarks.support.cells.cell import Cell
+from benchmarks.support.cells.selection import run_off_arms
+from benchmarks.support.cells.spread import spread
 
 MIB = 1024 * 1024
 JITTER = (0.0, 0.002, -0.001, 0.001)
@@ -39,7 +28,6 @@ def made_up_cell(
     configuration: Configuration | None = None,
     run_off: Sequence[str] | None = None,
     allow: str = "",
-    sockets: Sequence[float] = (),
     **changes: Any,
 ) -> dict[str, Any]:
     """Every arm takes 1.0 s, computing alone 0.5 s, unless ``step_seconds`` says otherwise.
@@ -47,16 +35,12 @@ def made_up_cell(
     Args:
         run_off: the arms of stage 2, if others than the bench would choose.
         allow: what a second tuning might send with; none if empty.
-        sockets: seconds of the larger size of stock DDP with socket variables, in each job.
     """
     tuned = configuration or Configuration(5 * MIB, "leaders")
     effort = ON_GPUS if cell.device == "cuda" else FULL
     arms = [*sweep_arms(cell, effort), ours(TUNED, tuned.to_json())]
-    default, largest = (arm["name"] for arm in socket_arms(arms))
     if allow:
         arms.append(ours(TUNED_ALLOWED, Configuration(25 * MIB, wire_precision="bf16").to_json()))
-    if cell.bagua:
-        arms.append(ours(BAGUA_TUNED, Configuration(10 * MIB).to_json()))
     times = {arm["name"]: 1.0 for arm in arms} | {"compute": 0.5} | dict(step_seconds)
     sweep = {name: blocks(seconds, 3, 2) for name, seconds in times.items()}
     spreads = {name: spread(measured) for name, measured in sweep.items()}
@@ -75,15 +59,6 @@ def made_up_cell(
         "run_off": {"arms": {name: blocks(times[name], 6, 4) for name in chosen}},
         "tuning": tuning,
         "allowed": {**tuning, "tuning_steps": 160} if allow else None,
-        "sockets": {
-            "variables": SOCKETS,
-            "jobs": [
-                {"arms": {default: blocks(3.0, 2, 3), largest: blocks(s, 2, 3)}} for s in sockets
-            ],
-        }
-        if sockets
-        else None,
-        "bagua": {"tuning_steps": 640, "ended": True} if cell.bagua else None,
         "seconds": {"tune": 140.0, "sweep": 200.0, "run_off": 100.0, "total": 450.0},
         **changes,
     }

@@ -6,16 +6,15 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import gain
 import pytest
-from cells.arms import FULL, Effort
-from cells.cell import Cell
-from cells.run import CellError, job_timeout_seconds, run_cell
-from cells.selection import finalists
-from cells.spread import Spread, ratio, spread
 
+from benchmarks import gain
+from benchmarks.support.cells.arms import FULL, Effort
+from benchmarks.support.cells.cell import Cell
+from benchmarks.support.cells.run import CellError, job_timeout_seconds, run_cell
+from benchmarks.support.cells.selection import finalists
+from benchmarks.support.cells.spread import Spread, ratio, spread
 from tests.benchmarks.gain.made_up import GOOD, MIB, made_up_cell
 
 
@@ -23,9 +22,7 @@ def options(*argv: str) -> argparse.Namespace:
     return gain.arguments(argv)
 
 
-def write_made_up(
-    cell: Cell, effort: Effort, output: Path, loopback: bool = False, kept: Any = None
-) -> Path:
+def write_made_up(cell: Cell, effort: Effort, output: Path, loopback: bool = False) -> Path:
     if cell.model == "vgg16":
         raise CellError("tune.py ended with exit code 1")
     path = output / f"{cell.name}.json"
@@ -40,7 +37,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gain, "run_cell", write_made_up)
-    command = ["gain.py", "--networks", "1gbit", "--bagua", "--output", str(tmp_path)]
+    command = ["gain.py", "--networks", "1gbit", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as ended:
         gain.main()
@@ -60,8 +57,7 @@ def test_resuming_runs_only_what_is_not_done(
 ) -> None:
     ran = []
 
-    def run(cell: Cell, effort: Effort, output: Path, loopback: bool, kept: Any) -> Path:
-        assert kept is None
+    def run(cell: Cell, effort: Effort, output: Path, loopback: bool) -> Path:
         ran.append(cell.model)
         return write_made_up(cell, effort, output)
 
@@ -81,7 +77,7 @@ def test_a_cell_that_was_run_otherwise_is_not_done(tmp_path: Path) -> None:
     cell = CELLS[0]
     path = write_made_up(cell, FULL, tmp_path)
     assert gain.is_done(cell, FULL, tmp_path)
-    assert not gain.is_done(replace(cell, bagua=True), FULL, tmp_path)
+    assert not gain.is_done(replace(cell, gradient_bytes=1), FULL, tmp_path)
     assert not gain.is_done(cell, replace(FULL, sweep_rounds=5), tmp_path)
     result = json.loads(path.read_text())
     path.write_text(json.dumps({**result, "fallback": "no root"}))
@@ -112,7 +108,7 @@ def test_a_failed_cell_keeps_its_earlier_figures_out_of_this_run(
     monkeypatch.setattr(gain, "run_cell", write_made_up)
     monkeypatch.setattr(
         "sys.argv",
-        ["gain.py", "--networks", "1gbit", "--bagua", "--output", str(tmp_path)],
+        ["gain.py", "--networks", "1gbit", "--output", str(tmp_path)],
     )
     with pytest.raises(SystemExit):
         gain.main()
@@ -120,20 +116,6 @@ def test_a_failed_cell_keeps_its_earlier_figures_out_of_this_run(
     assert [cell["cell"]["model"] for cell in written["cells"]] == ["resnet50", "bert-base"]
     assert earlier.exists()
     assert "vgg16-1gbit-2x2" not in capsys.readouterr().out.partition("How many times")[2]
-
-
-def test_where_bagua_cannot_be_had_its_tuning_is_left_out_and_the_rest_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def prepare() -> None:
-        raise RuntimeError("no network")
-
-    monkeypatch.setattr(gain, "prepare", prepare)
-    monkeypatch.setattr(gain, "run_cell", write_made_up)
-    assert gain.run_all([replace(CELLS[0], bagua=True)], FULL, tmp_path, resume=False) == {}
-    assert "Bagua's own tuning is left out: no network" in capsys.readouterr().err
-    ((result, _),) = gain.measured_in(tmp_path)
-    assert result["cell"]["bagua"] is False
 
 
 def test_a_report_reads_every_cell_of_a_folder(
@@ -147,21 +129,9 @@ def test_a_report_reads_every_cell_of_a_folder(
     gain.summarise(given, gain.measured_in(tmp_path))
     printed = capsys.readouterr()
     assert "| resnet50-1gbit-2x2 | 500.2 ± " in printed.out
-    assert "no cell has a profile" in printed.out
     assert "odd.json: left out" in printed.err
     assert "broken.json: left out" in printed.err
     assert not (tmp_path / "gain.json").exists()
-
-
-def test_a_figure_that_cannot_be_drawn_does_not_lose_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_made_up(CELLS[0], FULL, tmp_path)
-    (tmp_path / "plots").write_text("a file where a folder is wanted")
-    given = options("--output", str(tmp_path), "--plots", str(tmp_path / "plots"))
-    with pytest.raises(OSError):
-        gain.summarise(given, gain.measured_in(tmp_path))
-    assert json.loads((tmp_path / "gain.json").read_text())["goals"]
 
 
 def test_a_smoke_cell_is_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,10 +152,9 @@ def test_a_job_has_more_time_where_its_steps_take_longer() -> None:
     assert job_timeout_seconds(larger) == pytest.approx(5 * usual[0])
 
 
-def test_by_default_there_are_12_cells_and_baguas_tuning_in_three() -> None:
+def test_by_default_there_are_12_cells() -> None:
     cells, effort = gain.chosen_cells(options())
     assert len({cell.name for cell in cells}) == 12
-    assert sum(cell.bagua for cell in cells) == 3
     assert len(effort.sizes_bytes) >= 8
     assert {1 * MIB, 5 * MIB, 10 * MIB, 25 * MIB} < {*effort.sizes_bytes}
 
@@ -204,7 +173,6 @@ def test_cells_are_repeated_under_names_of_their_own() -> None:
     [
         (["--models", "alexnet"], "no model alexnet"),
         (["--networks", "fast"], "fast"),
-        (["--models", "vgg16", "--bagua", "resnet50/1gbit"], "--bagua resnet50/1gbit"),
     ],
 )
 def test_what_there_is_not_is_refused_before_anything_runs(argv: list[str], what: str) -> None:
@@ -224,22 +192,6 @@ def test_the_run_off_measures_all_that_the_sweep_cannot_tell_from_the_fastest() 
         times[name] = Spread(1.1, 0.01, 0.99 if number == 0 else 1.05, 1.2, 6)
     clear = {name: Spread(2.0, 0.01, 1.9, 2.1, 6) for name in times if name not in found}
     assert set(finalists(arms, {**times, **clear}, FULL)) == set(found[:4])
-
-
-def test_tuning_again_keeps_what_was_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gain, "run_cell", write_made_up)
-    done = Cell("resnet50", "1gbit", bagua=True)
-    write_made_up(done, FULL, tmp_path)
-    found = {}
-
-    def run(cell: Cell, effort: Effort, output: Path, loopback: bool, kept: Any) -> Path:
-        found[cell.model] = kept and kept["sweep"]["arms"]
-        return write_made_up(cell, effort, output)
-
-    monkeypatch.setattr(gain, "run_cell", run)
-    gain.run_all([done, CELLS[2]], FULL, tmp_path, resume=False, retune=True)
-    assert found["resnet50"] == made_up_cell(done, GOOD)["sweep"]["arms"]
-    assert found["bert-base"] is None
 
 
 def test_noise_that_lasts_a_round_cancels_in_pairs() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bagua_client import Configuration
-from benchmarks.cells.arms import SMOKE, TUNED, ours, sweep_arms
-from benchmarks.cells.cell import Cell
+from benchmarks.support.cells.arms import SMOKE, TUNED, ours, sweep_arms
+from benchmarks.support.cells.cell import Cell
 from examples.launch import start, wait
 
-MEASURE = Path(__file__).resolve().parents[3] / "benchmarks" / "jobs" / "measure.py"
+MEASURE = Path(__file__).resolve().parents[3] / "benchmarks" / "support" / "jobs" / "measure.py"
 COMPUTE_SECONDS = 0.02
 OURS = {"bucket_bytes": 200_000, "channels": 2}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from benchmarks import models
-from benchmarks.workloads import computing
+from benchmarks.support import models
+from benchmarks.support.workloads import computing
 
 # Products in bfloat16 are slow on processors that have no instructions for them: at full size a
 # step takes minutes there.
@@ -40,9 +42,7 @@ def test_the_models_are_of_their_published_sizes() -> None:
             name: sum(p.numel() for p in kind().parameters())
             for name, (kind, _) in computing.MODELS.items()
         }
-    assert sizes["resnet50"] == sum(
-        map(torch.Size.numel, map(torch.Size, models.resnet50_shapes()))
-    )
+    assert sizes["resnet50"] == sum(map(math.prod, models.shapes("resnet50")))
     assert sizes["vgg16"] == 138_357_544  # Simonyan and Zisserman 2015, table 2: 138 million
     # With what only pre-training has: BERT-base alone has 109 million.
     assert 109e6 < sizes["bert-base"] < 112e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_simulator.workloads import CATALOG, architecture
-from benchmarks.workloads.scaling import scaled
+from benchmarks.support.workloads.scaling import scaled
 
 
 @pytest.mark.parametrize("gradient_bytes", [2_000_000, 20_000_000, 100_000_000])

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel
 from bagua_simulator.workload import Architecture, Layer
-from benchmarks.workloads import sleeping
-from benchmarks.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
+from benchmarks.support.workloads import sleeping
+from benchmarks.support.workloads.sleeping import SleepingModel, SleepingTraining, gradient_value
 from tests.ranks import RankPool
 
 # The first layer's "tied" is used again by the last one, which has no parameters of its own.

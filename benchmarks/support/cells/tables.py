@@ -1,0 +1,191 @@
+"""What the report says of the figures, as tables of words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bagua_client import Configuration
+
+from .arms import BAGUA_DEFAULT, COMPUTE, MIB, STOCK_DEFAULT, TUNED
+from .beside import Beside
+from .figures import Figures, SpeedUp
+from .goal import mean_speedup, with_interval
+from .goals import judged
+from .selection import STOCK_DEFAULT_BYTES
+from .spread import Spread
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows as long as the header; the title is a sentence without its end."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[list[str]]
+
+
+SPEEDUPS: dict[str, Callable[[Figures], SpeedUp]] = {
+    "stock DDP, 25 MiB (its default)": lambda cell: cell.over_stock,
+    "stock DDP, default scaled": lambda cell: cell.over_scaled_stock,
+    "stock DDP, best size": lambda cell: cell.over_best_stock,
+    "ours at 10 MiB (Bagua's default)": lambda cell: cell.over_bagua_default,
+    "ours, Bagua's default scaled": lambda cell: cell.over_scaled_bagua_default,
+}
+"""What the tuned job is compared with, in the words of the tables."""
+
+
+def means(cells: Sequence[Figures]) -> Table:
+    """Of every network and of all, over the cells that count."""
+    kept = [cell for cell in judged(cells)[0] if cell.cell.run == 1]
+    exposed = [cell for cell in kept if cell.is_exposed]
+    rows = []
+    for network in [*dict.fromkeys(cell.cell.network for cell in kept), "all"]:
+        here = [cell for cell in exposed if network in ("all", cell.cell.network)]
+        of = [cell for cell in kept if network in ("all", cell.cell.network)]
+        found = [
+            f"{mean_speedup(map(get, here)):.2f}" if here else "-" for get in SPEEDUPS.values()
+        ]
+        rows.append([network, f"{len(here)} of {len(of)}", *found])
+    title = (
+        "How many times as fast as these the tuned job is: geometric means over the cells where "
+        "communication is exposed"
+    )
+    return Table(title, ["network", "exposed cells", *SPEEDUPS], rows)
+
+
+def step_times(cells: Sequence[Figures]) -> Table:
+    """Of the run-off."""
+    rounds = cells[0].tuned_over_best.pairs
+    title = (
+        f"Milliseconds per step, median ± median absolute deviation of {rounds} rounds (run-off)"
+    )
+    header = ["cell", "computing alone", "stock default", "ours at 10 MiB", "best of the sweep",
+              "tuned", "tuned over best"]  # fmt: skip
+    rows = [
+        [
+            cell_name(cell),
+            _ms(cell.run_off[COMPUTE]),
+            _ms(cell.run_off[STOCK_DEFAULT]),
+            _ms(cell.run_off[BAGUA_DEFAULT]),
+            f"{_ms(cell.run_off[cell.best])}, {cell.best}",
+            _ms(cell.run_off[TUNED]),
+            with_interval(cell.tuned_over_best),
+        ]
+        for cell in cells
+    ]
+    return Table(title, header, rows)
+
+
+def speedups(cells: Sequence[Figures]) -> Table:
+    """Of every cell, over all that it is compared with."""
+    title = (
+        "How many times as fast the tuned job is: median of the ratios of paired blocks (95 % "
+        "bootstrap interval; what the run-off lacks comes from the sweep, with the range of its "
+        "rounds)"
+    )
+    rows = [[cell_name(c), *(_over(what, get(c)) for what, get in SPEEDUPS.items())] for c in cells]
+    return Table(title, ["cell", *SPEEDUPS], rows)
+
+
+def stock_sizes(cells: Sequence[Figures]) -> Table:
+    """Stock DDP of the sweep, beside the tuned job."""
+    names = [name for name in cells[0].sweep if name.startswith("stock")]
+    default = STOCK_DEFAULT_BYTES // MIB
+    sizes = sorted(names, key=lambda n: default if n == STOCK_DEFAULT else int(n.split()[1]))
+    title = "Stock DDP at other sizes, milliseconds per step in the sweep"
+    rows = [
+        [cell_name(cell), *(_ms(cell.sweep[size]) if size in cell.sweep else "-" for size in sizes),
+         _ms(cell.sweep[TUNED])]
+        for cell in cells
+    ]  # fmt: skip
+    header = [
+        f"{default} MiB (default)" if size == STOCK_DEFAULT else size.removeprefix("stock ")
+        for size in sizes
+    ]
+    return Table(title, ["cell", *header, "tuned"], rows)
+
+
+def choices(cells: Sequence[Figures]) -> Table:
+    """What the tuner chose, beside what the sweep says of the ways to reduce."""
+    title = "What the tuner left the job at, and the ways to reduce, each at its best size"
+    header = ["cell", "tuned to", "best flat", "best hierarchical", "hierarchical over flat",
+              "stage", "winner"]  # fmt: skip
+    rows = []
+    for cell in cells:
+        row = [cell_name(cell), str(Configuration.from_json(cell.configuration))]
+        choice = cell.choice
+        if choice is None:
+            rows.append([*row, *["-"] * 5])
+            continue
+        over = with_interval(choice.hierarchical_over_flat)
+        found = [choice.flat, choice.hierarchical, over, choice.stage, choice.winner or "neither"]
+        rows.append([*row, *found])
+    return Table(title, header, rows)
+
+
+def tunings(cells: Sequence[Figures]) -> Table:
+    """What they took, and Bagua's own beside them."""
+    title = (
+        "What the tunings took; the bill is the time lost to trials, in steps of the 25 MiB default"
+    )
+    header = ["cell", "trials", "steps", "first to last switch", "seconds", "bill in steps",
+              "bill in s"]  # fmt: skip
+    return Table(title, header, [_tuning_row(cell) for cell in cells])
+
+
+def _tuning_row(cell: Figures) -> list[str]:
+    tuning, stored = cell.tuning, cell.tuning["stored"]
+    result: dict[str, Any] = stored["result"] or {}
+    return [
+        cell_name(cell),
+        str(result.get("trials", len(stored["trials"]))),
+        f"{cell.tuning_steps}" if tuning["ended"] else f"over {cell.tuning_steps}",
+        str(cell.switch_steps),
+        f"{tuning['tuning_seconds']:.0f}",
+        f"{result['cost_steps']:.1f}" if result else "no result",
+        f"{result['cost_seconds']:.1f}" if result else "-",
+    ]
+
+
+def beside(cells: Sequence[Figures]) -> Table:
+    """16 bits on the wire, of the cells where that was measured."""
+    title = (
+        "Milliseconds per step of the tuned job where 16 bits on the wire are allowed, which "
+        "changes the numbers"
+    )
+    header = ["cell", "torch's bf16 hook", "16 bits allowed", "over stock default",
+              "over torch's bf16 hook", "tuned to", "steps"]  # fmt: skip
+    return Table(title, header, [_beside_row(cell) for cell in cells if cell.beside != Beside()])
+
+
+def _beside_row(cell: Figures) -> list[str]:
+    compressed, allowed = cell.beside.compressed, cell.beside.allowed
+    row = [cell_name(cell), "-" if compressed is None else _ms(compressed)]
+    if allowed is None:
+        return [*row, *["-"] * 5]
+    over = allowed.over_compressed
+    return [
+        *row,
+        _ms(allowed.step),
+        with_interval(allowed.over_stock),
+        "-" if over is None else with_interval(over),
+        str(Configuration.from_json(allowed.configuration)),
+        f"{'' if allowed.tuning['ended'] else 'over '}{allowed.tuning['tuning_steps']}",
+    ]
+
+
+def cell_name(cell: Figures) -> str:
+    """With what it lacks."""
+    return f"{cell.cell.name} (loopback)" if cell.fallback else cell.cell.name
+
+
+def _over(what: str, speedup: SpeedUp) -> str:
+    """With the arm, where the column does not say which."""
+    found = with_interval(speedup.found)
+    return found if "MiB" in what else f"{found}, {speedup.over}"
+
+
+def _ms(found: Spread) -> str:
+    return f"{1e3 * found.seconds:.1f} ± {1e3 * found.deviation_seconds:.1f}"

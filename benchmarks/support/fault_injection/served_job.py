@@ -1,0 +1,157 @@
+"""A simulated job whose rank 0 talks to a real service, through the client's own reporter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from bagua_autotune.model.job import Event as ToldEvent
+from bagua_autotune.model.job import Observation
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.profile import Profile as SimulatedProfile
+from bagua_client.agent.inbox import Event, RankTimes, Samples
+from bagua_client.agent.profiler import Recording
+from bagua_client.agent.reporter import Reporter
+from bagua_client.environment import Environment
+from bagua_client.service_client import BucketTiming, Profile
+from benchmarks.support.simulated_job import SWITCH_STEPS, SimulatedJob
+
+PAUSE_SECONDS = 0.002
+"""Of a step, that the reporter may come in between."""
+
+
+class Lines(logging.Handler):
+    """What the client said."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class ReportingTuner:
+    """What a simulated job says to its tuner goes to the reporter."""
+
+    def __init__(self, url: str, server_wait_seconds: float) -> None:
+        self._environment = Environment(url=url, server_wait_seconds=server_wait_seconds)
+        self.reporter: Reporter
+        self.longest_call_seconds = 0.0
+
+    def register(self, job_id: str, spec: Any) -> None:
+        self.reporter = Reporter(self._environment, spec.model_dump(mode="json"))
+
+    def observe(self, job_id: str, trial: int | None, steps: Sequence[Observation]) -> None:
+        first = steps[0].step
+        ranks = range(len(steps[0].values))
+        by_rank = [
+            RankTimes(
+                first,
+                [_known(step.values[rank]) for step in steps],
+                [_known(step.compute[rank]) for step in steps if step.compute],
+            )
+            for rank in ranks
+        ]
+        self._put(Samples(trial, by_rank))
+
+    def take_profile(self, job_id: str, trial: int, profile: SimulatedProfile) -> None:
+        self._put(_Recorded(trial, profile))
+
+    def take_event(self, job_id: str, event: ToldEvent) -> None:
+        self._put(Event(event.kind, event.trial, event.step or 0, event.message, event.seconds))
+
+    def command(self) -> dict[str, Any] | None:
+        text = self.reporter.take_command()
+        return None if text is None else dict(json.loads(text))
+
+    def _put(self, message: Samples | Recording | Event) -> None:
+        began = time.perf_counter()
+        self.reporter.put(message)
+        took = time.perf_counter() - began
+        self.longest_call_seconds = max(self.longest_call_seconds, took)
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
+class _Recorded(Recording):
+    """One that is known without a device."""
+
+    def __init__(self, trial: int, profile: SimulatedProfile) -> None:
+        order = range(len(profile.ready_seconds))
+        for name, value in (("trial", trial), ("order", order), ("_profile", profile)):
+            object.__setattr__(self, name, value)
+
+    def read(self) -> Profile:
+        profile: SimulatedProfile = getattr(self, "_profile")  # noqa: B009  (not a field)
+        return Profile(
+            self.trial,
+            profile.step,
+            profile.step_seconds,
+            profile.ready_seconds,
+            [BucketTiming(*vars(bucket).values()) for bucket in profile.buckets],
+        )
+
+
+@dataclass
+class ServedJob(SimulatedJob):
+    """Its ranks follow the reporter's commands."""
+
+    tuner: ReportingTuner  # type: ignore[assignment]
+    pause_seconds: float = PAUSE_SECONDS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._told: Mapping[str, Any] | None = None
+        self._after: list[Observation] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the ranks run what the tuning ended with, or what they were left with."""
+        is_left = self._told is not None and not self._told["watch"]
+        return self._watch is not None and (is_left or not self.tuner.reporter._is_tuning)
+
+    @property
+    def status(self) -> Any:
+        assert self._told is not None
+        trial = self._told["trial"]
+        return SimpleNamespace(
+            trial=None if trial is None else SimpleNamespace(index=trial),
+            configuration=Configuration(self._told["configuration"]),
+        )
+
+    def _run_step(self) -> None:
+        super()._run_step()
+        if self._watch is not None and self._switch_at is None:
+            self._follow()
+        time.sleep(self.pause_seconds)
+
+    def _report(self) -> None:
+        reported, self._reported = self._reported, []
+        if self._trial is not None and reported and self._switch_at is None:
+            self.tuner.observe(self.job_id, self._trial, reported)
+        self._follow()
+
+    def _follow(self) -> None:
+        command = self.tuner.command() if self._switch_at is None else None
+        if command is not None:
+            self._told = command
+            self._switch_at = self.step + SWITCH_STEPS
+
+    def _switch(self) -> None:
+        self._watch = None
+        super()._switch()
+
+    def _look(self, watch: Any, seconds: float) -> None:
+        self._after.append(Observation(self.step, (seconds,) * self.simulator.cluster.world_size))
+        if len(self._after) == SWITCH_STEPS:
+            self.tuner.observe(self.job_id, None, self._after)
+            self._after = []

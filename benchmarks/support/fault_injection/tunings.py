@@ -1,0 +1,154 @@
+"""Tunings of simulated jobs in processes of their own, and what must hold of how they end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from bagua_simulator import cases
+from benchmarks.support.harness import print_table
+from benchmarks.support.simulated_job import truth
+
+from .books import Books
+from .served_job import PAUSE_SECONDS, Lines, ReportingTuner, ServedJob
+
+MOST_SECONDS = 600.0
+LONGEST_CALL_SECONDS = 1.0
+"""Of the training thread to the reporter, on a machine whose cores others use, too."""
+SERVER_WAIT_SECONDS = 10.0
+TOLERANCE = 0.05
+# Of their memory the processes share what stands there before them.
+PRELOADED = ["bagua_client.agent.reporter", "bagua_simulator", "bagua_autotune.tuning.tuner"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One tuning; ``pause_seconds``: of each step, beside what it costs to simulate it."""
+
+    number: int
+    seed: int
+    url: str
+    pause_seconds: float = PAUSE_SECONDS
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a tuning ended.
+
+    Attributes:
+        lost_steps: that were not made, or waited for the service.
+        stuck_ranks: that had not ended when they should have long.
+        place: the configuration it ended at: "default", or "winner".
+        over_best: its true step time over the best one's, minus 1; None: real jobs have no truth.
+        reason: the last words of the client on it.
+        seconds: from its first step to its last.
+    """
+
+    number: int
+    problem: str
+    lost_steps: int
+    stuck_ranks: int
+    place: str
+    over_best: float | None
+    reason: str
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        is_good = self.over_best is None or self.over_best <= TOLERANCE
+        has_reason = self.place == "default" and bool(self.reason)
+        return not self.lost_steps and not self.stuck_ranks and (is_good or has_reason)
+
+
+def run(settings: Sequence[Setting], at_once: int) -> Iterator[Ended]:
+    """Simulated jobs beside one another. They begin at once; their ends come in the given order."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    processes = ProcessPoolExecutor(at_once, mp_context=context)
+    found = processes.map(tune, settings)
+
+    def ends() -> Iterator[Ended]:
+        with processes:
+            yield from found
+
+    return ends()
+
+
+def tune(setting: Setting) -> Ended:
+    """A simulated job; in a process of its own."""
+    lines = Lines()
+    logging.getLogger("bagua_client").addHandler(lines)
+    logging.getLogger("bagua_client").setLevel(logging.INFO)
+    named = [each for each in cases() if each.simulator.cluster.nodes == 4]
+    problem = named[setting.number % len(named)]
+    began = time.monotonic()
+    seed = 1000 * setting.seed + setting.number
+    tuner = ReportingTuner(setting.url, SERVER_WAIT_SECONDS)
+    job = ServedJob(
+        *(tuner, problem.simulator, "job", seed),
+        fingerprint=str(seed),
+        pause_seconds=setting.pause_seconds,
+    )
+    while not job.is_finished and time.monotonic() - began < MOST_SECONDS:
+        job.run(1)
+    seconds = time.monotonic() - began
+    tuner.reporter.close(5.0)
+    logging.getLogger("bagua_client").removeHandler(lines)
+    best = min(truth(problem.simulator).values())
+    return Ended(
+        number=setting.number,
+        problem=problem.name,
+        lost_steps=int(tuner.longest_call_seconds > LONGEST_CALL_SECONDS),
+        stuck_ranks=0 if job.is_finished else problem.simulator.cluster.world_size,
+        place="default" if job.configuration == job.baseline else "winner",
+        over_best=job.true_seconds(job.configuration) / best - 1,
+        reason=last_words(lines.lines),
+        seconds=seconds,
+    )
+
+
+def last_words(lines: Sequence[str]) -> str:
+    told = [line for line in lines if " over the " in line or "is off" in line or "kept" in line]
+    return (told or lines or [""])[-1].partition("autotune")[2].lstrip(": ")
+
+
+def show(ended: Sequence[Ended], books: Books, others: Mapping[str, int]) -> bool:
+    """Print what became of each and of all; whether all is right.
+
+    Args:
+        others: further figures.
+    """
+    rows = [
+        (
+            str(each.number),
+            each.problem,
+            f"{each.seconds:.0f}",
+            each.place,
+            "" if each.over_best is None else f"{each.over_best:.1%}",
+            "" if each.is_right else "WRONG",
+            each.reason[:90],
+        )
+        for each in ended
+    ]
+    print_table(("tuning", "problem", "s", "ended at", "over best", "", "last words"), rows)
+    within = sum(each.over_best is not None and each.over_best <= TOLERANCE for each in ended)
+    figures = {
+        "tunings": len(ended),
+        "steps lost": sum(each.lost_steps for each in ended),
+        "ranks stuck": sum(each.stuck_ranks for each in ended),
+        f"simulated, within {TOLERANCE:.0%} of the best": within,
+        "of the others not at the default with a reason": sum(not e.is_right for e in ended),
+        "acknowledged reports": books.acknowledged,
+        "acknowledged and lost": len(books.lost),
+        "damage to the store": len(books.damage),
+        **others,
+    }
+    print_table(("figure", ""), [(name, str(value)) for name, value in figures.items()])
+    for line in itertools.islice([*books.lost, *books.damage], 20):
+        print(line)
+    return all(each.is_right for each in ended) and not books.lost and not books.damage

@@ -1,0 +1,202 @@
+"""A rank of a job that measures step times under several wrappers and configurations, in turns.
+
+    torchrun --nproc-per-node 2 benchmarks/support/jobs/measure.py SPEC OUT
+
+SPEC is a JSON file: a workload (see ``benchmarks/support/workloads``) and
+
+    {"arms": [{"name": "default", "kind": "stock", "bucket_mib": null},
+              {"name": "flat", "kind": "ours", "configuration": {"bucket_bytes": 10485760}},
+              {"name": "compute", "kind": "compute"}],
+     "rounds": 3, "steps": 3, "warmup_steps": 1}
+
+In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
+OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
+
+    {"run_off": {"rounds": 6, "steps": 4, "cell": {...}, "effort": {...}}}
+
+in SPEC too, the arms that ``benchmarks/support/cells`` then chooses for the cell are measured once
+more, and OUT is ``{"sweep": ..., "run_off": ...}``. With
+``"groups": [["flat", "default"], ["compute"]]`` in the place of cell and effort it is the fastest
+of each group.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as Stock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
+from benchmarks.support.cells.arms import Effort
+from benchmarks.support.cells.cell import Cell
+from benchmarks.support.cells.selection import run_off_arms
+from benchmarks.support.cells.spread import spread
+from benchmarks.support.jobs.rank import TimedSteps, gradients, run, sent_bytes
+from benchmarks.support.recut import hooked, recut
+from benchmarks.support.workloads import training
+from benchmarks.support.workloads.training import Training
+
+# Torch cuts its buckets anew after the first step.
+SETTLING_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is measured under one name: a step, and what brings it about before each block."""
+
+    step: Callable[[], None]
+    prepare: Callable[[], object] = lambda: None
+
+
+def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
+    """By name. Torch's wrapper has its buckets for life, one of ours serves all configurations; it
+    is as in a tuned job, where all buckets travel by our hook."""
+    arms: dict[str, Arm] = {}
+    ours: DistributedDataParallel | None = None
+    for spec in specs:
+        if spec["kind"] == "compute":
+            arms[spec["name"]] = Arm(workload.stepper(workload.model()))
+        elif spec["kind"] == "stock":
+            # Torch begins with a bucket of 1 MiB only if no size is given.
+            size = {} if spec["bucket_mib"] is None else {"bucket_cap_mb": spec["bucket_mib"]}
+            arms[spec["name"]] = Arm(_settled(workload, Stock(workload.model(), **size)))
+        elif spec["kind"] == "compressed":
+            compressed = Stock(workload.model())
+            on_gloo = dist.get_backend() == dist.Backend.GLOO
+            # Torch reads annotations, which are texts here.
+            over_gloo = lambda _, bucket: bf16_over_gloo(bucket)  # noqa: E731
+            compressed.register_comm_hook(None, over_gloo if on_gloo else bf16_compress_hook)
+            arms[spec["name"]] = Arm(_settled(workload, compressed))
+        elif spec["kind"] == "powersgd":
+            # Its callbacks start collectives from gloo's threads, where two buckets change places.
+            on_gloo = dist.get_backend() == dist.Backend.GLOO
+            low_rank = Stock(workload.model(), bucket_cap_mb=10_000 if on_gloo else None)
+            low_rank.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+            arms[spec["name"]] = Arm(_settled(workload, low_rank))
+        elif spec["kind"] == "qadam":
+            arms[spec["name"]] = Arm(_with_qadam(workload, spec["configuration"]))
+        elif spec["kind"] == "ours":
+            if ours is None:
+                ours = DistributedDataParallel(workload.model())
+                hooked(ours)
+                step = _settled(workload, ours)
+            configuration = Configuration.from_json(spec["configuration"])
+            arms[spec["name"]] = Arm(step, partial(recut, ours, configuration, step))
+        else:
+            raise ValueError(f"arm {spec['name']}: there is no kind {spec['kind']}")
+    return arms
+
+
+def bf16_over_gloo(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Torch's ``bf16_compress_hook``, which it refuses to register over gloo."""
+    wire = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
+    work = dist.all_reduce(wire, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+def _with_qadam(workload: Training, values: Mapping[str, Any]) -> Callable[[], None]:
+    """With an optimizer of its own, whose warm-up is over."""
+    model = workload.model()
+    optimizer = QAdamOptimizer(model.parameters(), warmup_steps=1)
+    wrapped = DistributedDataParallel(model, algorithm=QAdamAlgorithm(optimizer))
+    forth_and_back = workload.stepper(wrapped)
+
+    def step() -> None:
+        forth_and_back()
+        optimizer.step()
+
+    step()
+    recut(wrapped, Configuration.from_json(values), step)
+    return step
+
+
+def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
+    step = workload.stepper(wrapped)
+    for _ in range(SETTLING_STEPS):
+        step()
+    return step
+
+
+def block(
+    arm: Arm, steps: int, warmup_steps: int, device: torch.device
+) -> tuple[list[float], float]:
+    """Seconds of each step but the first ``warmup_steps``, on the slowest rank; and the bytes that
+    a host sends in one."""
+    arm.prepare()
+    dist.barrier(device_ids=None if device.index is None else [device.index])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    sent = sent_bytes()
+    # Also where some were made already: in the first one a GPU waits for its host.
+    for _ in range(warmup_steps):
+        arm.step()
+    timed = TimedSteps(arm.step, device)
+    for _ in range(steps):
+        timed()
+    return timed.seconds(), (sent_bytes() - sent) / (warmup_steps + steps)
+
+
+def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """What OUT says."""
+    began = time.monotonic()
+    workload = training(spec, dist.get_rank(), device)
+    arms = build(spec["arms"], workload)
+    sizes = gradients(workload.model())
+    gc.collect()
+    gc.freeze()
+
+    def stage(chosen: Mapping[str, Arm], rounds: int, steps: int) -> dict[str, Any]:
+        nonlocal began
+        times: dict[str, list[list[float]]] = {name: [] for name in chosen}
+        sent: dict[str, list[float]] = {name: [] for name in chosen}
+        for number in range(rounds):
+            order = list(chosen)
+            random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
+            for name in order:
+                seconds, bytes_ = block(chosen[name], steps, spec["warmup_steps"], device)
+                times[name].append(seconds)
+                sent[name].append(bytes_)
+        found = {"arms": times, "sent_bytes": sent, **sizes, "seconds": time.monotonic() - began}
+        began = time.monotonic()
+        return found
+
+    sweep = stage(arms, spec["rounds"], spec["steps"])
+    if "run_off" not in spec:
+        return sweep
+    again, times = spec["run_off"], {name: spread(of) for name, of in sweep["arms"].items()}
+    # All ranks know the same times, and choose the same.
+    if "groups" in again:
+        names = [min(group, key=lambda name: times[name].seconds) for group in again["groups"]]
+        chosen = {name: arms[name] for name in names}
+        return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
+    cell, effort = Cell.from_json(again["cell"]), Effort(**again["effort"])
+    names = [arm["name"] for arm in run_off_arms(spec["arms"], times, cell, effort)]
+    chosen = {name: arms[name] for name in names}
+    return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
+
+
+def main() -> None:
+    os.environ.pop("BAGUA_AUTOTUNE", None)  # else the client would tune, too
+    run(__doc__, measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A rank of a job that is tuned live, from its first step until the tuning ends.
+
+    BAGUA_AUTOTUNE=1 torchrun --nproc-per-node 2 benchmarks/support/jobs/tune.py SPEC OUT
+
+SPEC is a JSON file: a workload (see ``benchmarks/support/workloads``) and
+``{"most_steps": 400, "after_steps": 10}``, and ``"tells_loss": true`` if the job is to say that its
+loss stays as it is. Rank 0 writes OUT: the configuration that the job is left at, what the tuning
+took, and the seconds of every step on the slowest rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from bagua_client import DistributedDataParallel
+from benchmarks.support.jobs.rank import TimedSteps, gradients, run
+from benchmarks.support.workloads import training
+
+
+class Lines(logging.Handler):
+    """Keeps what the client says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def tune(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """What OUT says, but for the log.
+
+    Raises:
+        RuntimeError: the job is not tuned at all.
+    """
+    workload = training(spec, dist.get_rank(), device)
+    wrapped = DistributedDataParallel(workload.model())
+    if not wrapped.is_tuning:
+        raise RuntimeError("the job is not tuned; set BAGUA_AUTOTUNE=1 and start several ranks")
+    steps = TimedSteps(workload.stepper(wrapped), device)
+    current = wrapped.configuration
+    # By the first step that ran under it.
+    configurations = {0: current}
+
+    def step() -> None:
+        nonlocal current
+        steps()
+        if spec.get("tells_loss"):  # One that stays as it is: what is asked here is the speed.
+            wrapped.report_loss(1.0)
+        # Agreed on at the end of a step, in force from the next one on.
+        if wrapped.configuration != current:
+            current = configurations[len(steps)] = wrapped.configuration
+
+    while wrapped.is_tuning and len(steps) < spec["most_steps"]:
+        step()
+    ended, tuning_steps = not wrapped.is_tuning, len(steps)
+    # The configuration to keep comes into force in the step after.
+    for _ in range(max(1, spec["after_steps"])):
+        step()
+    seconds = steps.seconds()
+    return {
+        "configuration": wrapped.configuration.to_json(),
+        "ended": ended,
+        "steps": len(seconds),
+        "tuning_steps": tuning_steps,
+        "tuning_seconds": sum(seconds[:tuning_steps]),
+        "step_seconds": seconds,
+        **gradients(wrapped),
+        "first_tuning_step": next((step for step in configurations if step), None),
+        "configurations": [[step, used.to_json()] for step, used in configurations.items()],
+    }
+
+
+def main() -> None:
+    heard = Lines()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("bagua_client").addHandler(heard)
+    run(__doc__, lambda spec, device: {**tune(spec, device), "log": heard.lines})
+
+
+if __name__ == "__main__":
+    main()

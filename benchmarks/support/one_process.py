@@ -1,0 +1,99 @@
+"""How many reports one process of the service takes, on each database."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from statistics import median, quantiles
+
+import psutil
+
+from benchmarks.support.load import Connection, results, working
+from benchmarks.support.serving import RANKS, register, serving
+from tests.autotune.store.postgresql import find_binaries, running_cluster
+
+JOBS = 400
+CONNECTIONS = 16
+WARMUP_SECONDS = 86_400
+GOALS = {"sqlite": 1200.0, "postgresql": 500.0}
+"""Reports a second."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one process of the service; latencies, and its CPU time of a report, in milliseconds."""
+
+    database: str
+    reports_per_second: float
+    cpu_ms: float
+    median_ms: float
+    p99_ms: float
+
+    @property
+    def goal(self) -> float:
+        return GOALS[self.database.partition("+")[0]]
+
+
+def measure_rates(seconds: float) -> list[Rate]:
+    """On each database that there is; nothing is decided meanwhile."""
+    with databases() as urls:
+        return [measure_rate(url, seconds) for url in urls]
+
+
+def measure_rate(url: str, seconds: float) -> Rate:
+    """On an empty database."""
+    job_ids = [f"job-{number:03}" for number in range(JOBS)]
+    register(url, job_ids, WARMUP_SECONDS)
+    shares = [job_ids[place::CONNECTIONS] for place in range(CONNECTIONS)]
+    with serving(url) as service:
+        process = psutil.Process(service.pid)
+        before = process.cpu_times()
+        with working(partial(_report, service.port, seconds), shares) as futures:
+            latencies = [1e3 * latency for found in results(futures) for latency in found]
+        after = process.cpu_times()
+    cpu_seconds = after.user + after.system - before.user - before.system
+    count, high = len(latencies), quantiles(latencies, n=100)[98]
+    backend = url.partition(":")[0]
+    return Rate(backend, count / seconds, 1e3 * cpu_seconds / count, median(latencies), high)
+
+
+def _report(port: int, seconds: float, job_ids: Sequence[str]) -> list[float]:
+    """One step of each of the jobs after the other, until the time is over; the latencies."""
+    connection, latencies = Connection(port), []
+    end, step = time.perf_counter() + seconds, 0
+    while True:
+        step += 1
+        content = _content(step)
+        for job_id in job_ids:
+            if (began := time.perf_counter()) >= end:
+                return latencies
+            connection.post(f"/api/v2/jobs/{job_id}/observations", content)
+            latencies.append(time.perf_counter() - began)
+
+
+def _content(step: int) -> bytes:
+    """Steps take turns in being long: the job never seems warm, and no trial ends."""
+    seconds, computing = [1e-3 * (1 + step % 2)] * RANKS, [5e-4] * RANKS
+    told = {"step": step, "seconds": seconds, "compute_seconds": computing}
+    return json.dumps({"trial": 0, "steps": [told]}).encode()
+
+
+@contextmanager
+def databases() -> Iterator[list[str]]:
+    """An empty SQLite file, and an empty PostgreSQL where one is installed; by psycopg, too, where
+    that is."""
+    with tempfile.TemporaryDirectory() as folder:
+        urls = [f"sqlite:///{folder}/autotune.db"]
+        binaries = find_binaries()
+        if binaries is None:
+            yield urls
+            return
+        with running_cluster(binaries) as url:
+            drivers = [driver for driver in ("pg8000", "psycopg") if find_spec(driver)]
+            yield [*urls, *(url.replace("+pg8000", f"+{driver}") for driver in drivers)]

@@ -1,0 +1,1 @@
+"""What search.py compares: engines, on the landscapes of simulated jobs."""

@@ -1,0 +1,34 @@
+"""What the jobs of the benchmarks train: models that sleep, and on GPUs real ones.
+
+A workload is named in a job's specification:
+
+    {"workload": "resnet50", "gradient_bytes": 20000000, "compute_seconds": 0.3, "seed": 0}
+
+On the CPU a published model sleeps instead of computing, but its gradients are real. With
+``"device": "cuda"`` it computes, at its full size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .training import Training
+
+
+def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Training:
+    """The training that ``spec`` names, on this rank.
+
+    Raises:
+        ValueError: there is no such workload on the device.
+    """
+    name = spec["workload"]
+    if device.type == "cuda":
+        from .computing import ComputingTraining
+
+        return ComputingTraining(name, device)
+    from .sleeping import SleepingTraining
+
+    return SleepingTraining(name, spec["gradient_bytes"], spec["compute_seconds"], rank)
