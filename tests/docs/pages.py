@@ -10,8 +10,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-MARKDOWN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [*(page for page in MARKDOWN if page.name != "CHANGELOG.md"), *EXAMPLES]
+PUBLISHED = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKDOWN = [
+    *PUBLISHED,
+    *(page for page in sorted(ROOT.glob("*.md")) if page not in PUBLISHED),
+    *sorted((ROOT / "changes").glob("*.md")),
+]
+PAGES = [*PUBLISHED, *EXAMPLES]
 SHELLS = ("sh", "bash", "shell", "console")
 PROGRAMS = (
     "accelerate", "bagua-autotune", "bagua-run", "docker", "helm", "kubectl", "make", "pip",

@@ -35,7 +35,7 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
     ("docs/launching.md", "class Tuned(transformers", "import transformers"),
     ("docs/launching.md", "class Tuned(lightning", "import lightning"),
     (
-        "docs/training.md",
+        "docs/settings.md",
         "with model.unmeasured():",
         "model = bagua_client.DistributedDataParallel(model); validate = lambda model: None",
     ),
