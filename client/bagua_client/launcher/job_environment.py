@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from bagua_client.compat.names import AS_BAGUA, installed_bagua
 from bagua_client.startup import REPLACES_VARIABLE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 STARTUP = str(_PACKAGE / "startup")
+AS_BAGUA = str(_PACKAGE / "compat" / "as_bagua")
+"""The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours."""
 
 
 def inherited(variables: Mapping[str, str] = os.environ, as_bagua: bool = False) -> dict[str, str]:
@@ -51,10 +53,17 @@ def obstacle() -> str:
 
 def notice() -> str:
     """What to tell who runs a script as Bagua's beside Bagua itself; empty: it is not there."""
-    place = installed_bagua()
+    place = _installed_bagua()
     if place is None:
         return ""
     return (
         f"Bagua itself is installed ({place}); this job uses bagua_client in its place, and "
         "nothing of it is changed"
     )
+
+
+def _installed_bagua() -> str | None:
+    """Where ``import bagua`` would find Bagua itself; None: it is not installed."""
+    places = [place for place in sys.path if os.path.abspath(place) != AS_BAGUA]
+    spec = PathFinder.find_spec("bagua", places)
+    return spec.origin if spec is not None and spec.has_location else None
