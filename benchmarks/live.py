@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("bagua_client.agent").setLevel(logging.INFO)
+    for told in ("agent", "reporter"):
+        logging.getLogger(f"bagua_client.{told}").setLevel(logging.INFO)
     on_gpu = options.device == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

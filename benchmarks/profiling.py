@@ -23,10 +23,10 @@ from recut import hooked, recut
 from stepping import REAL, WARM_UP_STEPS
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent.clock import CudaClock
-from bagua_client.agent.profiler import Recording
-from bagua_client.reducer.timeline import Timeline
+from bagua_client.measuring.clock import CudaClock
+from bagua_client.measuring.profiler import Recording
 from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.tunable.timeline import Timeline
 
 MIB = 1024 * 1024
 

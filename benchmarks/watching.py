@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.measurement import Measurement
 from bagua_client.integrations.distributed_data_parallel import _tunable_of
+from bagua_client.measuring.rank_measurement import RankMeasurement
 
 ROUNDS, STEPS = 400, 3
 REPORTED_STEPS = 24
@@ -45,7 +45,7 @@ class Training:
         """As an agent does, but for its reports."""
         tunable = _tunable_of(self.model)
         tunable.attach()
-        measurement = Measurement(tunable, [], records=False)
+        measurement = RankMeasurement(tunable, [], records=False)
 
         def reduced() -> None:
             measurement.tick()

@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent.clock import Clock
+from bagua_client.measuring.clock import Clock
 
 GIB = 1024**3
 STATUS_OK = 200

@@ -16,11 +16,11 @@ from bagua_autotune.model.job import Event as ToldEvent
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile as SimulatedProfile
-from bagua_client.agent.inbox import Event, RankTimes, Samples
-from bagua_client.agent.profiler import Recording
-from bagua_client.agent.reporter import Reporter
 from bagua_client.environment import Environment
-from bagua_client.service_client import BucketTiming, Profile
+from bagua_client.measuring.profiler import Recording
+from bagua_client.profile import BucketTiming, Profile
+from bagua_client.reporter.inbox import Event, RankTimes, Samples
+from bagua_client.reporter.reporter import Reporter
 
 PAUSE_SECONDS = 0.002
 """Of a step, that the reporter may come in between."""

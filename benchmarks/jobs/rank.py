@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.clock import clock_for
+from bagua_client.measuring.clock import clock_for
 from benchmarks.workloads.training import gradient_sizes
 
 LAST_OPERATION_SECONDS = 0.2

@@ -1,6 +1,6 @@
 """The agent: measures steps, reports them and switches all ranks to what the service proposes."""
 
-from bagua_client.agent.admission import hook_came, start_agent, why_not_admitted
+from bagua_client.agent.admission import start_agent, tell_left_alone, why_not_admitted
 from bagua_client.agent.agent import Agent, State
 
-__all__ = ["Agent", "State", "hook_came", "start_agent", "why_not_admitted"]
+__all__ = ["Agent", "State", "start_agent", "tell_left_alone", "why_not_admitted"]
