@@ -41,8 +41,8 @@ from sqlalchemy import create_engine
 
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.upkeep import DAY_SECONDS
-from bagua_client.service_client import JobState, ServiceClient, StepTimes
-from bagua_client.transport import JobUnknown, ServiceUnavailable
+from bagua_client.service.client import JobState, ServiceClient, StepTimes
+from bagua_client.service.transport import JobUnknown, ServiceUnavailable
 from tests.autotune.server import ServeProcess
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 

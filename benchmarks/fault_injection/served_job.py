@@ -118,7 +118,9 @@ class ServedJob(SimulatedJob):
     def is_finished(self) -> bool:
         """Whether the ranks run what the tuning ended with, or what they were left with."""
         is_left = self._told is not None and not self._told["watch"]
-        return self._watch is not None and (is_left or not self.tuner.reporter._is_tuning)
+        return self._watch is not None and (
+            is_left or not self.tuner.reporter._conversation.is_tuning
+        )
 
     @property
     def status(self) -> Any:

@@ -24,7 +24,7 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.reporter.handover import Handover
+from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.tunable.tunable import Tunable
 

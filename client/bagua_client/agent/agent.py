@@ -1,4 +1,4 @@
-"""The training thread's part of the agent: it runs at the end of each step, on every rank.
+"""The agent runs on the training thread of every rank, at the end of each step.
 
 The ranks talk over a control group of their own, in messages that start at the end of one step
 and are read at the end of the next, by when they have arrived. A switch takes two of them:
@@ -50,9 +50,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter.handover import Handover
-from bagua_client.reporter.inbox import Event, Samples
-from bagua_client.reporter.reporter import Reporter
+from bagua_client.reporter import Event, Handover, Reporter, Samples
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bagua_client.agent.loss_guard import Losses
 from bagua_client.measuring.clock import StepTime
-from bagua_client.reporter.inbox import RankTimes
+from bagua_client.reporter import RankTimes
 from bagua_client.tuning import State
 
 FORMAT = 7

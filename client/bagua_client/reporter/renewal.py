@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from bagua_client.service_client import Progress, StepTimes
+from bagua_client.service.client import Progress, StepTimes
 
 RENEWAL_SECONDS = 45.0
 """The page warns of a minute's silence; after five minutes the service takes the job for lost."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from bagua_client.reporter.inbox import Samples
-from bagua_client.service_client import StepTimes
+from bagua_client.service.client import StepTimes
 
 MOST_WAITING_VALUES = 2**18
 FEWEST_WAITING_STEPS = 64

@@ -28,7 +28,7 @@ from bagua_client.environment import Environment
 from bagua_client.measuring import rank_measurement
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.reporter.reporter import Reporter
-from bagua_client.service_client import JobState
+from bagua_client.service.client import JobState
 from tests.client.agent.scripted_service import RESULT, ScriptedService
 from tests.ranks import RankPool
 

@@ -70,7 +70,7 @@ def _train(url: str, kind: str, errors: str, ready: int) -> None:
     """As a main program would: returns, or leaves by an exception."""
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     reporter = Reporter(Environment(url=url), DESCRIPTION)
-    while not reporter._connection.url:
+    while not reporter._conversation._connection.url:
         time.sleep(0.01)
     reporter.put(Event("drift", None, 1, "in the middle of a request"))
     os.write(ready, b".")

@@ -6,7 +6,6 @@ import pytest
 
 from bagua_autotune.model.job import LEASE_SECONDS
 from bagua_client.environment import Environment
-from bagua_client.reporter.circuit import LATE_PAUSE_SECONDS
 from bagua_client.reporter.renewal import (
     PROGRESS_SECONDS,
     RENEWAL_SECONDS,
@@ -14,8 +13,9 @@ from bagua_client.reporter.renewal import (
     Renewal,
 )
 from bagua_client.reporter.reporter import Reporter
-from bagua_client.service_client import Progress, StepTimes
-from bagua_client.transport import WHOLE_SECONDS
+from bagua_client.service.circuit import LATE_PAUSE_SECONDS
+from bagua_client.service.client import Progress, StepTimes
+from bagua_client.service.transport import WHOLE_SECONDS
 from tests.client.agent.scripted_service import ScriptedService
 from tests.client.reporter.test_reporter import DESCRIPTION, SMALL, tell, tuned, wait_for
 

@@ -16,10 +16,11 @@ from bagua_client.environment import Environment
 from bagua_client.measuring.clock import CpuClock
 from bagua_client.measuring.profiler import Recording
 from bagua_client.measuring.rank_measurement import StepCount
-from bagua_client.reporter.connection import REGISTRATIONS
+from bagua_client.reporter.conversation import MOST_REFUSALS
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
 from bagua_client.reporter.inbox import LARGEST_INBOX, Event, RankTimes, Samples
-from bagua_client.reporter.reporter import MOST_REFUSALS, Reporter
+from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.connection import REGISTRATIONS
 from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 
@@ -276,7 +277,7 @@ def test_where_no_service_took_the_job_its_end_does_not_say_that_anything_is_kep
     caplog.set_level(logging.INFO, "bagua_client")
     with ScriptedService([[SMALL]], refuses={"PUT": 401}) as service:
         reporter = Reporter(Environment(url=url or service.url), DESCRIPTION)
-        wait_for(lambda: reporter._connection._trouble)
+        wait_for(lambda: reporter._conversation._connection._trouble)
         reporter.close(60.0)
     (said,) = [line for line in caplog.messages if "the training ended" in line]
     assert "are kept" not in said
@@ -434,7 +435,7 @@ def test_a_fork_of_the_training_uses_nothing_of_the_reporter(start: Start) -> No
     """Whatever lock the reporter's thread held when a DataLoader forked, nobody opens it there."""
     with ScriptedService([[SMALL]]) as service:
         reporter = start(service)
-        wait_for(lambda: reporter._commanded == 0)
+        wait_for(lambda: reporter._conversation._commanded == 0)
         with reporter._inbox._changed, reporter._command_lock:
             child = os.fork()
             if child == 0:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bagua_client.reporter import step_table
 from bagua_client.reporter.inbox import RankTimes, Samples
 from bagua_client.reporter.step_table import FEWEST_WAITING_STEPS, StepTable
-from bagua_client.service_client import StepTimes
+from bagua_client.service.client import StepTimes
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=20))

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from bagua_client.service_client import JobState, StepTimes
-from bagua_client.transport import ServiceRefused
+from bagua_client.service.client import JobState, StepTimes
+from bagua_client.service.transport import ServiceRefused
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from bagua_client.profile import Profile
-from bagua_client.transport import ServiceUnavailable, Transport
+from bagua_client.service.transport import ServiceUnavailable, Transport
 
 UNFINISHED = ("tuning", "confirming")
 """States of a job that has a next trial, even if the service is still choosing it."""
@@ -114,8 +114,8 @@ class ServiceClient:
     """One job at one service.
 
     All methods except :meth:`copy` and :meth:`bring` return the job's state. All raise the errors
-    of :meth:`bagua_client.transport.Transport.send`; JobUnknown means that the job is not (or no
-    longer) registered, or that the service has no such request.
+    of :meth:`bagua_client.service.transport.Transport.send`; JobUnknown means that the job is not
+    (or no longer) registered, or that the service has no such request.
     """
 
     def __init__(self, url: str, job_id: str, token: str | None = None) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.service_client import JobState, ServiceClient
-from bagua_client.transport import ServiceUnavailable
+from bagua_client.service.client import JobState, ServiceClient
+from bagua_client.service.transport import ServiceUnavailable
 
 STATE: dict[str, Any] = {
     "trial": {"index": 3, "purpose": "search", "state": "proposed", "configuration": {}},

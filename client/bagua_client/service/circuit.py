@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from bagua_client.transport import ServiceDenied, ServiceUnavailable
+from bagua_client.service.transport import ServiceDenied, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bagua_client.communication.topology import host_name
-from bagua_client.reporter.sidecar import START_SECONDS, Sidecar
+from bagua_client.service.sidecar import START_SECONDS, Sidecar
 from bagua_client.torch_private import groups as torch_groups
 
 logger = logging.getLogger(__name__)

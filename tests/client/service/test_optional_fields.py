@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from bagua_client.reporter.optional_fields import OptionalFields
-from bagua_client.service_client import JobState, StepTimes
-from bagua_client.transport import ServiceRefused
+from bagua_client.service.client import JobState, StepTimes
+from bagua_client.service.optional_fields import OptionalFields
+from bagua_client.service.transport import ServiceRefused
 
 MOST_REFUSALS = 3
 STATE = JobState(0, {}, 0, 60, None, None)

@@ -10,12 +10,11 @@ from typing import Any
 
 from bagua_client.announcement import announce
 from bagua_client.environment import Environment
-from bagua_client.reporter.circuit import Circuit
-from bagua_client.reporter.handover import is_of
-from bagua_client.reporter.job_service import JobService, job_service
-from bagua_client.reporter.sidecar import SidecarError
-from bagua_client.service_client import JobState, Progress, ServiceClient
-from bagua_client.transport import JobUnknown, ServiceRefused, ServiceUnavailable
+from bagua_client.service.circuit import Circuit
+from bagua_client.service.client import JobState, Progress, ServiceClient
+from bagua_client.service.job_service import JobService, job_service
+from bagua_client.service.sidecar import SidecarError
+from bagua_client.service.transport import JobUnknown, ServiceRefused, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +108,12 @@ class Connection:
             with suppress(JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError):
                 self._connected().renew(progress)
 
-    def bring(self, copy: Mapping[str, Any] | None) -> None:
+    def bring(self, copy: Mapping[str, Any]) -> None:
         """Give the service what the ranks kept of earlier lives, once: it can do without.
 
         Raises:
             SidecarError: there is no service and there will be none.
         """
-        if copy is None or not is_of(copy, self._description):
-            return
         try:
             known = self._connected().bring(copy)
         except (JobUnknown, ServiceRefused, ServiceUnavailable) as error:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from bagua_client.reporter.circuit import (
+from bagua_client.service.circuit import (
     DENIED_PAUSE_SECONDS,
     EAGER_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,
@@ -14,7 +14,7 @@ from bagua_client.reporter.circuit import (
     OPENS_AFTER,
     Circuit,
 )
-from bagua_client.transport import ServiceDenied, ServiceUnavailable
+from bagua_client.service.transport import ServiceDenied, ServiceUnavailable
 
 AWAY = ServiceUnavailable("nothing listens there")
 DENIED = ServiceDenied("it needs a token")

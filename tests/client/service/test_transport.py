@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_client import transport
-from bagua_client.transport import (
+from bagua_client.service import transport
+from bagua_client.service.transport import (
     JobUnknown,
     NotSupported,
     ServiceDenied,
