@@ -41,8 +41,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests ar
 from bagua_autotune.model.job import JobSpec
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.upkeep import DAY_SECONDS
-from bagua_client.service_client import JobState, ServiceClient, StepTimes
-from bagua_client.transport import JobUnknown, ServiceUnavailable
+from bagua_client.service.client import JobState, ServiceClient, StepTimes
+from bagua_client.service.transport import JobUnknown, ServiceUnavailable
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
 from benchmarks.support.harness import print_table, write_json

@@ -14,7 +14,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
-from bagua_client.agent.watch import Watch
+from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
 
 # As the client does it: a first report soon after a switch, then one every few steps, and a switch
@@ -81,7 +81,7 @@ class SimulatedJob:
         self._reported: list[Observation] = []
         self._profiled = 0
         self._switch_at: int | None = None
-        self._watch: Watch | None = None
+        self._watch: DriftWatch | None = None
         usual = Configuration({knob: self.simulator.default[knob] for knob in self.knobs})
         self.configuration = self.baseline = self.default or usual
         self.tuner.register(self.job_id, self._spec())
@@ -168,12 +168,12 @@ class SimulatedJob:
             recut_seconds = RECUT_STEPS * self.true_seconds(before)
             self.lost_steps += RECUT_STEPS
         if self._trial is None:
-            self._watch = Watch()
+            self._watch = DriftWatch()
         else:
             event = Event("switched", self._trial, self.step, "", recut_seconds)
             self.tuner.take_event(self.job_id, event)
 
-    def _look(self, watch: Watch, seconds: float) -> None:
+    def _look(self, watch: DriftWatch, seconds: float) -> None:
         drift = watch.add(self.step, seconds)
         if drift is None:
             return

@@ -25,7 +25,7 @@ from bagua_client.launcher.flags import (
     spellings,
     variables,
 )
-from bagua_client.launcher.inheritance import inherited, notice, obstacle
+from bagua_client.launcher.job_environment import inherited, notice, obstacle
 
 
 def parser() -> ArgumentParser:

@@ -29,7 +29,7 @@ BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}(sys.ar
 LOOK = """
 from contextlib import closing
 from pathlib import Path
-import bagua_autotune, bagua_client.service_client
+import bagua_autotune, bagua_client.service.client
 from bagua_autotune.app import create_app
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import DistributedDataParallel
-from bagua_client.agent.clock import CpuClock
+from bagua_client.measuring.clock import CpuClock
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 

@@ -33,9 +33,9 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
 from bagua_client import Configuration, Tuning
-from bagua_client.agent.reporter import told_of
+from bagua_client.reporter.conversation import told_of
 from bagua_client.result_line import write_result_line
-from bagua_client.service_client import ServiceClient
+from bagua_client.service.client import ServiceClient
 from tests.autotune.server import ServeProcess
 from tests.browser import CHROMIUM, launched
 from tests.e2e.driven_job import DrivenJob

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bagua_client.compat.names import AS_BAGUA
+from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.bagua_release import release_path
 from tests.upstream_bagua.excluded import FILES, ON_THE_CPU, TESTS
 

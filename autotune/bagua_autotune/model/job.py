@@ -42,8 +42,8 @@ TrialState = Literal["proposed", "running", "measured", "failed"]
 ToldKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
 EventKind = Literal[ToldKind, "lost"]
 # The client says every 45 s that its training lives, also while it has nothing else to say
-# (RENEWAL_SECONDS of bagua_client.agent.renewal). So long after its last word it is lost: one such
-# request may take two minutes, and the pause before it another.
+# (RENEWAL_SECONDS of bagua_client.reporter.renewal). So long after its last word it is lost: one
+# such request may take two minutes, and the pause before it another.
 LEASE_SECONDS = 300.0
 # The same where nothing is promised, as by Bagua's workers, or where nobody listened all the while.
 SILENT_SECONDS = 3600.0

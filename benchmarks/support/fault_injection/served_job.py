@@ -14,11 +14,11 @@ from bagua_autotune.model.job import Event as ToldEvent
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile as SimulatedProfile
-from bagua_client.agent.inbox import Event, RankTimes, Samples
-from bagua_client.agent.profiler import Recording
-from bagua_client.agent.reporter import Reporter
 from bagua_client.environment import Environment
-from bagua_client.service_client import BucketTiming, Profile
+from bagua_client.measuring.profiler import Recording
+from bagua_client.profile import BucketTiming, Profile
+from bagua_client.reporter.inbox import Event, RankTimes, Samples
+from bagua_client.reporter.reporter import Reporter
 from benchmarks.support.simulated_job import SWITCH_STEPS, SimulatedJob
 
 PAUSE_SECONDS = 0.002
@@ -117,7 +117,9 @@ class ServedJob(SimulatedJob):
     def is_finished(self) -> bool:
         """Whether the ranks run what the tuning ended with, or what they were left with."""
         is_left = self._told is not None and not self._told["watch"]
-        return self._watch is not None and (is_left or not self.tuner.reporter._is_tuning)
+        return self._watch is not None and (
+            is_left or not self.tuner.reporter._conversation.is_tuning
+        )
 
     @property
     def status(self) -> Any:

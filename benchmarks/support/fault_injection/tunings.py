@@ -23,7 +23,7 @@ LONGEST_CALL_SECONDS = 1.0
 SERVER_WAIT_SECONDS = 10.0
 TOLERANCE = 0.05
 # Of their memory the processes share what stands there before them.
-PRELOADED = ["bagua_client.agent.reporter", "bagua_simulator", "bagua_autotune.tuning.tuner"]
+PRELOADED = ["bagua_client.reporter.reporter", "bagua_simulator", "bagua_autotune.tuning.tuner"]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bagua_client.agent.clock import clock_for
+from bagua_client.measuring.clock import clock_for
 from benchmarks.support.workloads.training import gradient_sizes
 
 LAST_OPERATION_SECONDS = 0.2

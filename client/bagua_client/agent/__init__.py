@@ -1,6 +1,7 @@
-"""The agent: measures steps, reports them and switches all ranks to what the service proposes."""
+"""The agent, on the training thread of each rank: it has steps measured, gives what there is to
+tell to the reporter, and switches all ranks to what the service proposes."""
 
-from bagua_client.agent.admission import hook_came, start_agent, why_not_admitted
+from bagua_client.agent.admission import start_agent, tell_left_alone, why_not_admitted
 from bagua_client.agent.agent import Agent, State
 
-__all__ = ["Agent", "State", "hook_came", "start_agent", "why_not_admitted"]
+__all__ = ["Agent", "State", "start_agent", "tell_left_alone", "why_not_admitted"]

@@ -11,25 +11,22 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent import report
 from bagua_client.agent.agent import Agent
-from bagua_client.agent.announcement import announce
-from bagua_client.agent.handover import Handover
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
 from bagua_client.agent.turns import Turn, turns
+from bagua_client.announcement import announce
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
-from bagua_client.reducer.offer import describe_hook, refusal_of
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.reporter import Handover
 from bagua_client.torch_private import groups as torch_groups
-from bagua_client.torch_private import reducer as torchs
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +36,21 @@ CONNECT_SECONDS = 30.0
 """For the ranks' control group to be made, once a rank is known to be able to."""
 
 
-def why_not_admitted(ddp: DistributedDataParallel, knobs: Mapping[str, Choice]) -> str:
-    """Why ``ddp`` is not tuned; empty: all of its ranks want it tuned, and can, and understand one
+def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str, Choice]) -> str:
+    """Why a model is not tuned; empty: all of its ranks want it tuned, and can, and understand one
     another.
 
     They ask by no collective: a rank that is not tuned, or does not know us at all, would not come
     to that.
 
     Args:
+        group: the ranks that train it.
+        refusal: why it cannot be tuned on this rank; empty: it can.
         knobs: what the user chose; the ranks make process groups for what is pinned.
     """
-    group = ddp.process_group
     if dist.get_world_size(group) == 1:
         announce(logger, "autotune is off: %s", SINGLE_RANK)
         return SINGLE_RANK
-    refusal = refusal_of(ddp, torchs.caps_of(ddp))
     pinned = {knob: each.pinned for knob, each in sorted(knobs.items()) if each.pinned is not None}
     answer = f"{REFUSAL}{refusal}" if refusal else f"format {report.FORMAT}{pinned or ''}"
     speaker, reason = verdict(group, "bagua", answer, _summary, LATE)
@@ -159,21 +156,14 @@ def start_agent(
     group = control_group(tunable.communicator)
     if group is None:
         return None
-    _tell_left_alone(tunable, tunable.offer.reasons(tunable.communicator))
+    tell_left_alone(tunable, tunable.offer.reasons(tunable.communicator))
     pin(tunable, environment.knobs)
     _models[ranks] += 1
     turn = Turn(name, turns)
     return Agent(tunable, group, optimizers, environment, name, handover, turn, file)
 
 
-def hook_came(tunable: Tunable) -> None:
-    """The training registered a communication hook after its model was wrapped. Where it ends the
-    tuning, the agent says so."""
-    hook = tunable.offer.hook
-    if hook is not None and not tunable.refusal:
-        _tell_left_alone(tunable, [describe_hook(hook)])
-
-
-def _tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
+def tell_left_alone(tunable: Tunable, reasons: Sequence[str]) -> None:
+    """Say on rank 0 why some settings stay as they are, if any do."""
     if reasons and tunable.communicator.rank == 0:
         announce(logger, "autotune leaves some settings alone: %s", "; ".join(reasons))

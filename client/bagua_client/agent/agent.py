@@ -1,4 +1,4 @@
-"""The training thread's part of the agent: it runs at the end of each step, on every rank.
+"""The agent runs on the training thread of every rank, at the end of each step.
 
 The ranks talk over a control group of their own, in messages that start at the end of one step
 and are read at the end of the next, by when they have arrived. A switch takes two of them:
@@ -38,23 +38,21 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.guard import Guard, Losses
-from bagua_client.agent.handover import Handover
-from bagua_client.agent.inbox import Event, Samples
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
-from bagua_client.agent.measurement import Measurement
+from bagua_client.agent.loss_guard import Losses, LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
-from bagua_client.agent.reporter import Reporter
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
-from bagua_client.reducer.reconfiguration import Reconfiguration, way_back
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.reporter import Event, Handover, Reporter, Samples
+from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +122,7 @@ class Agent:
         self._group = group
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
-        self.measurement = Measurement(tunable, optimizers, records=self._rank == 0)
+        self.measurement = RankMeasurement(tunable, optimizers, records=self._rank == 0)
         self._pace = Pace()
         self._reporter: Reporter | None = None
         self.outcome = Outcome(name, tunable, environment.result, self.measurement.count)
@@ -135,7 +133,7 @@ class Agent:
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
         self._trial: int | None = None
-        self._guard = Guard()
+        self._guard = LossGuard()
         self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
         tunable.attach()

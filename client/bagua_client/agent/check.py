@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import device_name
-from bagua_client.agent.measurement import Measurement
-from bagua_client.reducer.tunable import Tunable
-from bagua_client.service_client import BucketTiming
+from bagua_client.measuring.rank_measurement import RankMeasurement
+from bagua_client.profile import BucketTiming
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Check:
         self._communicator = tunable.communicator
         self._path = path
         self._observe = tunable.observers.call
-        self._measurement = Measurement(tunable, optimizers, records=True)
+        self._measurement = RankMeasurement(tunable, optimizers, records=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
         self._reductions = 0
         self._block_begins: int | None = None
@@ -145,7 +144,8 @@ class Check:
 
 
 def begin(
-    ddp: DistributedDataParallel,
+    group: dist.ProcessGroup,
+    refusal: str,
     tunable: Callable[[], Tunable],
     optimizers: Iterable[torch.optim.Optimizer],
     path: str,
@@ -154,12 +154,14 @@ def begin(
     first is measured and the others are only counted. All ranks call it together.
 
     Args:
-        tunable: makes that of ``ddp``.
+        group: the ranks that train it.
+        refusal: why it cannot be measured on this rank; empty: it can.
+        tunable: makes the model's.
         optimizers, path: see :class:`Check`.
     """
     if _checks:
         _checks[0].models += 1
-    elif refusal := why_not_admitted(ddp, {}):
+    elif refusal := why_not_admitted(group, refusal, {}):
         _replace(path, {"refusal": refusal})
     else:
         _checks.append(Check(tunable(), optimizers, path))

@@ -20,7 +20,7 @@ from bagua_client.configuration import WIRE_PRECISIONS
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice, Value
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 

@@ -12,19 +12,13 @@ from weakref import ref
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.agent.measurement import StepCount
 from bagua_client.agent.waiting import Impatience
+from bagua_client.announcement import ENDED_FIRST, before_that
 from bagua_client.configuration import Configuration
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.result_line import write_result_line
+from bagua_client.tunable.tunable import Tunable
 from bagua_client.tuning import State, Tuning, tell
-
-ENDED_FIRST = "the training ended before its tuning did"
-
-
-def before_that(number: int, summary: str) -> str:
-    """The result of that round, behind why the one after it has none."""
-    return f"; before that (round {number}): {summary}"
 
 
 class Outcome:

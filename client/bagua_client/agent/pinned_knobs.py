@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bagua_client.knob_choices import WORDS, Choice
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 

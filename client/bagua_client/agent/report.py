@@ -12,9 +12,9 @@ from itertools import chain, islice
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.clock import StepTime
-from bagua_client.agent.guard import Losses
-from bagua_client.agent.inbox import RankTimes
+from bagua_client.agent.loss_guard import Losses
+from bagua_client.measuring.clock import StepTime
+from bagua_client.reporter import RankTimes
 from bagua_client.tuning import State
 
 FORMAT = 7

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from bagua_client.agent.announcement import announce
 from bagua_client.agent.job import is_warming_up
+from bagua_client.announcement import announce
 from bagua_client.environment import Environment
-from bagua_client.reducer.tunable import Tunable
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 

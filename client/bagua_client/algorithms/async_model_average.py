@@ -6,18 +6,16 @@ import copy
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms.base import Algorithm, register
+from bagua_client.algorithms.weights import Weights
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
-
-if TYPE_CHECKING:
-    from bagua_client.reducer.weights import Weights
 
 WARM_UP, APART = 1, 2
 """Phases."""

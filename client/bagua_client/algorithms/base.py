@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bagua_client.algorithms.weights import KeptLayout, Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
-
-if TYPE_CHECKING:
-    from bagua_client.reducer.kept_layout import KeptLayout
-    from bagua_client.reducer.weights import Weights
 
 
 class Algorithm:

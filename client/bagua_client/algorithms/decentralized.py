@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms.base import Algorithm, register
+from bagua_client.algorithms.weights import Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.communication.peers import PeerAverage
 from bagua_client.communication.pipeline import Arrival
 from bagua_client.configuration import Configuration
-
-if TYPE_CHECKING:
-    from bagua_client.reducer.weights import Weights
 
 MODES = ("all", "shift_one")
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-AS_BAGUA = str(Path(__file__).parent / "as_bagua")
-"""The folder that holds the package ``bagua``; whoever has it on PYTHONPATH imports ours."""
 ELSEWHERE = {
     "bagua.distributed": "bagua_client.launcher",
     "bagua.distributed.launch": "bagua_client.run",
@@ -39,13 +35,6 @@ def install() -> None:
     """From now on ``import bagua.torch_api`` and so on find our modules."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-
-
-def installed_bagua() -> str | None:
-    """Where ``import bagua`` would find Bagua itself; None: it is not installed."""
-    places = [place for place in sys.path if os.path.abspath(place) != AS_BAGUA]
-    spec = PathFinder.find_spec("bagua", places)
-    return spec.origin if spec is not None and spec.has_location else None
 
 
 class _Finder(MetaPathFinder):

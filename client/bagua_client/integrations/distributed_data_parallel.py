@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,14 +16,18 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client.algorithms import Algorithm, find
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import MIB, Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
-from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
-from bagua_client.reducer.reconfiguration import Reconfiguration
+from bagua_client.integrations.new_tunable import channels_of, new_tunable
+from bagua_client.reducer.offer import (
+    LEAVES_FIRST_STEP_OUT,
+    configuration_of,
+    describe_hook,
+    refusal_of,
+)
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.result_line import write_result_line
 from bagua_client.torch_private.reducer import (
@@ -33,6 +37,7 @@ from bagua_client.torch_private.reducer import (
     user_hook_of,
 )
 from bagua_client.torch_private.wrapper import WithMoments
+from bagua_client.tunable.reconfiguration import Reconfiguration
 from bagua_client.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -227,10 +232,12 @@ class DistributedDataParallel(WithMoments):
     def _hook_came(self) -> None:
         if self._tunable is not None:
             self._tunable.look_on()
-        if self._tunable is not None and self.is_tuning:
-            from bagua_client.agent import hook_came
+            hook = self._tunable.offer.hook
+            # Where it ends the tuning, the agent says so.
+            if self.is_tuning and hook is not None and not self._tunable.refusal:
+                from bagua_client.agent import tell_left_alone
 
-            hook_came(self._tunable)
+                tell_left_alone(self._tunable, [describe_hook(hook)])
 
 
 _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
@@ -302,11 +309,11 @@ def _begin(
     optimizers: Optimizers,
 ) -> None:
     listed = _listed(optimizers)
-    channels = _channels(wrapper, environment.default_channels)
+    channels = channels_of(wrapper, environment.default_channels)
     if algorithm != DEFAULT_ALGORITHM and user_hook_of(wrapper) is not None:
         _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
-        wrapper._tunable = _new_tunable(wrapper, find(algorithm), channels)
+        wrapper._tunable = new_tunable(wrapper, find(algorithm), channels)
     file = agreed_file(wrapper, path) if (path := environment.configuration) else None
     if environment.autotune:
         _tune(wrapper, environment, listed, file)
@@ -315,7 +322,9 @@ def _begin(
     if environment.check is not None:
         from bagua_client.agent import check
 
-        check.begin(wrapper, lambda: _tunable_of(wrapper), listed, environment.check)
+        refusal = refusal_of(wrapper, caps_of(wrapper))
+        tunable = partial(_tunable_of, wrapper)
+        check.begin(wrapper.process_group, refusal, tunable, listed, environment.check)
 
 
 def _tune(
@@ -327,7 +336,9 @@ def _tune(
     # Without autotuning not even the agent's code is loaded.
     from bagua_client.agent import start_agent, why_not_admitted
 
-    wrapper._not_tuned = why_not_admitted(wrapper, environment.knobs)
+    wrapper._not_tuned = why_not_admitted(
+        wrapper.process_group, refusal_of(wrapper, caps_of(wrapper)), environment.knobs
+    )
     if not wrapper._not_tuned:
         wrapper._not_tuned = NO_CONTROL_GROUP
         tunable, model = _tunable_of(wrapper), type(wrapper.module).__name__
@@ -347,45 +358,11 @@ def _check_hook(algorithm: Algorithm) -> None:
         )
 
 
-def _channels(wrapper: DistributedDataParallel, asked: int) -> int:
-    """As many as are asked for, where the buckets are ours to carry; the same on all ranks."""
-    if asked == 1:
-        return 1
-    obstacle = refusal_of(wrapper, caps_of(wrapper))
-    if not obstacle and user_hook_of(wrapper) is not None:
-        obstacle = "the training's own communication hook carries the buckets"
-    if obstacle:
-        _warn_of_channels(asked, obstacle)
-    return 1 if obstacle else asked
-
-
-def _warn_of_channels(asked: int, obstacle: str) -> None:
-    if dist.get_rank() == 0:
-        logger.warning("BAGUA_DEFAULT_CHANNELS=%d is not possible here: %s", asked, obstacle)
-
-
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
     """Made when it is needed first, on all ranks together."""
     if wrapper._tunable is None:
-        wrapper._tunable = _new_tunable(wrapper, find(DEFAULT_ALGORITHM))
+        wrapper._tunable = new_tunable(wrapper, find(DEFAULT_ALGORITHM))
     return wrapper._tunable
-
-
-def _new_tunable(
-    wrapper: DistributedDataParallel, algorithm: Algorithm, channels: int = 1
-) -> TunableReducer:
-    group = wrapper.process_group
-    on_cpu = dist.get_backend(group) == dist.Backend.GLOO
-    communicator = Communicator(group, torch.device("cpu") if on_cpu else wrapper.device)
-    most = communicator.most_channels
-    if channels > most:
-        _warn_of_channels(channels, communicator.obstacle or f"this GPU has room for {most}")
-        channels = most
-    tunable = TunableReducer(wrapper, algorithm, communicator)
-    weakref.finalize(wrapper, communicator.close).atexit = False
-    if channels > 1:
-        tunable.start_from(replace(tunable.default, channels=channels))
-    return tunable
 
 
 def _listed(optimizers: Optimizers) -> Sequence[torch.optim.Optimizer]:

@@ -13,9 +13,9 @@ from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.layout import Layout
 from bagua_client.reducer.offer import refusal_of
-from bagua_client.reducer.reconfiguration import Reconfiguration, prepared
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.reducer import caps_of
+from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
 
 
 def _announce(tunable: TunableReducer, file: ConfigurationFile) -> None:
-    from bagua_client.agent.announcement import announce
     from bagua_client.agent.job import device_name
+    from bagua_client.announcement import announce
 
     origin = f"{file.name}, of job {job}" if (job := file.document.get("job")) else file.name
     announce(logger, "BAGUA_CONFIGURATION: %s (%s)", file.configuration, origin)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,16 +12,31 @@ import torch.distributed as dist
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, digest_of
+from bagua_client.reducer.offer import Offer
 from bagua_client.reducer.ready_order import ReadyOrder
-from bagua_client.reducer.reconfiguration import Reconfiguration
-
-if TYPE_CHECKING:
-    from bagua_client.reducer.tunable_reducer import TunableReducer
+from bagua_client.tunable.reconfiguration import Reconfiguration
+from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
 NOTHING = 0
 """The vote of a rank that has loaded nothing."""
+
+
+class Kept(Tunable, Protocol):
+    """A model whose buckets are kept.
+
+    Attributes:
+        is_attached: whether a tuning observes the steps.
+    """
+
+    is_attached: bool
+
+    @property
+    def offer(self) -> Offer: ...
+
+    def cut_in(self, order: Sequence[int], at_once: bool) -> None:
+        """Cut in this order, which all ranks know before the first step: now, or as ever later."""
 
 
 class KeptLayout:
@@ -32,7 +47,7 @@ class KeptLayout:
     would be others.
     """
 
-    def __init__(self, tunable: TunableReducer, order: ReadyOrder) -> None:
+    def __init__(self, tunable: Kept, order: ReadyOrder) -> None:
         self._tunable = tunable
         self._order = order
         self._loaded: Mapping[str, Any] = {}

@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.reducer.comm_hook import Mark
-from bagua_client.reducer.observers import Observers
 from bagua_client.reducer.ready_order import ReadyOrder
-from bagua_client.reducer.timeline import Timeline
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
+from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.timeline import Timeline
 
 
 class Observation:

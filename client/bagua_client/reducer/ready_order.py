@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.communication.agreement import Vote
 from bagua_client.layout import digest_of
-from bagua_client.reducer.observers import Observers
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
+from bagua_client.tunable.observers import Observers
 
 UNKNOWN = 0
 """The vote of a rank that has not seen all gradients."""

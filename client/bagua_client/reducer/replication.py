@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from bagua_client.algorithms import Algorithm, GlobalAlgorithmRegistry, offered
+from bagua_client.algorithms.weights import KeptLayout
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
 from bagua_client.reducer.comm_hook import Travel, Watcher
-from bagua_client.reducer.kept_layout import KeptLayout
 from bagua_client.reducer.weights import Model, Moments
 
 

@@ -34,12 +34,12 @@ from bagua_client.reducer.comm_hook import Mark
 from bagua_client.reducer.cut import Cut
 from bagua_client.reducer.kept_layout import KeptLayout
 from bagua_client.reducer.observation import Observation
-from bagua_client.reducer.observers import Observers
 from bagua_client.reducer.offer import Offer, configuration_of, refusal_of
 from bagua_client.reducer.reduction_ends import ReductionEnds
 from bagua_client.reducer.replication import Replication
 from bagua_client.torch_private import reducer as torchs
 from bagua_client.torch_private.reducer import GradBucket
+from bagua_client.tunable.observers import Observers
 
 logger = logging.getLogger(__name__)
 

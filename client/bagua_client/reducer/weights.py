@@ -23,15 +23,11 @@ from bagua_client.reducer.carrier import Carrier
 logger = logging.getLogger(__name__)
 
 
-class Weights:
-    """A model's weights, for an algorithm that communicates weights.
+class ModelWeights:
+    """A model's weights; see :class:`bagua_client.algorithms.weights.Weights`.
 
     Args:
         layout: returns the layout in force.
-
-    Attributes:
-        parameters: the model's parameters.
-        communicator: the process groups of the ranks that train the model.
     """
 
     def __init__(
@@ -48,7 +44,6 @@ class Weights:
 
     @property
     def whole(self) -> list[list[torch.nn.Parameter]]:
-        """All parameters, in one bucket for each dtype and device."""
         groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
         for parameter in self.parameters:
             groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -56,25 +51,16 @@ class Weights:
 
     @property
     def buckets(self) -> list[list[torch.nn.Parameter]]:
-        """All parameters, in the buckets of the layout in force."""
         return [[self.parameters[i] for i in bucket] for bucket in self._layout().partition]
 
     @property
     def reduces_by_node(self) -> bool:
-        """Whether each exchange is among one rank of each node, not among all ranks."""
         configuration = self._layout().configuration
         return self.communicator.ranks_across(configuration) < self.communicator.world_size
 
     def flat(
         self, parameters: Sequence[torch.nn.Parameter], is_summed: bool = True
     ) -> torch.Tensor:
-        """A flat copy of the values of ``parameters``, padded with zeros to a length that can
-        travel.
-
-        Args:
-            is_summed: the ranks' will be added up, or scaled before that: of 16-bit numbers as
-                float32, else rounding would change replicas that are equal, and a sum overflow.
-        """
         elements = sum(parameter.numel() for parameter in parameters)
         missing = -elements % self._carrier.multiple(self._layout().configuration)
         dtype = _wide(parameters[0].dtype) if is_summed else parameters[0].dtype
@@ -83,12 +69,10 @@ class Weights:
         return flat
 
     def carry(self, flat: torch.Tensor) -> Arrival:
-        """Start the algorithm's chain on ``flat``."""
         return self._carrier.carry(flat, self._layout().configuration)
 
     @torch.no_grad()
     def write(self, parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
-        """Copy the values of ``flat``, which has the layout of :meth:`flat`, to ``parameters``."""
         for parameter, values in zip(parameters, in_order(parameters)(flat), strict=False):
             parameter.copy_(values)
 
@@ -113,7 +97,7 @@ class Model(Protocol):
 class _Closing:
     """Releases a wrapper's resources once the wrapper is gone; holds no reference to it."""
 
-    def __init__(self, handle: RemovableHandle, weights: Weights) -> None:
+    def __init__(self, handle: RemovableHandle, weights: ModelWeights) -> None:
         self._handle = handle
         self._weights = weights
 
@@ -143,7 +127,7 @@ class Moments:
                 moments._optimizer_stepped(optimizer)
 
         self._algorithm = algorithm
-        self._weights = Weights(model.parameters, algorithm, model.communicator, layout)
+        self._weights = ModelWeights(model.parameters, algorithm, model.communicator, layout)
         self._ours = {id(parameter) for parameter in model.parameters}
         self._missing: set[int] = set()
         # In the order of their first steps, which is the same on all ranks.
@@ -200,7 +184,7 @@ class Moments:
 
 
 @torch.no_grad()
-def equalise(weights: Weights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def equalise(weights: ModelWeights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Give all ranks the mean of their weights, of the optimizers' state of them, and of the
     gradients: if a momentum or the next update differed, the weights would diverge again. All ranks
     call this together, while no bucket is on its way."""
@@ -229,7 +213,7 @@ def _average(communicator: Communicator, everything: Sequence[Sequence[torch.Ten
             tensor.copy_(values)
 
 
-def _average_gradients(weights: Weights) -> None:
+def _average_gradients(weights: ModelWeights) -> None:
     """Of each weight that has one on any rank."""
     communicator = weights.communicator
     have = [parameter.grad is not None for parameter in weights.parameters]
@@ -249,7 +233,7 @@ def _average_gradients(weights: Weights) -> None:
 
 
 def _moments_of(
-    optimizer: torch.optim.Optimizer, weights: Weights
+    optimizer: torch.optim.Optimizer, weights: ModelWeights
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """The optimizer's state that has the shape of the weights, such as Adam's ``exp_avg``: for
     each kind of it a name and the tensors, one for each weight that has one."""

@@ -53,7 +53,7 @@ class AfterImport:
 
 def _replace() -> None:
     try:
-        importlib.import_module("bagua_client.launcher").replace_torchs_class()
+        importlib.import_module("bagua_client.integrations.replacement").replace_torchs_class()
     except Exception as error:
         _say(f"trains with torch's own DistributedDataParallel and is not tuned: {error!r}")
 

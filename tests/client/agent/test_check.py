@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import check
-from bagua_client.reducer.timeline import Timeline
-from bagua_client.service_client import BucketTiming
+from bagua_client.profile import BucketTiming
+from bagua_client.tunable.timeline import Timeline
 from tests.client.comparison import difference
 from tests.ranks import RankPool
 

@@ -18,21 +18,21 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import DistributedDataParallel
 from bagua_client.agent import agent
-from bagua_client.agent.boundary import StepBoundary
-from bagua_client.agent.clock import CpuClock, StepTimer
-from bagua_client.agent.complexity import Complexity
-from bagua_client.agent.guard import Guard
-from bagua_client.agent.inbox import Inbox
-from bagua_client.agent.measurement import Measurement
+from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.profiler import Profiler, Recording
-from bagua_client.agent.reporter import Reporter
 from bagua_client.algorithms import Algorithm, QAdamAlgorithm, QAdamOptimizer
+from bagua_client.measuring.batch_complexity import BatchComplexity
+from bagua_client.measuring.boundary import StepBoundary
+from bagua_client.measuring.clock import CpuClock, StepTimer
+from bagua_client.measuring.profiler import Profiler, Recording
+from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reducer.observation import Observation
 from bagua_client.reducer.ready_order import ReadyOrder
-from bagua_client.reducer.timeline import Timeline
+from bagua_client.reporter.inbox import Inbox
+from bagua_client.reporter.reporter import Reporter
 from bagua_client.torch_private import reducer as torchs
+from bagua_client.tunable.timeline import Timeline
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -49,16 +49,16 @@ ON_ALL_RANKS = [
     (StepTimer, "drain"),
     (StepBoundary, "_after_step"),
     (StepBoundary, "begins"),
-    (Complexity, "tell"),
-    (Complexity, "take"),
-    (Measurement, "tick"),
-    (Measurement, "record"),
-    (Measurement, "begin"),
-    (Measurement, "take"),
-    (Guard, "tell"),
-    (Guard, "take"),
-    (Guard, "judge"),
-    (Guard, "begin"),
+    (BatchComplexity, "tell"),
+    (BatchComplexity, "take"),
+    (RankMeasurement, "tick"),
+    (RankMeasurement, "record"),
+    (RankMeasurement, "begin"),
+    (RankMeasurement, "take"),
+    (LossGuard, "tell"),
+    (LossGuard, "take"),
+    (LossGuard, "judge"),
+    (LossGuard, "begin"),
     (Outcome, "_tell"),
 ]
 ON_RANK_0 = [

@@ -22,12 +22,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bagua_client
 from bagua_client import Configuration, DistributedDataParallel, Tuning
-from bagua_client.agent import agent, measurement, waiting
-from bagua_client.agent.clock import CpuClock
-from bagua_client.agent.outcome import ENDED_FIRST
-from bagua_client.agent.reporter import Reporter
+from bagua_client.agent import agent, waiting
+from bagua_client.announcement import ENDED_FIRST
 from bagua_client.environment import Environment
-from bagua_client.service_client import JobState
+from bagua_client.measuring import rank_measurement
+from bagua_client.measuring.clock import CpuClock
+from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.client import JobState
 from tests.client.agent.scripted_service import RESULT, ScriptedService
 from tests.ranks import RankPool
 
@@ -112,7 +113,7 @@ def _two_rounds(url: str, path: str, stock: bool) -> dict[str, Any]:
     # Before the model is wrapped.
     handles = [bagua_client.on_tuned(_raise), bagua_client.on_tuned(lambda t: kept[0].tell(t))]
     once = bagua_client.on_tuned(removed.append)
-    with mock.patch.object(measurement, "clock_for", return_value=clock):
+    with mock.patch.object(rank_measurement, "clock_for", return_value=clock):
         with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
             kept.append(job := _Job(stock))
         begun = job.model.tuning
@@ -191,7 +192,7 @@ def test_each_round_is_told_to_all_ranks_in_the_same_step(
 def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
     told: list[Tuning] = []
     handle = bagua_client.on_tuned(told.append)
-    original, calls = agent.Guard.take, []
+    original, calls = agent.LossGuard.take, []
 
     def take(guard: Any) -> Any:
         calls.append(guard)
@@ -199,7 +200,10 @@ def _fail_on(rank: int, url: str, path: str) -> tuple[list[Tuning], str]:
             raise MemoryError("of this rank alone")
         return original(guard)
 
-    with mock.patch.object(agent.Guard, "take", take), _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
+    with (
+        mock.patch.object(agent.LossGuard, "take", take),
+        _service_at(url, BAGUA_AUTOTUNE_RESULT=path),
+    ):
         model = DistributedDataParallel(torch.nn.Linear(16, 16))
         for _ in range(MOST_STEPS):  # without an optimizer: told before the next forward pass
             model(torch.ones(1, 16)).sum().backward()
@@ -310,7 +314,7 @@ def _leave_in_second_round(url: str, path: str) -> list[str]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     clock = _MadeUpClock()
-    with mock.patch.object(measurement, "clock_for", return_value=clock):
+    with mock.patch.object(rank_measurement, "clock_for", return_value=clock):
         with _service_at(url, BAGUA_AUTOTUNE_RESULT=path):
             job = _Job()
         job.train(clock, 0.1, until="finished")

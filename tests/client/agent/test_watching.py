@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.agent import State, measurement
-from bagua_client.agent.clock import CpuClock
+from bagua_client.agent import State
+from bagua_client.measuring import rank_measurement
+from bagua_client.measuring.clock import CpuClock
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -63,12 +64,12 @@ class _Job:
 @contextmanager
 def _job(url: str) -> Iterator[_Job]:
     os.environ.update(BAGUA_AUTOTUNE="1", BAGUA_AUTOTUNE_URL=url)
-    clock, clock_for = _MadeUpClock(), measurement.clock_for
-    measurement.clock_for = lambda _: clock  # type: ignore[assignment]
+    clock, clock_for = _MadeUpClock(), rank_measurement.clock_for
+    rank_measurement.clock_for = lambda _: clock  # type: ignore[assignment]
     try:
         yield _Job(clock)
     finally:
-        measurement.clock_for = clock_for
+        rank_measurement.clock_for = clock_for
         del os.environ["BAGUA_AUTOTUNE"]
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-from bagua_client.compat.names import AS_BAGUA
+from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.bagua_release import release_path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_client.compat.names import AS_BAGUA
+from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.client.launcher.programs import start
 
 SCRIPT = """

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from bagua_client.compat.names import AS_BAGUA, ELSEWHERE
+from bagua_client.compat.names import ELSEWHERE
+from bagua_client.launcher.job_environment import AS_BAGUA
 from tests.bagua_release import release_path
 from tests.client.launcher.programs import start
 

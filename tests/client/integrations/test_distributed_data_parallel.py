@@ -326,6 +326,8 @@ def test_an_unknown_algorithm_is_refused_in_words(two_ranks: RankPool) -> None:
 
 # Off is off
 
+OF_A_TUNING = ("bagua_client.agent", "bagua_client.measuring", "bagua_client.reporter")
+
 
 def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], list[str]]:
     variables = {} if autotune is None else {"BAGUA_AUTOTUNE": autotune}
@@ -333,7 +335,7 @@ def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], l
     handler = logging.Handler(logging.INFO)
     handler.emit = records.append  # type: ignore[method-assign]
     logging.getLogger("bagua_client").addHandler(handler)
-    agent = {name for name in sys.modules if name.startswith("bagua_client.agent")}
+    agent = {name for name in sys.modules if name.startswith(OF_A_TUNING)}
     hidden = {name: sys.modules.pop(name) for name in agent}
     threads, groups = threading.active_count(), len(dist.distributed_c10d._world.pg_map)
     try:
@@ -344,7 +346,7 @@ def _what_appears_when_off(autotune: str | None) -> tuple[int, int, list[str], l
         return (
             threading.active_count() - threads,
             len(dist.distributed_c10d._world.pg_map) - groups,
-            [name for name in sys.modules if name.startswith("bagua_client.agent")],
+            [name for name in sys.modules if name.startswith(OF_A_TUNING)],
             [record.getMessage() for record in records if record.levelno >= logging.WARNING],
         )
     finally:

@@ -78,7 +78,7 @@ def test_options_before_it_stay_in_any_spelling(folder: Path) -> None:
 
 
 def test_what_would_not_be_tuned_is_an_error(folder: Path) -> None:
-    begin = f"import sys; sys.path += {sys.path}; from bagua_client.__main__ import main"
+    begin = f"import sys; sys.path += {sys.path}; from bagua_client.launcher.script import main"
     for words, sentence in (
         (("-E", "-c", f"{begin}; main(['scripts/train.py'])"), "Python's options"),
         (("-m", "bagua_client"), "SCRIPT is missing"),

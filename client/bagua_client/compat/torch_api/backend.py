@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from bagua_client.communication.operations import Start
 from bagua_client.communication.pipeline import Arrival, Pipeline, pipeline_for
 
-if TYPE_CHECKING:
-    from bagua_client.compat.torch_api.bucket import BaguaBucket
+
+class Bucket(Protocol):
+    """Tensors that are communicated together."""
+
+    tensors: list[Any]
+
+    def run(self) -> None:
+        """Do the bucket's operations, one after the other."""
 
 
 class Backend:
@@ -23,7 +29,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        self._buckets: Sequence[BaguaBucket] = ()
+        self._buckets: Sequence[Bucket] = ()
         self._known: set[int] = set()  # Ids of the buckets' tensors, which the buckets hold.
         self._ready: set[int] = set()
         self._next = 0
@@ -35,7 +41,7 @@ class Backend:
         """Whether it has buckets."""
         return bool(self._buckets)
 
-    def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
+    def register_ordered_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Have these from now on; what is under way ends first."""
         self.wait_pending_comm_ops()
         self._buckets = list(buckets)
@@ -72,7 +78,7 @@ class Backend:
         for arrival in arrivals:
             arrival.wait()
 
-    def _start(self, bucket: BaguaBucket) -> None:
+    def _start(self, bucket: Bucket) -> None:
         flat = bucket.tensors[0].new_empty(0, requires_grad=False)
         if self._pipeline is None:
             self._pipeline = pipeline_for(flat.device)

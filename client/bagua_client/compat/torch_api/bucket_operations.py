@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,15 @@ from bagua_client.compat.torch_api.communication import (
     _get_default_group,
 )
 
-if TYPE_CHECKING:
-    from bagua_client.compat.torch_api.bucket import BaguaBucket
-
 COMPRESSION = "MinMaxUInt8"
 Exchange = Callable[[torch.Tensor, dist.ProcessGroup], None]
+
+
+class Bucket(Protocol):
+    """Tensors that are communicated together."""
+
+    def write(self, flat: torch.Tensor) -> None:
+        """Give the tensors the values of ``flat``, one tensor after the other."""
 
 
 class Ranks:
@@ -139,7 +143,7 @@ class PeersAverage:
         self._ranks.run(self._peer_weight, self._exchange)
         self._exchanges += 1
 
-    def copy_back_peer_weight(self, bucket: BaguaBucket) -> None:
+    def copy_back_peer_weight(self, bucket: Bucket) -> None:
         """Give the bucket's tensors the average."""
         with torch.no_grad():
             bucket.write(self._peer_weight)

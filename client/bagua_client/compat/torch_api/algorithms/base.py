@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,11 +12,7 @@ from bagua_client import algorithms as ours
 from bagua_client.algorithms.base import Registry
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from bagua_client.compat.torch_api.communication import BaguaProcessGroup
-
-if TYPE_CHECKING:
-    from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
-        BaguaDistributedDataParallel,
-    )
+from bagua_client.compat.torch_api.trained import Trained
 
 __all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"]
 
@@ -89,7 +85,7 @@ class AlgorithmImpl:
         each forward pass in training mode."""
         return False
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Any]:
+    def init_tensors(self, bagua_ddp: Trained) -> list[Any]:
         """What is communicated, registered under the parameters' names: here the gradients."""
         found: list[Any] = []
         for name, parameter in reversed(bagua_ddp.bagua_build_params()):
@@ -114,18 +110,14 @@ class AlgorithmImpl:
         """
         return [BaguaBucket(each, str(place), do_flatten) for place, each in enumerate(tensors)]
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: Trained, bucket: BaguaBucket) -> None:
         """Give ``bucket`` its operations."""
 
-    def init_forward_pre_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[Any], object]:
+    def init_forward_pre_hook(self, bagua_ddp: Trained) -> Callable[[Any], object]:
         """Before each forward pass in training mode; is given the inputs."""
         return lambda inputs: None
 
-    def init_backward_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[str, torch.nn.Parameter], object]:
+    def init_backward_hook(self, bagua_ddp: Trained) -> Callable[[str, torch.nn.Parameter], object]:
         """For each parameter whose gradient is there, with its name. They come by bucket, when
         the last gradient of one is there."""
 
@@ -135,14 +127,12 @@ class AlgorithmImpl:
 
         return hook
 
-    def init_post_backward_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[], object]:
+    def init_post_backward_hook(self, bagua_ddp: Trained) -> Callable[[], object]:
         """At the end of each backward pass: here all that has started is waited for."""
         return bagua_ddp._bagua_backend.wait_pending_comm_ops
 
     def init_post_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
+        self, bagua_ddp: Trained
     ) -> Callable[[torch.optim.Optimizer], object]:
         """After each step of one of the optimizers, which it is given."""
         return lambda optimizer: None

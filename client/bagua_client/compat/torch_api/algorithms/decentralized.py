@@ -8,23 +8,19 @@ buckets do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client import algorithms as ours
+from bagua_client.algorithms.weights import Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.compressed import RingUpdate
 from bagua_client.communication.operations import AllReduce, Operation, Start
 from bagua_client.compat.torch_api.bucket import BaguaBucket
+from bagua_client.compat.torch_api.trained import Trained
 from bagua_client.configuration import Configuration
-
-if TYPE_CHECKING:
-    from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
-        BaguaDistributedDataParallel,
-    )
-    from bagua_client.reducer.weights import Weights
 
 __all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
 
@@ -66,7 +62,7 @@ class DecentralizedAlgorithm(ours.DecentralizedAlgorithm):
             return _mean(communicator, groups[0])
         return super().exchange(communicator, groups)
 
-    def show(self, ddp: BaguaDistributedDataParallel) -> list[BaguaBucket]:
+    def show(self, ddp: Trained) -> list[BaguaBucket]:
         """All parameters in one bucket, the last one first."""
         tensors = [parameter for _, parameter in reversed(ddp.bagua_build_params())]
         latest = [self._averages.get(id(p), p.detach().reshape(-1)) for p in tensors]
@@ -101,7 +97,7 @@ class LowPrecisionDecentralizedAlgorithm(ours.LowPrecisionDecentralizedAlgorithm
         update = RingUpdate(self._alone, *self._beside)
         return *_mean(communicator, groups[0]), *update.operations
 
-    def show(self, ddp: BaguaDistributedDataParallel) -> list[BaguaBucket]:
+    def show(self, ddp: Trained) -> list[BaguaBucket]:
         """The buckets that are in force."""
         names = "_weight", "_left_peer_weight", "_right_peer_weight"
         replicas = self.state_dict()

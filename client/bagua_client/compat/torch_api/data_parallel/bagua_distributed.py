@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client import DistributedDataParallel
 from bagua_client.algorithms import Algorithm
 from bagua_client.compat.torch_api.backend import Backend, backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
@@ -24,6 +23,7 @@ from bagua_client.compat.torch_api.communication.communicator import device_of
 from bagua_client.compat.torch_api.data_parallel.optimizer_state import broadcast_optimizer_state
 from bagua_client.compat.torch_api.data_parallel.user_algorithm import UserAlgorithm
 from bagua_client.compat.torch_api.model_parallel.moe import is_moe_param
+from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 from bagua_client.layout import Partition
 from bagua_client.reducer.tunable_reducer import TunableReducer
 from bagua_client.torch_private.wrapper import after_module, before_module, let_go

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-import bagua_client
 from bagua_client.algorithms import GradientAllReduceAlgorithm
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
     BaguaDistributedDataParallel,
 )
+from bagua_client.integrations import distributed_data_parallel as ours
 
 
-class DistributedDataParallel_V1_9_0(bagua_client.DistributedDataParallel):
+class DistributedDataParallel_V1_9_0(ours.DistributedDataParallel):
     """Ours, tuned under ``BAGUA_AUTOTUNE=1``. It takes the arguments of
     :func:`DistributedDataParallel`.
 
@@ -42,7 +42,7 @@ class DistributedDataParallel_V1_9_0(bagua_client.DistributedDataParallel):
     ) -> None:
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
 
-        def wrap(wrapped: nn.Module, **options: Any) -> bagua_client.DistributedDataParallel:
+        def wrap(wrapped: nn.Module, **options: Any) -> ours.DistributedDataParallel:
             super(DistributedDataParallel_V1_9_0, self).__init__(
                 wrapped,
                 # Torch takes neither for a module on the CPU.

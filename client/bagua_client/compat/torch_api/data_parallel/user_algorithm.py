@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms.weights import Weights
 from bagua_client.communication.communicator import Communicator
 from bagua_client.compat.torch_api.backend import backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from bagua_client.compat.torch_api.tensor import keeps_gradient
+from bagua_client.compat.torch_api.trained import Trained
 from bagua_client.configuration import MIB, Configuration
 from bagua_client.environment import Environment
 from bagua_client.layout import Partition, cut, describe
 from bagua_client.torch_private.reducer import GradBucket
-
-if TYPE_CHECKING:
-    from bagua_client.compat.torch_api.data_parallel.bagua_distributed import (
-        BaguaDistributedDataParallel,
-    )
-    from bagua_client.reducer.weights import Weights
-
 
 BUCKET_BYTES = 10 * MIB
 """Of Bagua's buckets, unless BAGUA_DEFAULT_BUCKET_SIZE is set."""
@@ -56,7 +51,7 @@ class UserAlgorithm(Algorithm):
     leaves_gradients = True
     needs_all_ranks = True
 
-    def __init__(self, ddp: BaguaDistributedDataParallel, declared: Any) -> None:
+    def __init__(self, ddp: Trained, declared: Any) -> None:
         if isinstance(declared, type) or not hasattr(declared, "reify"):
             raise TypeError(f"an algorithm must be an instance of Algorithm, not {declared!r}")
         self.impl = declared.reify(ddp.process_group)
@@ -126,7 +121,7 @@ class UserAlgorithm(Algorithm):
         self.backend.register_ordered_buckets([])
 
     @property
-    def _ddp(self) -> BaguaDistributedDataParallel:
+    def _ddp(self) -> Trained:
         ddp = self._reference()
         assert ddp is not None, "it is called while the module trains"
         return ddp

@@ -1,0 +1,120 @@
+"""Watches the loss: a trial that makes it worse fails, however fast its steps are."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+MARGIN = 0.05
+"""By so much of the usual loss a trial's may be above it; more is harm."""
+DEVIATIONS = 3.0
+"""And by so many standard errors of the difference: a loss differs from batch to batch."""
+FEWEST_LOSSES = 8
+REMEMBERED_REPORTS = 32
+MOST_UNREAD = 1024
+
+
+class Losses(NamedTuple):
+    """Of some steps, of any ranks."""
+
+    steps: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def sum(cls, parts: Iterable[Losses]) -> Losses:
+        """All of them together."""
+        return cls(*map(sum, zip(cls(), *parts, strict=True)))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.steps
+
+    @property
+    def variance(self) -> float:
+        """Of one loss."""
+        return max(self.squares / self.steps - self.mean**2, 0.0)
+
+
+class LossGuard:
+    """Compares the losses of trials that change the numbers with those of trials that do not. All
+    ranks give it the same losses, so it decides the same on all.
+
+    Attributes:
+        has_any: whether this rank was told a loss.
+    """
+
+    def __init__(self) -> None:
+        self.has_any = False
+        self._own: deque[tuple[torch.Tensor, Any]] = deque(maxlen=MOST_UNREAD)
+        self._usual: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
+        self._tried: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
+        self._is_usual = True
+        self._is_paused = False
+
+    # One rank's
+
+    def tell(self, loss: torch.Tensor | float) -> None:
+        """This rank's in one step; a tensor of several is averaged. Waits for no device.
+
+        Raises:
+            TypeError: neither a tensor nor a number.
+        """
+        if not isinstance(loss, torch.Tensor | float | int):
+            raise TypeError(f"a loss must be a tensor or a number, not {type(loss).__name__}")
+        self.has_any = True
+        value = torch.as_tensor(loss).detach().double().mean()
+        event: Any = None
+        if value.device.type == "cuda":
+            with torch.cuda.device(value.device):
+                copy = torch.empty((), dtype=torch.float64, pin_memory=True)
+                value = copy.copy_(value, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+        self._own.append((value, event))
+
+    def take(self) -> Losses:
+        """Those of this rank that are known by now, once; none while configurations change."""
+        known = []
+        while self._own and (self._own[0][1] is None or self._own[0][1].query()):
+            known.append(float(self._own.popleft()[0]))
+        if self._is_paused:
+            return Losses()
+        return Losses(len(known), sum(known), sum(loss * loss for loss in known))
+
+    # All ranks'
+
+    def pause(self) -> None:
+        """Another configuration is about to come into force."""
+        self._is_paused = True
+
+    def begin(self, changes_numbers: bool) -> None:
+        """It is."""
+        self._is_paused, self._is_usual = False, not changes_numbers
+        self._own.clear()
+        self._tried.clear()
+
+    def judge(self, losses: Losses) -> str:
+        """Losses of all ranks under what is in force; says what is wrong, if anything is."""
+        if not losses.steps:
+            return ""
+        (self._usual if self._is_usual else self._tried).append(losses)
+        usual, tried = Losses.sum(self._usual), Losses.sum(self._tried)
+        if self._is_usual or usual.steps < FEWEST_LOSSES or not math.isfinite(usual.mean):
+            return ""
+        if not math.isfinite(tried.squares):
+            return f"the loss is not finite; it was {usual.mean:.4g} before"
+        if tried.steps < FEWEST_LOSSES:
+            return ""
+        error = math.sqrt(usual.variance / usual.steps + tried.variance / tried.steps)
+        most = usual.mean + MARGIN * abs(usual.mean) + DEVIATIONS * error
+        if tried.mean <= most:
+            return ""
+        return (
+            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and above {most:.4g} "
+            "the difference is not by chance"
+        )

@@ -1,0 +1,132 @@
+"""Records a few steps of each trial in detail, for the service's model of what steps cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bagua_client.measuring.clock import Clock
+from bagua_client.profile import BucketTiming, Profile
+from bagua_client.tunable.timeline import Timeline
+from bagua_client.tunable.tunable import Tunable
+
+PROFILED_STEPS = 3
+"""Of each trial, the first ones that are measured."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step that was recorded; reading it takes a moment, so another thread may do that.
+
+    Attributes:
+        began: mark of the end of the previous step's communication.
+        ended: mark of the end of this one's.
+        order: the registered tensors, by their index in the model.
+    """
+
+    trial: int
+    step: int
+    clock: Clock
+    timeline: Timeline
+    began: Any
+    ended: Any
+    order: Sequence[int]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the device has passed all its marks."""
+        ends = self.timeline.ended
+        return len(ends) == len(self.timeline.started) and all(
+            self.clock.is_known(mark) for mark in (self.ended, *ends.values())
+        )
+
+    def read(self) -> Profile:
+        """The profile; only once it is known."""
+        line = self.timeline
+        ready = {index: self._seconds(mark) for index, mark in line.ready.items()}
+        last = max(ready.values())
+        step_seconds = self._seconds(self.ended)
+        # A bucket's end is marked in a stream of its own, which may come a little later.
+        ended = [min(self._seconds(mark), step_seconds) for _, mark in sorted(line.ended.items())]
+        buckets = [
+            BucketTiming(size, self._seconds(start), end)
+            for size, start, end in zip(line.bucket_bytes, line.started, ended, strict=True)
+        ]
+        ready_seconds = [ready.get(index, last) for index in self.order]
+        return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets)
+
+    def _seconds(self, mark: Any) -> float:
+        return self.clock.seconds(self.began, mark)
+
+
+class Profiler:
+    """Chooses the steps; rank 0 alone has one.
+
+    Args:
+        tunable: of the model.
+        clock: of the device that the model is on.
+    """
+
+    def __init__(self, tunable: Tunable, clock: Clock) -> None:
+        self._tunable = tunable
+        self._clock = clock
+        self._trial = 0
+        self._steps = range(0)
+        self._began: Any = None
+        self._timeline: Timeline | None = None
+        self._recordings: list[Recording] = []
+
+    def begin_trial(self, trial: int, first_step: int) -> None:
+        """Record ``first_step``, the first one that is measured, and those after it."""
+        self.stop()
+        self._trial, self._steps = trial, range(first_step, first_step + PROFILED_STEPS)
+
+    def postpone(self) -> None:
+        """What came before this step was no part of it: the next one is recorded instead."""
+        if self._timeline is not None:
+            self._timeline = None
+            self._tunable.observation.record(None)
+            self._steps = range(self._steps.start, self._steps.stop + 1)
+
+    def stop(self) -> None:
+        """Record nothing (more), and forget what nobody took."""
+        self._steps = range(0)
+        self._timeline = None
+        self._tunable.observation.record(None)
+        self._recordings.clear()
+
+    def reduction_done(self, step: int, is_first: bool) -> None:
+        """The end of step ``step``'s communication.
+
+        Args:
+            is_first: of the step's reductions; a step of several is not recorded.
+        """
+        timeline, self._timeline = self._timeline, None
+        # A step may have used no parameter on this rank; nothing can be learned from it.
+        if timeline is not None and timeline.ready and is_first:
+            self._keep(step, timeline)
+        if step + 1 in self._steps and is_first:
+            self._began = self._clock.mark()
+            self._timeline = Timeline(self._clock.mark)
+        if timeline is not self._timeline:
+            self._tunable.observation.record(self._timeline)
+
+    def take(self) -> Recording | None:
+        """The oldest step that is known by now and was not taken yet."""
+        if self._recordings and self._recordings[0].is_known:
+            return self._recordings.pop(0)
+        return None
+
+    def _keep(self, step: int, timeline: Timeline) -> None:
+        self._recordings.append(
+            Recording(
+                trial=self._trial,
+                step=step,
+                clock=self._clock,
+                timeline=timeline,
+                began=self._began,
+                ended=self._clock.mark(),
+                order=self._tunable.order,
+            )
+        )

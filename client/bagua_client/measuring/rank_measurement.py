@@ -1,0 +1,136 @@
+"""What one rank measures: the times of all its steps, and a few steps of each trial in detail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+
+import torch
+
+from bagua_client.measuring.batch_complexity import BatchComplexity
+from bagua_client.measuring.boundary import StepBoundary
+from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
+from bagua_client.measuring.profiler import Profiler, Recording
+from bagua_client.tunable.tunable import Tunable
+
+
+class StepCount:
+    """How many steps a training made. It knows nothing of the model, so that who keeps it does not
+    keep the model."""
+
+    made = 0
+
+
+class RankMeasurement:
+    """Of one model on one rank.
+
+    Args:
+        tunable: of the model.
+        optimizers: of the model, as far as they are known; their steps tell the model's.
+        records: whether this rank measures some steps in detail.
+
+    Attributes:
+        count: of its steps.
+        complexity: of the batches in the step under way.
+        measured_from: steps before this one are not measured.
+    """
+
+    def __init__(
+        self,
+        tunable: Tunable,
+        optimizers: Iterable[torch.optim.Optimizer],
+        records: bool = True,
+    ) -> None:
+        communicator = tunable.communicator
+        self.count = StepCount()
+        self.complexity = BatchComplexity()
+        self.measured_from = 0
+        self._tunable = tunable
+        self._samples: list[StepTime] = []
+        clock = clock_for(communicator.device)
+        self._timer = StepTimer(clock)
+        self._observers = tunable.observers
+        self._boundary = StepBoundary(
+            tunable.parameters, optimizers, self._timer.stepped, self._observers
+        )
+        # The marks of several devices cannot be compared.
+        is_on_one_device = {t.device for t in tunable.tensors} == {f"{communicator.device.type}#0"}
+        self._computed = self._timer.computed if is_on_one_device else None
+        self._profiler = Profiler(tunable, clock) if records and is_on_one_device else None
+
+    @property
+    def step(self) -> int:
+        """The number of the one that the last reduction belongs to."""
+        return self.count.made
+
+    def follow(self) -> None:
+        """Be told by the model how long it computes and waits."""
+        self._tunable.observation.on_last_ready = self._computed
+        if self._computed is not None:
+            self._tunable.waiting = partial(self._observers.around, self._timer.waiting)
+
+    def tell_complexity(self, complexity: torch.Tensor | float) -> None:
+        """See :meth:`BatchComplexity.tell`."""
+        self._observers.tell(self.complexity.tell, complexity)
+
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """Around what is no part of a step, between two of them."""
+        return self._observers.around(self._unmeasured)
+
+    @contextmanager
+    def _unmeasured(self) -> Iterator[None]:
+        with self._timer.unmeasured():
+            yield
+        if self._profiler is not None:
+            self._profiler.postpone()
+
+    def tick(self) -> bool:
+        """A reduction has ended; whether it is the first one of a step."""
+        begins = self._boundary.begins()
+        if begins:
+            self.count.made += 1
+            self._timer.tick(self.step, self.complexity.take())
+        else:
+            self._timer.tick_within()
+        return begins
+
+    def record(self, begins: bool) -> None:
+        """The same reduction, in detail; only while the job is tuned."""
+        if self._profiler is not None:
+            self._profiler.reduction_done(self.step, begins)
+
+    def begin(self, trial: int | None) -> None:
+        """What was commanded is in force, and will stay as it is."""
+        # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
+        self.measured_from = self.step + 1
+        if trial is not None and self._profiler is not None:
+            self._profiler.begin_trial(trial, self.measured_from)
+
+    def forget(self) -> None:
+        """What was measured and not told yet is of no use."""
+        self._samples.clear()
+
+    def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
+        """New step times, at most so many; none where they are of no use."""
+        new = [time for time in self._timer.drain() if time.step >= self.measured_from]
+        self._samples += new if wanted else []
+        taken, self._samples = self._samples[:most], self._samples[most:]
+        return taken
+
+    def take_recordings(self) -> Iterable[Recording]:
+        """What was recorded in detail and is known by now."""
+        while self._profiler is not None and (recording := self._profiler.take()) is not None:
+            yield recording
+
+    def stop_recording(self) -> None:
+        """The tuning is over: step times are all that is measured."""
+        self._tunable.observation.on_last_ready = None
+        if self._profiler is not None:
+            self._profiler.stop()
+
+    def close(self) -> None:
+        """From now on a step costs nothing."""
+        self._boundary.close()
+        if self._profiler is not None:
+            self._profiler.stop()

@@ -1,0 +1,343 @@
+"""What the reporter's thread does: it alone talks to the service.
+
+Training goes on whatever the service does: this thread waits until it answers, and drops step times
+that it does not take. The ranks keep their configuration meanwhile; if that is a trial and the
+service stays away for long, they return to the default. After the tuning the thread watches the
+step times, and tells the service only that the training is alive, until they change.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bagua_client.announcement import TrialLines, announce, announce_page, before_that
+from bagua_client.environment import Environment
+from bagua_client.measuring.profiler import Recording
+from bagua_client.reporter.drift import DriftWatch
+from bagua_client.reporter.handover import Handover, is_of
+from bagua_client.reporter.inbox import Event, Inbox, Message
+from bagua_client.reporter.renewal import Renewal
+from bagua_client.reporter.step_table import StepTable
+from bagua_client.service.client import JobState, StepTimes
+from bagua_client.service.connection import Connection, Stopped
+from bagua_client.service.optional_fields import OptionalFields
+from bagua_client.service.sidecar import SidecarError
+from bagua_client.service.transport import NotSupported, ServiceRefused
+
+logger = logging.getLogger(__name__)
+
+FIRST_POLL_SECONDS = 0.02
+LAST_POLL_SECONDS = 0.2
+MOST_REFUSALS = 10
+"""One after the other; then the service and this client do not understand each other."""
+MOST_VALUES = 10_000
+"""Step times of ranks in one request; more wait for the next."""
+MOST_DISAGREEMENTS = 5
+"""In one job; then something is wrong with its ranks, or with what the service asks of them."""
+
+
+class Conversation:
+    """Registers the job, reports its steps, and gives the command that the ranks run next.
+
+    A command is JSON: ``{"trial": int or null, "configuration": {...}, "watch": bool, "told":
+    {...}}``; one without a trial ends the tuning with the configuration to keep, and ``watch`` says
+    whether step times are wanted after it. ``told`` is what all ranks shall know: fields of
+    :class:`bagua_client.tuning.Tuning`, or nothing. With it goes, at times, a ``copy`` for the
+    other nodes (see handover).
+
+    Args:
+        environment: the settings.
+        description: what the job is registered with.
+        inbox: what there is to tell.
+        stopping: set when the job ends.
+        command: takes the command, in the place of one that the ranks have not been told yet.
+        handover: takes copies for the other nodes; None: there is nothing to hand over.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        description: Mapping[str, Any],
+        inbox: Inbox,
+        stopping: threading.Event,
+        command: Callable[[bytes], None],
+        handover: Handover | None,
+    ) -> None:
+        self._description = description
+        self._inbox = inbox
+        self._stopping = stopping
+        self._put_command = command
+        self._handover = handover
+        self._steps = StepTable(int(description["world_size"]))
+        self._watch = DriftWatch()
+        self._renewal = Renewal()
+        self._connection = Connection(
+            environment,
+            uuid.uuid4().hex,
+            description,
+            stopping,
+            self._forget_commands,
+            self._leave_trial,
+        )
+        self._is_registered = False
+        self._before = ""  # the result of the round before, in words
+        self._commanded: object = object()
+        self._kept: Mapping[str, Any] = description["default_configuration"]
+        self._poll_seconds: float | None = None
+        self._profile_refusals = 0
+        self._fields = OptionalFields(MOST_REFUSALS)
+        self._trials = TrialLines(logger)
+        self._refusals = 0
+        self._disagreements = 0
+
+    @property
+    def page(self) -> str:
+        """The job's, for a browser; empty before it is registered."""
+        return self._connection.page if self._is_registered else ""
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether there is more to try."""
+        return self._commanded is not None
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether step times may be changing, after the tuning."""
+        return self._watch.suspects
+
+    @property
+    def remains(self) -> str:
+        """What a training that ends now leaves of its tuning, in words."""
+        kept = "its trials are kept" if self._is_registered else self._connection.untold
+        return kept + self._before
+
+    def run(self) -> None:
+        """Talk until the job ends, or the tuning does."""
+        try:
+            copy = self._handover.take() if self._handover is not None else None
+            if copy is not None and is_of(copy, self._description):
+                self._connection.bring(copy)
+            state = self._connection.register()
+            self._is_registered = True
+            if not self._stopping.is_set():
+                announce_page(logger, self._description["name"], self._connection.page)
+            self._follow(state)
+            while not self._stopping.is_set():
+                message = self._inbox.take(timeout_seconds=self._poll_seconds or 1.0)
+                if message is not None:
+                    self._renewal.stepped()
+                    self._deliver(message)
+                elif self._poll_seconds is not None:
+                    self._follow(self._connection.call(lambda service: service.state()))
+                if self._renewal.take_due():
+                    self._connection.renew(self._renewal.take_progress())
+            while (message := self._inbox.take(timeout_seconds=0.0)) is not None:
+                if isinstance(message, Event):
+                    self._deliver(message)
+        except Stopped:
+            return
+        except (ServiceRefused, SidecarError, _Hopeless) as error:
+            self._give_up(str(error))
+        except Exception as error:
+            logger.exception("autotune: an error in the thread that talks to the service")
+            self._give_up(repr(error))
+
+    def _give_up(self, reason: str) -> None:
+        """No (more) tuning in this job. The ranks stay at what the last tuning found; in the
+        middle of one they go back to the configuration that the job would have had."""
+        if self._stopping.is_set():
+            return
+        logger.warning("autotune is off for this job: %s", reason)
+        default = self._description["default_configuration"]
+        failed = {"state": "failed", "reason": reason} if self.is_tuning else {}
+        self._order(None, default if self.is_tuning else self._kept, False, failed)
+
+    def _deliver(self, message: Message) -> None:
+        try:
+            state = self._send(message)
+            if state is None:
+                return
+            self._refusals = 0
+            self._tell_dropped()
+        except ServiceRefused as error:
+            self._refusals += 1
+            if self._refusals == 1:
+                logger.warning("autotune: the service refused a report (%s)", error)
+            if self._refusals >= MOST_REFUSALS:
+                raise
+            state = self._connection.call(lambda service: service.state())
+        self._follow(state)
+
+    def _tell_dropped(self) -> None:
+        if self._inbox.is_empty and (dropped := self._inbox.take_dropped()):
+            logger.info(
+                "autotune: %d reports were dropped while the service did not answer; the tuning "
+                "measures again what it needs",
+                dropped,
+            )
+
+    def _send(self, message: Message) -> JobState | None:
+        """Say it to the service if there is anything to say."""
+        if isinstance(message, Event):
+            return self._send_event(message)
+        if isinstance(message, Recording):
+            return self._send_profile(message)
+        complete = self._steps.add(message)
+        if message.trial is None:
+            # From a trial that was left while the service was away nothing is to be learned.
+            return None if self.is_tuning else self._look_for_drift(complete)
+        # What waited while the service was slow or away goes in few requests.
+        while len(complete) * int(self._description["world_size"]) < MOST_VALUES:
+            more = self._inbox.take_more(message.trial)
+            if more is None:
+                break
+            complete += self._steps.add(more)
+        if not complete or self._is_closed(message.trial):
+            return None
+        return self._send_steps(message.trial, complete)
+
+    def _is_closed(self, trial: int) -> bool:
+        """Whether the service has had its last step of this trial: it told of what comes after."""
+        commanded = self._commanded
+        return commanded is None or (isinstance(commanded, int) and trial < commanded)
+
+    def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
+        def post(steps: list[StepTimes]) -> JobState:
+            return self._connection.call(lambda service: service.observe(trial, steps))
+
+        return self._fields.send(steps, post)
+
+    def _send_event(self, event: Event) -> JobState:
+        # The next steps are of another configuration, or there are none.
+        if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
+            self._connection.renew(told)
+        if event.kind in ("disagreement", "diverged"):
+            # The ranks are at the baseline now, whatever they were told before, or will be.
+            self._forget_commands()
+        if event.kind == "diverged":
+            self._kept = self._description["default_configuration"]
+        state = self._connection.call(
+            lambda service: service.event(
+                event.kind, event.trial, event.step, event.message, event.seconds
+            )
+        )
+        if event.kind == "disagreement":
+            self._disagreements += 1
+            if self._disagreements >= MOST_DISAGREEMENTS:
+                raise _Hopeless(f"the ranks disagreed too often ({event.message})")
+        return state
+
+    def _send_profile(self, recording: Recording) -> JobState | None:
+        if self._profile_refusals >= MOST_REFUSALS:
+            return None
+        profile = recording.read()
+        try:
+            state = self._connection.call(lambda service: service.profile(profile))
+        except ServiceRefused as error:
+            # A tuning does without them.
+            unsupported = isinstance(error, NotSupported)
+            self._profile_refusals = MOST_REFUSALS if unsupported else self._profile_refusals + 1
+            if self._profile_refusals == MOST_REFUSALS:
+                logger.info("autotune: the service does not accept profiles of steps (%s)", error)
+            return None
+        self._profile_refusals = 0
+        return state
+
+    def _look_for_drift(self, complete: list[StepTimes]) -> JobState | None:
+        self._renewal.watched(complete)
+        found = [(step.step, self._watch.add(step.step, max(step.seconds))) for step in complete]
+        state = None
+        # Only now: a drift that is refused must not keep the watch from the steps after it.
+        for step, drift in found:
+            if drift is not None:
+                change = (
+                    f"a step took {drift.before_seconds * 1e3:.3g} ms after the tuning, and now "
+                    f"takes {drift.now_seconds * 1e3:.3g} ms"
+                )
+                logger.info("autotune: %s", change)
+                state = self._send_event(Event("drift", None, step, change, drift.now_seconds))
+        return state
+
+    def _follow(self, state: JobState) -> None:
+        """Tell the ranks what the service wants now, if that is new."""
+        if state.trial is not None:
+            self._trials.tell(state.trials_measured, state.max_trials, state.speedup)
+        self._poll_seconds = self._next_poll() if state.deciding else None
+        is_between_trials = state.trial is None and state.deciding
+        if is_between_trials or state.trial == self._commanded:
+            return
+        if state.trial is None:
+            self._kept = state.configuration
+            # At the end of a training the service answers with the round before, if with any.
+            if state.summary is not None and not self._stopping.is_set():
+                announce(logger, "autotune: %s", state.summary)
+                self._before = before_that(state.round, state.summary)
+        elif not self.is_tuning:
+            announce(logger, "autotune: the job is being tuned again (round %d)", state.round)
+            self._trials = TrialLines(logger)
+        told = told_of(state, self._description["default_configuration"])
+        self._order(state.trial, state.configuration, True, told, self._take_copy())
+        self._commanded = state.trial
+
+    def _next_poll(self) -> float:
+        if self._poll_seconds is None:
+            return FIRST_POLL_SECONDS
+        return min(2 * self._poll_seconds, LAST_POLL_SECONDS)
+
+    def _leave_trial(self) -> None:
+        """The service is away for long, and what it had the ranks try may be slow."""
+        if isinstance(self._commanded, int):
+            logger.warning(
+                "autotune: the ranks use their default configuration until the service answers "
+                "again"
+            )
+            waiting = {"state": "waiting", "reason": "the service is away"}
+            self._order(None, self._description["default_configuration"], True, waiting)
+            self._forget_commands()
+
+    def _forget_commands(self) -> None:
+        """Whatever the service wants next is new to the ranks."""
+        self._commanded = object()
+
+    def _take_copy(self) -> str | None:
+        """What is known by now, for the other nodes; this one's has it then."""
+        if self._handover is None or (copy := self._connection.copy()) is None:
+            return None
+        return self._handover.share(copy)
+
+    def _order(
+        self,
+        trial: int | None,
+        configuration: Mapping[str, Any],
+        watch: bool,
+        told: Mapping[str, Any],
+        copy: str | None = None,
+    ) -> None:
+        command: dict[str, Any] = {"trial": trial, "watch": watch, "told": told}
+        command["configuration"] = dict(configuration)
+        if copy is not None:
+            command["copy"] = copy
+        # Short: what is too long for a report comes a step later.
+        text = json.dumps(command, separators=(",", ":"))
+        self._put_command(text.encode())
+
+
+def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks shall know of where their job stands."""
+    if state.trial is None:
+        result = {**state.result, "summary": state.summary or ""}
+        return {"state": "finished", "round": state.round, **result}
+    best = dict(state.incumbent or {})
+    if best.get("algorithm") == default.get("algorithm"):
+        best.pop("algorithm", None)  # The wrapper's own needs no name.
+    told = {"state": "tuning", "round": state.round, "trials": state.trials_measured}
+    return {**told, **({"best": best, "speedup": state.speedup} if best else {})}
+
+
+class _Hopeless(Exception):
+    """Tuning this job leads nowhere; the message says why."""

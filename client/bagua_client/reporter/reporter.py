@@ -1,0 +1,132 @@
+"""Rank 0's reporter as the training thread sees it: what that calls here never waits.
+
+What there is to tell goes through the inbox to a thread of its own, which has the conversation with
+the service; the command that comes of it lies here until the ranks are told.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from bagua_client.announcement import ENDED_FIRST, announce
+from bagua_client.environment import Environment
+from bagua_client.measuring.rank_measurement import StepCount
+from bagua_client.reporter.conversation import Conversation
+from bagua_client.reporter.handover import Handover
+from bagua_client.reporter.inbox import Event, Inbox, Message
+from bagua_client.service.job_service import job_service
+
+logger = logging.getLogger(__name__)
+
+GOODBYE_SECONDS = 1.0
+WATCHED_GOODBYE_SECONDS = 0.2
+"""A job that is only being watched has its result already."""
+
+
+class Reporter:
+    """Starts the thread that registers the job and reports its steps, and holds the command that
+    the ranks run next.
+
+    Args:
+        environment: the settings.
+        description: what the job is registered with.
+        handover: of what is known to the other nodes.
+        count: of the training's steps.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        description: Mapping[str, Any],
+        handover: Handover | None = None,
+        count: StepCount | None = None,
+    ) -> None:
+        self._count = count or StepCount()
+        self._process = os.getpid()
+        self._inbox = Inbox()
+        self._stopping = threading.Event()
+        self._command: bytes | None = None
+        self._command_lock = threading.Lock()
+        self._conversation = Conversation(
+            environment,
+            description,
+            self._inbox,
+            self._stopping,
+            self._put_command,
+            handover if handover is not None and handover.is_needed else None,
+        )
+        self._thread = threading.Thread(
+            target=self._conversation.run, name="bagua-reporter", daemon=True
+        )
+        if environment.url is None:
+            # Before our own goodbye is registered, so that the service ends after it.
+            job_service(environment.service_port, environment.token)
+        atexit.register(self.close, GOODBYE_SECONDS)
+        self._thread.start()
+
+    def put(self, message: Message) -> None:
+        """Hand something over; never waits."""
+        if not self._is_forked:
+            self._inbox.put(message)
+
+    @property
+    def has_command(self) -> bool:
+        """Whether there is one that the ranks have not been told yet."""
+        return self._command is not None
+
+    def take_command(self) -> bytes | None:
+        """The command that the ranks have not been told yet."""
+        if self._is_forked:
+            return None
+        with self._command_lock:
+            command, self._command = self._command, None
+        return command
+
+    def page(self) -> str:
+        """The job's, for a browser; empty before it is registered."""
+        return "" if self._is_forked else self._conversation.page
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether step times may be changing, after the tuning."""
+        return self._conversation.is_suspicious
+
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """The training is over: say so to the service, but never wait long for it."""
+        atexit.unregister(self.close)
+        if self._thread.is_alive() and not self._is_forked:
+            if self._conversation.is_tuning:
+                announce(logger, "autotune: %s; %s", ENDED_FIRST, self._conversation.remains)
+            else:
+                wait_seconds = min(wait_seconds, WATCHED_GOODBYE_SECONDS)
+            self._stopping.set()
+            self.put(Event("ended", None, self._count.made, "the training process ended"))
+            self._thread.join(wait_seconds)
+
+    def finish(self, reason: str = "") -> None:
+        """The last command is in force on all ranks: the thread may end.
+
+        Args:
+            reason: told to the service, which would wait for more; empty: it knows.
+        """
+        atexit.unregister(self.close)
+        if not self._is_forked:
+            self._stopping.set()
+            if reason:
+                self.put(Event("ended", None, self._count.made, reason))
+            self._inbox.wake()
+
+    def _put_command(self, command: bytes) -> None:
+        with self._command_lock:
+            self._command = command
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has the thread (a DataLoader's worker,
+        say). Whatever lock the thread held at that moment is held in here for ever."""
+        return os.getpid() != self._process

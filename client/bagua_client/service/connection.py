@@ -1,0 +1,212 @@
+"""The reporter's requests to the service, repeated until they are answered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from bagua_client.announcement import announce
+from bagua_client.environment import Environment
+from bagua_client.service.circuit import Circuit
+from bagua_client.service.client import JobState, Progress, ServiceClient
+from bagua_client.service.job_service import JobService, job_service
+from bagua_client.service.sidecar import SidecarError
+from bagua_client.service.transport import JobUnknown, ServiceRefused, ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+
+REGISTRATIONS = 3
+"""A registration that is refused so often is wrong, and not only damaged on its way."""
+REFUSED_PAUSE_SECONDS = 0.5
+
+
+class Stopped(Exception):
+    """The job ended while the service was away."""
+
+
+class Connection:
+    """To the service at the user's address, or to the one of this process.
+
+    Args:
+        environment: the settings.
+        job_id: the job's.
+        description: what the job is registered with.
+        stopping: set when the job ends: from then on nothing is tried twice.
+        on_forgotten: called when the service did not know the job, which is registered anew.
+        on_late: called at each failure once no answer is to be expected soon.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        job_id: str,
+        description: Mapping[str, Any],
+        stopping: threading.Event,
+        on_forgotten: Callable[[], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        self._environment = environment
+        self._job_id = job_id
+        self._description = description
+        self._stopping = stopping
+        self._on_forgotten = on_forgotten
+        self._on_late = on_late
+        self._circuit = Circuit(environment.server_wait_seconds)
+        self._service: ServiceClient | None = None
+        self._endings = 0  # of our own service, as far as they are told
+        self._trouble = ""  # with the latest request; empty: it was answered
+
+    @property
+    def url(self) -> str:
+        """Where the service is; empty before the first request."""
+        return self._service.url if self._service is not None else ""
+
+    @property
+    def page(self) -> str:
+        """The job's, for a browser; only after the first request.
+
+        The token of a service of this process's own goes with it, behind a ``#``: a browser sends
+        that to nobody, and it stands in no log of requests.
+        """
+        token = "" if self._environment.url else self._sidecar().page_token
+        return f"{self.url}/jobs/{self._job_id}" + (f"#token={token}" if token else "")
+
+    def call(self, request: Callable[[ServiceClient], JobState]) -> JobState:
+        """Make a request, again and again until it is answered.
+
+        Raises:
+            ServiceRefused: the service will never take it.
+            SidecarError: there is no service and there will be none.
+            Stopped: the job ended meanwhile, or has ended and is not known any more.
+        """
+        while True:
+            try:
+                state = self._ask(request)
+            except ServiceUnavailable as error:
+                self._trouble = str(error)
+                if self._stopping.is_set():
+                    raise Stopped from error
+                pause_seconds = self._circuit.failed(self._place, error)
+                if self._circuit.is_late:
+                    self._on_late()
+                self._stopping.wait(pause_seconds)
+            except ServiceRefused:
+                self._circuit.answered()  # It is there.
+                raise
+            else:
+                self._circuit.answered()
+                self._trouble = ""
+                return state
+
+    def renew(self, progress: Progress | None = None) -> None:
+        """Say once that the training lives, and how far it is. If that fails, the next time is
+        soon."""
+        if self._service is not None:
+            with suppress(JobUnknown, ServiceRefused, ServiceUnavailable, SidecarError):
+                self._connected().renew(progress)
+
+    def bring(self, copy: Mapping[str, Any]) -> None:
+        """Give the service what the ranks kept of earlier lives, once: it can do without.
+
+        Raises:
+            SidecarError: there is no service and there will be none.
+        """
+        try:
+            known = self._connected().bring(copy)
+        except (JobUnknown, ServiceRefused, ServiceUnavailable) as error:
+            logger.info(
+                "autotune: the service does not take the ranks' copy of earlier runs: %s", error
+            )
+        else:
+            if known:
+                logger.info("autotune: %d earlier runs were restored from the ranks' copy", known)
+
+    def copy(self) -> dict[str, Any] | None:
+        """What is known of the job, for other nodes; None: that cannot be had now."""
+        if self._service is None:
+            return None
+        try:
+            return self._service.copy()
+        except (JobUnknown, ServiceRefused, ServiceUnavailable):
+            return None
+
+    def register(self) -> JobState:
+        """Make the job known. Raises what :meth:`call` does."""
+        for _ in range(REGISTRATIONS - 1):
+            try:
+                return self.call(self._register)
+            except ServiceRefused:
+                if self._stopping.wait(REFUSED_PAUSE_SECONDS):
+                    raise
+        return self.call(self._register)
+
+    @property
+    def untold(self) -> str:
+        """Why the service knows nothing of a job that it has not taken yet, in words."""
+        why = f"could not be used: {self._trouble}" if self._trouble else "had not answered yet"
+        return f"nothing is kept of it, as the service {self._place} {why}"
+
+    @property
+    def _place(self) -> str:
+        if self._environment.url is None:
+            return "beside rank 0"
+        return f"at {self._environment.url} (BAGUA_AUTOTUNE_URL)"
+
+    def _register(self, service: ServiceClient) -> JobState:
+        return service.register(self._description)
+
+    def _ask(self, request: Callable[[ServiceClient], JobState]) -> JobState:
+        service = self._connected()
+        try:
+            return request(service)
+        except JobUnknown as error:
+            if self._stopping.is_set():
+                # Registered anew, it would be tuned from its beginning with nobody there.
+                raise Stopped from error
+            reason = str(error)
+        try:
+            service.state()
+        except JobUnknown:
+            return self._register_anew(service)
+        raise ServiceRefused(f"it knows the job, but has no such request: {reason}")
+
+    def _register_anew(self, service: ServiceClient) -> JobState:
+        """Another database, perhaps."""
+        self._on_forgotten()
+        try:
+            self._register(service)
+            return service.state()
+        except JobUnknown as error:
+            raise ServiceUnavailable(
+                f"it forgot the job right after it was registered: {error}"
+            ) from error
+
+    def _connected(self) -> ServiceClient:
+        environment = self._environment
+        url, token = environment.url, environment.token
+        if url is None:
+            url, token = self._sidecar().url(), self._sidecar().token
+        is_first = self._service is None
+        if self._service is None or self._service.url != url.rstrip("/"):
+            self._service = ServiceClient(url, self._job_id, token)
+        if environment.url is None:
+            self._tell_restart(is_first)
+        return self._service
+
+    def _tell_restart(self, is_first: bool) -> None:
+        endings = self._sidecar().endings
+        if len(endings) > self._endings and not is_first:
+            announce(
+                logger,
+                "autotune: the service that rank 0 had started %s, and was started again; "
+                "nothing measured is lost. The job's page is now %s",
+                endings[-1],
+                self.page,
+            )
+        self._endings = len(endings)
+
+    def _sidecar(self) -> JobService:
+        return job_service(self._environment.service_port, self._environment.token)

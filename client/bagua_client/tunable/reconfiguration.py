@@ -1,0 +1,133 @@
+"""A change of configuration: every rank plans it, all vote, then all run it or none does."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.communication.agreement import Vote, attempt
+from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout
+from bagua_client.torch_private import groups as torch_groups
+from bagua_client.tunable.tunable import Tunable
+
+logger = logging.getLogger(__name__)
+
+CANNOT = 0
+"""The vote of a rank that cannot carry the configuration out."""
+
+
+class Reconfiguration:
+    """One change of configuration. Making it starts the vote, so all ranks must do so together.
+
+    Args:
+        tunable: the model to re-cut.
+        configuration: what this rank was told to run; None: it could not read what it was told.
+        group: the process group to vote in; it has the same ranks as the reducer's.
+        device: a device that ``group`` communicates from.
+    """
+
+    def __init__(
+        self,
+        tunable: Tunable,
+        configuration: Configuration | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self._tunable = tunable
+        self._configuration = configuration
+        self._layout = None if configuration is None else _planned(tunable, configuration)
+        self._voters = group, device
+        self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
+        self.dissenters: list[int] = []
+        self.agreed = False
+        self.reason = ""
+        """Why the ranks did not agree, for the log and the service."""
+
+    def conclude(self) -> Layout:
+        """Wait for the votes, and make the process groups that are missing. All ranks call this
+        together.
+
+        Returns:
+            The layout that all ranks run from now on: the one voted on if all ranks agree on it
+            and can carry it out, else the baseline's, or what is in force if the groups of
+            the baseline are gone and cannot be made. :attr:`dissenters` lists the ranks that
+            disagreed.
+
+        Raises:
+            RuntimeError: these ranks cannot have such groups; raised on all ranks.
+        """
+        self.dissenters = self._vote.dissenters()
+        if self._layout is not None and not self.dissenters:
+            self.reason = prepared(self._tunable, self._layout, *self._voters)
+            self.agreed = not self.reason
+            if self.agreed:
+                return self._layout
+        else:
+            self.reason = self._disagreement()
+        if self._tunable.communicator.rank == 0:
+            logger.error(
+                "%s: all ranks return to the default (%s)", self.reason, self._tunable.default
+            )
+        return way_back(self._tunable, *self._voters)
+
+    def _disagreement(self) -> str:
+        if not self.dissenters:
+            return f"no rank can carry out the configuration {self._configuration}"
+        ranks = ", ".join(str(rank) for rank in self.dissenters)
+        plural = "ranks" if len(self.dissenters) > 1 else "rank"
+        return f"{plural} {ranks} disagreed with the others on the buckets to cut"
+
+
+def prepared(
+    tunable: Tunable, layout: Layout, group: dist.ProcessGroup, device: torch.device
+) -> str:
+    """Make the process groups of a layout that all ranks have agreed on. All ranks call this
+    together, while no bucket is on its way, and vote on the outcome.
+
+    Returns:
+        Why a rank could not; then no rank has any of them. Empty: all could.
+
+    Raises:
+        RuntimeError: these ranks cannot have such groups; raised on all ranks.
+    """
+    communicator = tunable.communicator
+    communicator.check(layout.configuration)
+
+    ranks, error = attempt(lambda: tunable.prepare(layout), group, device)
+    if not ranks:
+        return ""
+    if error:
+        logger.error(
+            "rank %d cannot make the process groups of %s: %s",
+            *(communicator.rank, layout.configuration, error),
+        )
+    communicator.release(tunable.layout.configuration)
+    # A rank that could not has counted fewer: the next group would have another name there.
+    torch_groups.count_from(max(Vote(torch_groups.counted(), group, device).values()))
+    return f"rank {ranks} cannot make the process groups of {layout.configuration}"
+
+
+def way_back(tunable: Tunable, group: dist.ProcessGroup, device: torch.device) -> Layout:
+    """The default's layout with its process groups made; the one in force where they are gone and
+    cannot be made. All ranks call this together."""
+    default = tunable.plan(tunable.default)
+    if not (reason := prepared(tunable, default, group, device)):
+        return default
+    if tunable.communicator.rank == 0:
+        logger.error("%s: all ranks keep %s", reason, tunable.layout.configuration)
+    return tunable.layout
+
+
+def _planned(tunable: Tunable, configuration: Configuration) -> Layout | None:
+    """The layout of ``configuration``; None, with a warning, if it does not fit the model. It does
+    not raise: other ranks may have been told another configuration and wait for this rank's vote.
+    """
+    try:
+        return tunable.plan(configuration)
+    except ValueError as error:
+        rank = tunable.communicator.rank
+        logger.warning("rank %d cannot carry out %s: %s", rank, configuration, error)
+        return None

@@ -1,0 +1,176 @@
+"""The interface that the agent tunes: it plans, votes on, applies and measures configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms import Algorithm
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout, TensorSpec
+from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.timeline import Timeline
+
+
+class Offer(Protocol):
+    """Which settings can be changed, and why the others cannot."""
+
+    @property
+    def algorithms(self) -> Callable[[Collection[str]], Sequence[Algorithm]]:
+        """Given the allowed names, the algorithms that may be tried, the model's own first."""
+
+    @property
+    def has_explicit_buckets(self) -> bool:
+        """Whether an explicit list of buckets can be cut."""
+
+    def reasons(self, communicator: Communicator) -> list[str]:
+        """Why some settings cannot be changed, a sentence each."""
+
+    def values(
+        self, communicator: Communicator, allowed: Collection[str] = ()
+    ) -> dict[str, list[int] | list[str]]:
+        """The values worth trying of each knob that has few, by knob.
+
+        Args:
+            allowed: the values that the user allows although they change the numbers.
+        """
+
+
+class Observation(Protocol):
+    """What is seen of a model's steps on this rank.
+
+    Attributes:
+        on_last_ready: called when all that a step communicates is ready on this rank.
+    """
+
+    on_last_ready: Callable[[], None] | None
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Record the next steps in ``timeline``; None: stop recording."""
+
+
+class Tunable(Protocol):
+    """Something whose configuration may change from one step to the next.
+
+    Attributes:
+        algorithm: the algorithm that keeps the replicas together.
+        communicator: the process groups of the ranks that train the model.
+        tensors: specs of the tensors that are communicated.
+        parameters: the model's parameters; the steps of their optimizers are counted.
+        order: indices of ``tensors``, in the order in which they become ready.
+        default: the configuration that the job would run without tuning.
+        layout: the layout in force.
+        recut_seconds: how long the latest change took.
+        after_reduction: called at the end of every step's communication, where all ranks are
+            known to be in the same step.
+        on_return: called with the reason when a change failed on some rank and all ranks returned
+            to the layout before it.
+        waiting: returns a context that is entered around a step's other communication.
+        observation: what is seen of the steps on this rank.
+        observers: by way of which all that only observes is called.
+    """
+
+    recut_seconds: float
+    after_reduction: Callable[[], None] | None
+    on_return: Callable[[str], None] | None
+    waiting: Callable[[], AbstractContextManager[None]]
+    observers: Observers
+
+    @property
+    def observation(self) -> Observation: ...
+    @property
+    def algorithm(self) -> Algorithm: ...
+    @property
+    def communicator(self) -> Communicator: ...
+    @property
+    def tensors(self) -> Sequence[TensorSpec]: ...
+    @property
+    def parameters(self) -> Sequence[torch.nn.Parameter]: ...
+    @property
+    def order(self) -> Sequence[int]: ...
+    @property
+    def default(self) -> Configuration: ...
+    @property
+    def layout(self) -> Layout: ...
+
+    # Plan
+
+    @property
+    def offer(self) -> Offer:
+        """What may be changed, and why the rest may not."""
+
+    @property
+    def order_is_agreed(self) -> bool:
+        """Whether the ranks have compared what they saw of ``order``."""
+
+    @property
+    def refusal(self) -> str:
+        """Why no setting can be changed; empty: some can."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the model's wrapper is gone."""
+
+    @property
+    def stands_back(self) -> bool:
+        """Whether the ranks may end their training one by one now, so that nothing is changed."""
+
+    def plan(self, configuration: Configuration) -> Layout:
+        """The layout that ``configuration`` would put in force; changes nothing.
+
+        Raises:
+            ValueError: the configuration cannot be carried out.
+        """
+
+    def start_from(self, default: Configuration) -> None:
+        """Set another default. All ranks call this together, before the first step.
+
+        Raises:
+            ValueError, RuntimeError: it cannot be carried out here; nothing has changed.
+        """
+
+    # Vote
+
+    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Vote on changes in ``group``, which communicates from ``device``, from now on."""
+
+    # Apply
+
+    def prepare(self, layout: Layout) -> None:
+        """Make the process groups that ``layout`` needs. All ranks call this together.
+
+        Raises:
+            RuntimeError: they cannot be made.
+        """
+
+    def schedule(self, layout: Layout) -> None:
+        """Put ``layout`` into force at the end of this step's communication; all ranks have agreed
+        on it, and its groups are made."""
+
+    @property
+    def layout_to_come(self) -> Layout:
+        """The scheduled layout; the one in force if none is scheduled."""
+
+    @property
+    def is_recut_due(self) -> bool:
+        """Whether a scheduled layout is not in force yet."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the layout scheduled last is in force, with its final buckets."""
+
+    # Measure
+
+    def attach(self) -> None:
+        """Observe the steps from now on."""
+
+    def watch(self) -> None:
+        """Observe but the ends of steps from now on, as cheaply as that can be."""
+
+    def detach(self) -> None:
+        """Stop observing the steps."""

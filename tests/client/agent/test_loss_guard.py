@@ -1,0 +1,82 @@
+"""Which losses are harm, and which are chance."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+
+import pytest
+import torch
+
+from bagua_client.agent.loss_guard import Losses, LossGuard
+
+
+def told(values: list[float]) -> Losses:
+    guard = LossGuard()
+    for value in values:
+        guard.tell(value)
+    return guard.take()
+
+
+def noisy(mean: float, count: int, seed: int, spread: float = 0.1) -> list[float]:
+    generator = random.Random(seed)
+    return [generator.gauss(mean, spread * mean) for _ in range(count)]
+
+
+def after_usual(values: list[float]) -> LossGuard:
+    guard = LossGuard()
+    guard.begin(changes_numbers=False)
+    assert guard.judge(told(values)) == ""
+    guard.begin(changes_numbers=True)
+    return guard
+
+
+def test_a_loss_far_above_that_of_before_is_harm() -> None:
+    guard = after_usual(noisy(1.0, 40, 0))
+    assert guard.judge(told(noisy(1.3, 4, 1))) == ""  # too few to say
+    words = guard.judge(told(noisy(1.3, 20, 2)))
+    assert re.match(r"the loss is 1\.[23]\d*; it was (1\.0|0\.9)", words)
+
+
+def test_chance_and_a_little_more_is_no_harm() -> None:
+    for seed in range(50):
+        guard = after_usual(noisy(1.0, 40, 2 * seed))
+        assert guard.judge(told(noisy(1.02, 20, 2 * seed + 1))) == ""
+        assert guard.judge(told(noisy(0.5, 20, 2 * seed + 1))) == ""
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_loss_that_is_not_finite_is_harm(bad: float) -> None:
+    guard = after_usual(noisy(1.0, 40, 0))
+    assert "not finite" in guard.judge(told([1.0, bad]))
+
+
+def test_what_the_default_does_is_no_harm() -> None:
+    guard = after_usual(noisy(1.0, 40, 0))
+    guard.begin(changes_numbers=False)
+    assert guard.judge(told([math.nan, *noisy(9.0, 30, 0)])) == ""
+    # And with a usual loss that is not finite nothing can be compared.
+    guard.begin(changes_numbers=True)
+    assert guard.judge(told(noisy(9.0, 30, 0))) == ""
+
+
+def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
+    guard = LossGuard()
+    assert not guard.has_any
+    guard.tell(torch.tensor([1.0, 3.0], requires_grad=True))
+    guard.tell(4)
+    assert guard.has_any
+    assert guard.take() == Losses(2, 6.0, 20.0)
+    assert guard.take() == Losses()
+    guard.pause()
+    guard.tell(1.0)
+    assert guard.take() == Losses()
+    guard.begin(changes_numbers=True)
+    guard.tell(2.0)
+    assert guard.take() == Losses(1, 2.0, 4.0)
+
+
+def test_a_loss_is_a_number() -> None:
+    with pytest.raises(TypeError, match="not str"):
+        LossGuard().tell("0.3")  # type: ignore[arg-type]

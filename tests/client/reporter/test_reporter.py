@@ -1,0 +1,450 @@
+"""What the reporter says to a service, what it does not, and what it has the ranks do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from bagua_client.environment import Environment
+from bagua_client.measuring.clock import CpuClock
+from bagua_client.measuring.profiler import Recording
+from bagua_client.measuring.rank_measurement import StepCount
+from bagua_client.reporter.conversation import MOST_REFUSALS
+from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
+from bagua_client.reporter.inbox import LARGEST_INBOX, Event, RankTimes, Samples
+from bagua_client.reporter.reporter import Reporter
+from bagua_client.service.connection import REGISTRATIONS
+from bagua_client.tunable.timeline import Timeline
+from tests.client.agent.scripted_service import ScriptedService
+
+SMALL, LARGE = {"bucket_bytes": 1024}, {"bucket_bytes": 2048}
+DESCRIPTION = {"name": "job", "world_size": 2, "default_configuration": {"bucket_bytes": 512}}
+WATCHED = BLOCK_STEPS * (REFERENCE_BLOCKS + LASTING_BLOCKS)
+
+Start = Callable[..., Reporter]
+
+
+@pytest.fixture
+def start(caplog: pytest.LogCaptureFixture) -> Iterator[Start]:
+    caplog.set_level(logging.INFO, "bagua_client")
+    reporters = []
+
+    def make(service: ScriptedService, count: StepCount | None = None) -> Reporter:
+        reporters.append(Reporter(Environment(url=service.url), DESCRIPTION, count=count))
+        return reporters[-1]
+
+    yield make
+    for reporter in reporters:
+        reporter.finish()
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What it gives once that is something; the time is only to find a hang."""
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def command_of(reporter: Reporter) -> dict[str, Any]:
+    """Without what it tells besides, which is in test_outcome."""
+    command = dict(json.loads(wait_for(reporter.take_command)))
+    del command["told"]
+    return command
+
+
+def tell(reporter: Reporter, trial: int | None, first_step: int, seconds: Sequence[float]) -> None:
+    """Both ranks' times; the first is always fast, so that the slowest counts."""
+    for at in range(0, len(seconds), BLOCK_STEPS):
+        part = list(seconds[at : at + BLOCK_STEPS])
+        by_rank = [RankTimes(first_step + at, times) for times in ([0.001] * len(part), part)]
+        reporter.put(Samples(trial, by_rank))
+
+
+def tuned(reporter: Reporter) -> None:
+    """Let a service of one trial end the tuning."""
+    assert command_of(reporter)["trial"] == 0
+    tell(reporter, 0, 1, [0.1] * 3)
+    assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}
+
+
+def _recording(trial: int) -> Recording:
+    timeline = Timeline(lambda: 2.0)
+    for index in (1, 0):
+        timeline.tensor_ready(index)
+    timeline.bucket_starts(24)()
+    return Recording(trial, 7, CpuClock(), timeline, 1.0, 3.0, (1, 0))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_while_the_service_decides_it_is_asked_again(start: Start, closes: bool) -> None:
+    with ScriptedService([[SMALL, LARGE]], deciding=3, closes=closes) as service:
+        reporter = start(service)
+        assert command_of(reporter)["configuration"] == SMALL
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
+        assert len(service.bodies("state")) == 3
+
+
+def test_a_profile_arrives_as_it_was_recorded(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        start(service).put(_recording(0))
+        (profile,) = wait_for(lambda: service.bodies("profiles"))
+    bucket = {"bytes": 24, "started_seconds": 1.0, "ended_seconds": 1.0}
+    assert profile == {
+        "trial": 0,
+        "step": 7,
+        "step_seconds": 2.0,
+        "ready_seconds": [1.0, 1.0],
+        "buckets": [bucket],
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "offers"), [(404, MOST_REFUSALS), (405, 1), (422, MOST_REFUSALS)]
+)
+def test_a_service_that_takes_no_profiles_is_offered_none_again(
+    start: Start, caplog: pytest.LogCaptureFixture, status: int, offers: int
+) -> None:
+    with ScriptedService([[SMALL, LARGE]], refuses={"profiles": status}) as service:
+        reporter = start(service)
+        for _ in range(MOST_REFUSALS):
+            reporter.put(_recording(0))
+        wait_for(lambda: "does not accept profiles" in caplog.text)
+        service.refuses.clear()
+        reporter.put(_recording(0))
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter)["trial"] == 0
+        assert command_of(reporter)["trial"] == 1
+        assert service.bodies("profiles") == []
+        assert service.refused == offers
+        assert len(service.bodies("PUT")) == 1  # it is not taken for an unknown job
+
+
+def test_refused_profiles_are_no_reason_not_to_offer_the_next(start: Start) -> None:
+    with ScriptedService([[SMALL]], refuses={"profiles": 422}) as service:
+        reporter = start(service)
+        for _ in range(MOST_REFUSALS - 1):
+            reporter.put(_recording(0))
+        wait_for(lambda: service.refused == MOST_REFUSALS - 1)
+        service.refuses.clear()
+        reporter.put(_recording(0))
+        wait_for(lambda: service.bodies("profiles"))
+
+
+def test_a_job_that_was_forgotten_when_a_profile_came_is_registered_anew(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        assert command_of(reporter)["trial"] == 0
+        service.forget()
+        reporter.put(_recording(0))
+        assert command_of(reporter)["trial"] == 0
+        assert len(service.bodies("PUT")) == 2
+        reporter.put(_recording(0))
+        wait_for(lambda: service.bodies("profiles"))
+
+
+def test_a_job_that_ended_and_was_forgotten_is_not_registered_anew(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        service.forget()
+        reporter.close(60.0)
+        assert not reporter._thread.is_alive()
+        assert service.refused == 1
+        assert len(service.bodies("PUT")) == 1
+
+
+def test_nothing_is_said_while_step_times_stay_and_once_when_they_change(start: Start) -> None:
+    with ScriptedService([[SMALL], [LARGE]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        said = len(service.requests)
+        tell(reporter, None, 4, [0.1] * 3000)
+        tell(reporter, None, 3004, [0.3] * WATCHED)
+        (drift,) = wait_for(lambda: service.bodies("drift"))
+        assert 3004 < drift["step"] < 3104
+        assert drift["seconds"] == pytest.approx(0.3)
+        assert drift["trial"] is None
+        assert command_of(reporter) == {"trial": 1, "configuration": LARGE, "watch": True}
+        kinds = [kind for kind, _ in service.requests[said:]]
+        assert kinds == ["progress", "drift"], "how far it came under what it leaves, and why"
+
+
+def test_the_trials_of_another_round_are_counted_anew(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL] * 21, [LARGE] * 11], steps=1) as service:
+        reporter = start(service)
+        for trial in range(21):
+            assert command_of(reporter)["trial"] == trial
+            tell(reporter, trial, trial + 1, [0.1])
+        assert command_of(reporter)["trial"] is None
+        tell(reporter, None, 22, [0.1] * WATCHED + [0.3] * WATCHED)
+        for trial in range(21, 32):
+            assert command_of(reporter)["trial"] == trial
+            tell(reporter, trial, trial + 1000, [0.3])
+        assert command_of(reporter)["trial"] is None
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    progress = [line.removeprefix("autotune: ") for line in said if " of at most " in line]
+    # Not a result: nothing is confirmed.
+    line = "trial {} of at most 60, best so far 1.25x, not confirmed"
+    assert progress == [line.format(count) for count in (10, 20, 10)]
+
+
+def test_a_change_that_the_service_does_not_act_on_is_the_new_normal(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * 500 + [0.1] * WATCHED)
+        drifts = wait_for(lambda: len(service.bodies("drift")) == 2 and service.bodies("drift"))
+        assert [drift["seconds"] for drift in drifts] == [pytest.approx(0.3), pytest.approx(0.1)]
+        assert reporter.take_command() is None
+
+
+def test_a_change_reaches_a_service_that_was_away(start: Start) -> None:
+    with ScriptedService([[SMALL], [LARGE]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 503
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)
+        wait_for(lambda: service.refused)
+        service.refuses.clear()
+        assert command_of(reporter)["trial"] == 1
+        assert len(service.bodies("drift")) == 1
+
+
+def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 422
+        # In one message: the change, and the steps after it that make it the new normal.
+        slowest = [0.1] * WATCHED + [0.2] * WATCHED * 2
+        reporter.put(Samples(None, [RankTimes(4, slowest)] * 2))
+        tell(reporter, None, 4 + len(slowest), [0.3] * WATCHED)
+        wait_for(lambda: service.refused == 2)
+
+
+def test_refusals_while_watching_leave_the_ranks_at_what_was_found(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["drift"] = 422
+        levels = [0.1 * (1 + place % 2) for place in range(2 * MOST_REFUSALS)]
+        tell(reporter, None, 4, [level for level in levels for _ in range(WATCHED)])
+        assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": False}
+        assert caplog.text.count("autotune is off") == 1
+
+
+@pytest.mark.parametrize("ends_while_tuning", [True, False])
+def test_the_end_of_the_training_is_told_and_called_early_only_while_tuning(
+    start: Start, caplog: pytest.LogCaptureFixture, ends_while_tuning: bool
+) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        if ends_while_tuning:
+            command_of(reporter)
+        else:
+            tuned(reporter)
+        reporter.close(60.0 if ends_while_tuning else 0.0)
+        wait_for(lambda: service.bodies("ended"))
+        said = "the training ended before its tuning did; its trials are kept"
+        assert (said in caplog.text) is ends_while_tuning
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (None, "could not be used: it needs a token (not here); set BAGUA_AUTOTUNE_TOKEN to that"),
+        ("http://nowhere.invalid:8123", "could not be used: there is no host with that name"),
+        ("http://127.0.0.1:1", "could not be used: nothing listens there"),
+    ],
+)
+def test_where_no_service_took_the_job_its_end_does_not_say_that_anything_is_kept(
+    caplog: pytest.LogCaptureFixture, url: str | None, why: str
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+    with ScriptedService([[SMALL]], refuses={"PUT": 401}) as service:
+        reporter = Reporter(Environment(url=url or service.url), DESCRIPTION)
+        wait_for(lambda: reporter._conversation._connection._trouble)
+        reporter.close(60.0)
+    (said,) = [line for line in caplog.messages if "the training ended" in line]
+    assert "are kept" not in said
+    place = f"{url or service.url} (BAGUA_AUTOTUNE_URL)"
+    assert f"nothing is kept of it, as the service at {place} {why}" in said
+
+
+def test_the_end_of_the_training_names_its_step(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        count = StepCount()
+        reporter = start(service, count=count)
+        command_of(reporter)
+        count.made = 137
+        reporter.close(60.0)
+        wait_for(lambda: service.bodies("ended"))
+        assert [body["step"] for body in service.bodies("ended")] == [137]
+
+
+def test_the_end_of_the_training_does_not_wait_for_a_service_that_is_away(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        service.refuses["ended"] = 503
+        reporter.close(60.0)
+        wait_for(lambda: not reporter._thread.is_alive())
+
+
+def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        tuned(reporter)
+        reporter.put(Event("disagreement", None, 4, "rank 1 disagreed"))
+        assert command_of(reporter) == {"trial": None, "configuration": SMALL, "watch": True}
+
+
+def _tell_computing(reporter: Reporter, first_step: int) -> None:
+    ranks = [RankTimes(first_step, [0.2] * 3, [0.1 * rank] * 3) for rank in (1, 2)]
+    reporter.put(Samples(0, ranks))
+
+
+def test_computing_times_go_with_the_step_times(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        _tell_computing(reporter, 1)
+        (batch,) = wait_for(lambda: service.bodies("observations"))
+    step = {"seconds": [0.2, 0.2], "compute_seconds": [0.1, 0.2]}
+    assert batch["steps"] == [{"step": number, **step} for number in (1, 2, 3)]
+
+
+def test_steps_refused_for_another_reason_do_not_end_the_computing_times(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]], refuses={"observations": 422}) as service:
+        reporter = start(service)
+        command_of(reporter)
+        _tell_computing(reporter, 1)
+        wait_for(lambda: service.refused == 2)
+        service.refuses.clear()
+        _tell_computing(reporter, 4)
+        (batch,) = wait_for(lambda: service.bodies("observations"))
+    assert "compute_seconds" in batch["steps"][0]
+
+
+def test_a_refused_registration_may_have_been_damaged_on_its_way(start: Start) -> None:
+    with ScriptedService([[SMALL]], refuses={"PUT": 400}) as service:
+        reporter = start(service)
+        wait_for(lambda: service.refused == 1)
+        service.refuses.clear()
+        assert command_of(reporter)["trial"] == 0
+
+
+def test_a_registration_that_is_wrong_ends_the_tuning_in_one_line(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL]], refuses={"PUT": 422}) as service:
+        reporter = start(service)
+        default = DESCRIPTION["default_configuration"]
+        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": False}
+        assert service.refused == REGISTRATIONS
+    assert [record.getMessage() for record in caplog.records] == [
+        "autotune is off for this job: not here"
+    ]
+
+
+def test_from_a_trial_the_ranks_go_back_to_the_default_if_the_service_stays_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = Reporter(Environment(url=service.url, server_wait_seconds=0.0), DESCRIPTION)
+        assert command_of(reporter)["trial"] == 0
+        service.refuses["observations"] = 503
+        tell(reporter, 0, 1, [0.1])
+        default = DESCRIPTION["default_configuration"]
+        assert command_of(reporter) == {"trial": None, "configuration": default, "watch": True}
+        tell(reporter, None, 4, [0.1] * WATCHED + [0.3] * WATCHED)  # of no interest to anybody
+        wait_for(lambda: service.refused > 3)
+        assert reporter.take_command() is None
+        service.refuses.clear()
+        assert command_of(reporter) == {"trial": 0, "configuration": SMALL, "watch": True}
+        tell(reporter, 0, 4 + 2 * WATCHED, [0.1])
+        wait_for(lambda: len(service.bodies("observations")) == 2)
+        assert service.bodies("drift") == []
+        reporter.finish()
+    assert caplog.text.count("use their default") == 1
+
+
+def test_a_service_that_refuses_is_there(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedService([[SMALL]], refuses={"profiles": 503}) as service:
+        start(service).put(_recording(0))
+        wait_for(lambda: "cannot be used" in caplog.text)
+        service.refuses["profiles"] = 422
+        wait_for(lambda: "the service answers again" in caplog.text)
+
+
+def _steps_of(service: ScriptedService) -> list[int]:
+    return [step["step"] for body in service.bodies("observations") for step in body["steps"]]
+
+
+def test_a_trial_that_is_over_is_told_no_more_of(start: Start) -> None:
+    with ScriptedService([[SMALL, LARGE]]) as service:
+        reporter = start(service)
+        command_of(reporter)
+        tell(reporter, 0, 1, [0.1] * 3)
+        assert command_of(reporter)["trial"] == 1
+        tell(reporter, 0, 4, [0.1] * 3)  # of the steps before the ranks switch
+        tell(reporter, 1, 7, [0.1])
+        wait_for(lambda: 7 in _steps_of(service))
+        assert _steps_of(service) == [1, 2, 3, 7]
+
+
+def test_what_was_dropped_while_the_service_was_away_is_said_once(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ScriptedService([[SMALL, LARGE]], steps=10**6) as service:
+        reporter = start(service)
+        command_of(reporter)
+        service.refuses["observations"] = 503
+        tell(reporter, 0, 1, [0.1])
+        wait_for(lambda: service.refused)  # it is in hand, and not in the inbox
+        told = 1 + LARGEST_INBOX + 30
+        for step in range(2, told + 1):
+            tell(reporter, 0, step, [0.1])
+        service.refuses.clear()
+        wait_for(lambda: told in _steps_of(service))
+        tell(reporter, 0, told + 1, [0.1])
+        wait_for(lambda: told + 1 in _steps_of(service))
+        assert _steps_of(service) == [1, *range(32, told + 2)]
+        assert len(service.bodies("observations")) <= 3  # what waited came together
+    assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
+        "autotune: 30 reports were dropped while the service did not answer; the tuning measures "
+        "again what it needs"
+    ]
+
+
+def test_a_fork_of_the_training_uses_nothing_of_the_reporter(start: Start) -> None:
+    """Whatever lock the reporter's thread held when a DataLoader forked, nobody opens it there."""
+    with ScriptedService([[SMALL]]) as service:
+        reporter = start(service)
+        wait_for(lambda: reporter._conversation._commanded == 0)
+        with reporter._inbox._changed, reporter._command_lock:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a hang ends in another way
+                reporter.put(Event("drift", None, 1, ""))
+                command = reporter.take_command()
+                reporter.close(60.0)
+                reporter.finish()
+                os._exit(0 if command is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert command_of(reporter)["trial"] == 0
+        assert [kind for kind, _ in service.requests] == ["PUT"]

@@ -1,0 +1,222 @@
+"""Starting a service beside the job, when that goes wrong; that it works is in tests/e2e."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import torch.distributed as dist
+
+from bagua_client.environment import Environment
+from bagua_client.service import job_service as shared_module
+from bagua_client.service import sidecar as module
+from bagua_client.service.client import StepTimes
+from bagua_client.service.connection import Connection
+from bagua_client.service.job_service import JobService, job_service
+from bagua_client.service.sidecar import Sidecar, SidecarError
+from bagua_client.torch_private import groups as torch_groups
+
+
+def test_without_the_service_installed_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+
+    def without_flask(name: str, *rest: Any) -> Any:
+        return None if name == "flask" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_flask)
+    with pytest.raises(SidecarError, match=r"'\.\[service\]' in a clone.*BAGUA_AUTOTUNE_URL"):
+        Sidecar().url()
+
+
+def test_a_service_that_cannot_listen_is_reported_with_its_exit_code() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SidecarError, match="exit code 1"):
+            Sidecar(taken.getsockname()[1]).url()
+
+
+def test_only_who_knows_its_token_may_ask_it() -> None:
+    sidecar = Sidecar()
+    try:
+        jobs = f"{sidecar.url()}/api/v2/jobs"
+        assert requests.get(jobs, timeout=60).status_code == 401
+        shown = {"Authorization": f"Bearer {sidecar.token}"}
+        assert requests.get(jobs, headers=shown, timeout=60).status_code == 200
+        assert sidecar._process is not None
+        command = Path(f"/proc/{sidecar._process.pid}/cmdline").read_text()
+        assert sidecar.token not in command, "which every user of the machine can read"
+    finally:
+        sidecar.stop()
+    assert sidecar.page_token == sidecar.token != Sidecar().token
+
+
+def test_the_user_s_own_token_is_used_and_not_shown() -> None:
+    sidecar = Sidecar(token="of the user")
+    assert (sidecar.token, sidecar.page_token) == ("of the user", "")
+
+
+def test_it_is_started_once_and_again_when_it_has_died() -> None:
+    sidecar = Sidecar()
+    try:
+        url = sidecar.url()
+        assert sidecar.url() == url
+        process = sidecar._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert sidecar.url().startswith("http://127.0.0.1:")
+        assert sidecar._process is not process
+        assert sidecar.endings == ["was killed by signal 9"]
+    finally:
+        sidecar.stop()
+
+
+def test_when_it_is_killed_one_line_says_so_and_the_job_goes_on_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+    default = {"bucket_bytes": 1024}
+    description = {
+        "name": "killed",
+        "world_size": 1,
+        "ranks_per_node": [1],
+        "tensors": [{"name": "w", "elements": 1, "bytes": 4, "dtype": "float32", "group": "f"}],
+        "knobs": {"bucket_bytes": {"type": "log_integer", "low": 512, "high": 2048}},
+        "default_configuration": default,
+        "fingerprint": "f",
+    }
+    stopping = threading.Event()
+    connection = Connection(Environment(), "j", description, stopping, stopping.set, stopping.set)
+    shared = job_service(0)
+    try:
+        connection.register()
+        connection.call(lambda service: service.observe(0, [StepTimes(1, [0.1])]))
+        for call in (lambda: connection.call(lambda service: service.state()), connection.renew):
+            before = connection.page
+            assert shared._process is not None
+            shared._process.kill()
+            shared._process.wait()
+            caplog.clear()
+            call()
+            (line,) = [each for each in caplog.messages if "the service that rank 0" in each]
+            assert "was killed by signal 9, and was started again" in line
+            assert line.endswith(f"The job's page is now {connection.page}")
+            assert connection.page != before
+            token = {"Authorization": f"Bearer {shared.token}"}
+            steps = f"{connection.url}/api/v2/jobs/j/observations"
+            stored = requests.get(steps, headers=token, timeout=60).json()["observations"]
+            assert [step["step"] for step in stored] == [1]
+        assert not stopping.is_set()
+    finally:
+        shared.stop()
+        shared_module._forget()
+
+
+def test_a_service_that_hangs_before_it_listens_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "START_SECONDS", 0.2)
+    with pytest.raises(SidecarError, match="exit code -9"):
+        Sidecar().url()
+
+
+def test_a_service_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SidecarError, match=r"could not be started.*no/such/python"):
+        Sidecar().url()
+
+
+def test_a_fork_of_the_training_has_no_service_yet() -> None:
+    """Nor does it wait for the thread of its parent that was starting one."""
+    parents = job_service(0)
+    with shared_module._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a hang ends in another way
+            own = job_service(0)
+            os._exit(int(own is parents))
+    assert os.waitpid(child, 0)[1] == 0
+    assert job_service(0) is parents
+
+
+def test_the_processes_of_a_job_have_one_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it ends with the process that started it."""
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    first, second = JobService(), JobService()
+    try:
+        with ThreadPoolExecutor() as processes:
+            url, other_url = processes.map(JobService.url, (first, second))
+        assert url == other_url
+        assert first.token == second.token == first.page_token
+        assert sorted([first.is_running, second.is_running]) == [False, True]
+        starter, other = (first, second) if first.is_running else (second, first)
+        assert starter._process is not None
+        starter.stop()
+        starter._process.wait()
+        assert other.url() != url
+        assert (other.is_running, other.page_token) == (True, starter.page_token)
+        assert other.endings == ["ended with its process"]
+        third = JobService(token="of the user")
+        assert (third.url(), third.token) == (other.url(), other.token)
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_a_service_that_cannot_be_started_keeps_no_other_process_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(shared_module, "START_SECONDS", 3600.0)
+    for service in (JobService(), JobService()):
+        with pytest.raises(SidecarError, match="could not be started"):
+            service.url()
+
+
+def test_a_process_that_died_before_its_service_listened_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr(torch_groups, "store", lambda: store)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(shared_module, "START_SECONDS", 0.2)
+    service = JobService()
+    store.set(service._key, '["of a dead process", "", ""]')
+    with pytest.raises(SidecarError, match="could not be started"):
+        service.url()
+
+
+def test_without_the_store_a_process_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bagua_client")
+
+    class Gone(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    monkeypatch.setattr(torch_groups, "store", Gone)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SidecarError, match="could not be started"):
+        JobService().url()
+    assert "Connection reset by peer" in caplog.text

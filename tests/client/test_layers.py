@@ -1,0 +1,145 @@
+"""Dependencies point one way, as docs/extending.md has them, those that only types need too; and
+what runs on the training thread makes no request."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import bagua_client
+from bagua_client import reporter
+
+PACKAGE = Path(bagua_client.__file__).parent
+# Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
+TORCHS = {"torch_private"}
+KNOWN = {"configuration", "configuration_file", "environment", "knob_choices", "layout"}
+TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
+# What each folder, and each module beside the folders, may import of the others.
+BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
+ALGORITHMS = {"algorithms", *BUCKETS}
+TUNABLE = {"tunable", *ALGORITHMS}
+AGENT = {"service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
+INTEGRATIONS = {"agent", "reducer", *AGENT}
+STARTS = {"integrations", "lightning", "startup", *KNOWN}
+LAYERS = {
+    "torch_private": set[str](),
+    "compression": set[str](),
+    "configuration": set[str](),
+    "layout": {"configuration"},
+    "configuration_file": {"configuration", "layout"},
+    "knob_choices": {"configuration"},
+    "tuning": {"configuration"},
+    "callbacks": {"tuning"},
+    "result_line": {"tuning"},
+    "announcement": set[str](),
+    "profile": set[str](),
+    "communication": {"compression", "configuration", *TORCHS},
+    "algorithms": BUCKETS,
+    "environment": {"algorithms", "configuration", "knob_choices"},
+    "tunable": ALGORITHMS,
+    "reducer": TUNABLE,
+    "measuring": {"profile", *TUNABLE},
+    "service": {"communication", "environment", *TORCHS, *TOLD},
+    "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},
+    "agent": AGENT,
+    "integrations": INTEGRATIONS,
+    "lightning": {"integrations", *ALGORITHMS, *KNOWN},
+    "startup": {"integrations", "lightning"},
+    "launcher": STARTS,
+    "run": {"launcher", *STARTS},
+    "__main__": {"launcher"},
+    "data": {"communication", *TORCHS},
+    "optimizers": TORCHS,
+    "sync_batch_norm": set[str](),
+    "compat": {
+        "launcher",
+        "data",
+        "optimizers",
+        "sync_batch_norm",
+        "reducer",
+        *STARTS,
+        *ALGORITHMS,
+    },
+}
+# Bagua's own client class stands among its names; a script that has one makes requests by it.
+MAKE_REQUESTS = ("service", "compat.service")
+REQUESTS = {"requests", "urllib3", "http", "httpx", "aiohttp"}
+BESIDE = ("reporter", "service")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All of the package, by their names without the package's."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if "as_bagua" not in parts and parts != ("__init__",):
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """What a module imports, also by ``import_module``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(module=str(module)):
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name))]
+            ):
+                yield name
+
+
+def imports(of: str) -> Iterator[tuple[str, str]]:
+    """Each module of a folder, or the module, and what it imports, ours without the package."""
+    for module, path in modules().items():
+        if module == of or module.startswith(f"{of}."):
+            for name in names_in(path):
+                yield module, name.removeprefix("bagua_client.")
+
+
+def places() -> set[str]:
+    return {module.partition(".")[0] for module in modules()}
+
+
+@pytest.mark.parametrize("place", LAYERS)
+def test_a_folder_imports_only_what_is_below_it(place: str) -> None:
+    allowed = {*LAYERS[place], place}
+    ours = [found for found in imports(place) if found[1].partition(".")[0] in places()]
+    assert [found for found in ours if found[1].partition(".")[0] not in allowed] == []
+    # Of the whole package nobody imports but its version.
+    assert [found for found in imports(place) if found[1].startswith("bagua_client")] == []
+
+
+def test_every_folder_has_its_place_below_those_that_use_it() -> None:
+    assert places() == set(LAYERS)
+    TopologicalSorter(LAYERS).prepare()
+
+
+def test_no_modules_import_one_another() -> None:
+    graph = {}
+    for module in modules():
+        names = [name for by, name in imports(module) if by == module]
+        shown = {name if name in modules() else name.rpartition(".")[0] for name in names}
+        graph[module] = shown & set(modules()) - {module}
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("place", [place for place in LAYERS if place not in BESIDE])
+def test_what_runs_on_the_training_thread_makes_no_request(place: str) -> None:
+    """It has nothing of the thread that does but the names that its package gives."""
+    asks = [
+        found for found in imports(place) if found[1].partition(".")[0] in {*REQUESTS, "service"}
+    ]
+    assert [found for found in asks if not found[0].startswith(MAKE_REQUESTS)] == []
+    has = [
+        name.removeprefix("reporter.") for _, name in imports(place) if name.startswith("reporter")
+    ]
+    assert set(has) <= set(reporter.__all__)

@@ -1,0 +1,370 @@
+"""Buckets are cut anew between two steps, on all ranks or on none."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua_client import Configuration, DistributedDataParallel
+from bagua_client.communication import communicator
+from bagua_client.torch_private import reducer as torchs
+from bagua_client.tunable.timeline import Timeline
+from tests.client.comparison import difference, pair
+from tests.ranks import RankPool
+
+needs_bucket_caps = pytest.mark.skipif(
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
+)
+DEFAULT = Configuration(first_bucket_bytes=2**20)
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+
+def _step(model: nn.Module, inputs: torch.Tensor) -> None:
+    model(inputs).square().mean().backward()
+
+
+def _own_inputs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(5, 6, generator=generator)
+
+
+class _Records(logging.Handler):
+    """The log of the client while in force."""
+
+    def __enter__(self) -> list[str]:
+        self.lines: list[str] = []
+        self._logger = logging.getLogger("bagua_client")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+        return self.lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+        self._logger.removeHandler(self)
+
+
+def _set_in_the_middle_of_a_step() -> str | None:
+    stock, ours = models = pair(_model())
+    last = list(ours.parameters())[-1]
+    changes = iter([Configuration(1), Configuration(300), Configuration(1, channels=2)])
+
+    def change(_: torch.Tensor) -> None:
+        assert ours.reconfigure(next(changes))
+
+    last.register_post_accumulate_grad_hook(change)
+    found = None
+    for _ in range(3):
+        for model in models:
+            model.zero_grad()
+            _step(model, _own_inputs())
+        found = found or difference(stock, ours)
+    return found
+
+
+def test_what_is_set_in_the_middle_of_a_step_waits_for_the_next(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_set_in_the_middle_of_a_step) == [None] * 2
+
+
+def _carry_over(configuration: Configuration, synchronised: bool) -> str | None:
+    models = pair(_model())
+    for model in models:
+        if synchronised:
+            _step(model, _own_inputs())
+        with model.no_sync():
+            _step(model, _own_inputs() + 1)
+    _, ours = models
+    assert ours.reconfigure(configuration)
+    for model in models:
+        _step(model, _own_inputs() + 2)
+    return difference(*models)
+
+
+@pytest.mark.parametrize("hierarchical", ["off", "leaders", "shards"])
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_accumulated_gradients_are_carried_over(
+    four_ranks: RankPool, hierarchical: str, synchronised: bool
+) -> None:
+    configuration = Configuration(200, hierarchical)
+    assert four_ranks.run(_carry_over, configuration, synchronised) == [None] * 4
+
+
+def _disagree(configurations: list[Configuration]) -> tuple[bool, str, list[str], str | None]:
+    stock, ours = models = pair(_model())
+    assert ours.reconfigure(Configuration(100, "leaders"))
+    for model in models:
+        _step(model, _own_inputs())
+    with _Records() as lines:
+        agreed = ours.reconfigure(configurations[dist.get_rank()])
+        for model in models:
+            for _ in range(3):
+                _step(model, _own_inputs())
+    errors = [line for line in lines if not line.startswith("INFO")]
+    return agreed, str(ours.configuration), errors, difference(stock, ours)
+
+
+@pytest.mark.parametrize(
+    ("configurations", "who"),
+    [
+        ([Configuration(1), Configuration(1), Configuration(500), Configuration(1)], "rank 2"),
+        ([Configuration(1, "leaders"), *[Configuration(1)] * 3], "rank 0"),
+        ([*[Configuration(1, "shards")] * 3, Configuration(1)], "rank 3"),
+        ([Configuration(1)] * 2 + [Configuration(500)] * 2, "ranks 2, 3"),
+        ([Configuration(size) for size in (1, 200, 400, 800)], "ranks 1, 2, 3"),
+        ([Configuration(1, channels=2), *[Configuration(1)] * 3], "rank 0"),
+        ([*[Configuration(300)] * 3, Configuration(300, channels=2)], "rank 3"),
+    ],
+)
+def test_ranks_that_disagree_all_return_to_the_default_and_train_on(
+    four_ranks: RankPool, configurations: list[Configuration], who: str
+) -> None:
+    results = four_ranks.run(_disagree, configurations)
+    for rank, (agreed, configuration, errors, found) in enumerate(results):
+        assert (agreed, configuration, found) == (False, str(DEFAULT), None)
+        if rank == 0:
+            (error,) = errors
+            assert error.startswith(f"ERROR {who} disagreed with the others")
+            assert f"return to the default ({DEFAULT})" in error
+        else:
+            assert errors == []
+
+
+def _no_groups_on(rank: int, is_counted: bool) -> dict[str, Any]:
+    """A rank that cannot make a group, as if it had no descriptor left, before or after c10d has
+    counted the group; then it can."""
+    stock, ours = models = pair(_model())
+    assert ours.reconfigure(Configuration(100, "leaders"))
+    for model in models:
+        _step(model, _own_inputs())
+    name = "_new_process_group_helper" if is_counted else "_new_group_with_tag"
+    fails = mock.patch.object(
+        dist.distributed_c10d, name, side_effect=OSError(24, "Too many open files")
+    )
+    asked = Configuration(200, "leaders", channels=2)
+    with mock.patch.object(communicator, "CONNECT_SECONDS", 1.0), _Records() as lines:
+        with fails if dist.get_rank() == rank else nullcontext():
+            agreed = ours.reconfigure(asked)
+        back_at = ours.configuration
+        for model in models:
+            for _ in range(2):
+                _step(model, _own_inputs())
+    again = ours.reconfigure(asked)
+    for model in models:
+        for _ in range(2):
+            _step(model, _own_inputs())
+    dist.barrier(dist.new_group())  # The user's own come as ever.
+    errors = [line for line in lines if not line.startswith("INFO")]
+    found = difference(stock, ours)
+    return {"agreed": agreed, "back_at": back_at, "again": again, "errors": errors, "found": found}
+
+
+@pytest.mark.parametrize(("rank", "is_counted"), [(0, False), (3, True)])
+def test_a_rank_that_cannot_make_process_groups_is_voted_on(
+    four_ranks: RankPool, rank: int, is_counted: bool
+) -> None:
+    results = four_ranks.run(_no_groups_on, rank, is_counted)
+    for each in results:
+        assert (each["agreed"], each["again"], each["found"]) == (False, True, None)
+        assert each["back_at"] == DEFAULT
+    assert any("Too many open files" in error for error in results[rank]["errors"])
+    assert any(
+        "cannot make the process groups" in error and "all ranks return" in error
+        for error in results[0]["errors"]
+    )
+
+
+FITS, DOES_NOT_FIT = Configuration(buckets=(1, 7)), Configuration(buckets=(2, 7))
+
+
+def _explicit(configurations: list[Configuration]) -> tuple[bool, Configuration, list[str]]:
+    ours = DistributedDataParallel(_model())
+    assert ours.reconfigure(Configuration(1))
+    for _ in range(3):
+        _step(ours, _own_inputs())
+    with _Records() as lines:
+        agreed = ours.reconfigure(configurations[dist.get_rank()])
+    for _ in range(3):
+        _step(ours, _own_inputs())
+    return agreed, ours.configuration, [line for line in lines if not line.startswith("INFO")]
+
+
+@needs_bucket_caps
+def test_explicit_buckets_that_do_not_fit_the_model_are_voted_down(two_ranks: RankPool) -> None:
+    results = two_ranks.run(_explicit, [DOES_NOT_FIT] * 2)
+    for rank, (agreed, configuration, lines) in enumerate(results):
+        assert (agreed, configuration) == (False, DEFAULT)
+        assert lines[0] == (
+            f"WARNING rank {rank} cannot carry out 2 explicit buckets: "
+            "the explicit buckets hold 9 tensors, but the model has 8"
+        )
+    assert "no rank can carry out the configuration 2 explicit buckets: all" in results[0][2][1]
+
+
+@needs_bucket_caps
+def test_a_rank_that_alone_was_told_buckets_that_do_not_fit_votes_against_them(
+    two_ranks: RankPool,
+) -> None:
+    results = two_ranks.run(_explicit, [FITS, DOES_NOT_FIT])
+    for agreed, configuration, lines in results:
+        assert (agreed, configuration) == (False, DEFAULT)
+        assert len(lines) == 1
+    assert results[0][2][0].startswith("ERROR rank 1 disagreed with the others")
+
+
+def _explicit_before_the_order_is_known() -> tuple[bool, bool, list[str]]:
+    ours = DistributedDataParallel(_model())
+    with _Records() as lines:
+        too_early = ours.reconfigure(FITS)
+    assert ours.reconfigure(Configuration(1))
+    for _ in range(2):
+        _step(ours, _own_inputs())
+    return too_early, ours.reconfigure(FITS), lines
+
+
+@needs_bucket_caps
+def test_explicit_buckets_wait_for_the_order_that_they_count_in(two_ranks: RankPool) -> None:
+    for too_early, later, lines in two_ranks.run(_explicit_before_the_order_is_known):
+        assert (too_early, later) == (False, True)
+        assert "known after the first steps" in lines[0]
+
+
+def _sizes_cut(configurations: list[Configuration]) -> list[list[int]]:
+    """What torch says that it cut, in elements' bytes."""
+    ours = DistributedDataParallel(_model())
+    assert ours.reconfigure(Configuration(1))
+    for _ in range(2):
+        _step(ours, _own_inputs())
+    cut = []
+    for configuration in configurations:
+        assert ours.reconfigure(configuration)
+        sizes: list[int] = []
+        assert ours._tunable is not None
+        for _ in range(2):
+            _step(ours, _own_inputs())
+        ours._tunable.attach()
+        ours._tunable.observation.record(timeline := Timeline(time.perf_counter))
+        _step(ours, _own_inputs())
+        ours._tunable.observation.record(None)
+        sizes += timeline.bucket_bytes
+        cut.append(sizes)
+    return cut
+
+
+@needs_bucket_caps
+def test_torch_cuts_what_was_planned(two_ranks: RankPool) -> None:
+    weight, bias = 6 * 6 * 4, 6 * 4
+    whole = weight + bias
+    configurations = {
+        Configuration(1): [bias, weight] * 4,
+        Configuration(whole): [whole] * 4,
+        Configuration(2 * whole, first_bucket_bytes=whole): [whole, 2 * whole, whole],
+        Configuration(3 * whole, last_bucket_bytes=2 * whole): [2 * whole, 2 * whole],
+        Configuration(buckets=(3, 4, 1)): [2 * bias + weight, 2 * whole, weight],
+    }
+    found = two_ranks.run(_sizes_cut, list(configurations))
+    # Torch's reducer is told the bias of a layer before its weight, or after it.
+    for sizes in found:
+        assert [sum(cut) for cut in sizes] == [4 * whole] * len(configurations)
+        assert sizes[1] == [whole] * 4
+        assert sizes[2] == [whole, 2 * whole, whole]
+        assert sizes[3] == [2 * whole, 2 * whole]
+        assert [len(cut) for cut in sizes] == [8, 4, 3, 2, 3]
+
+
+def _buckets_left_over(configurations: list[Configuration]) -> int:
+    """How much more memory tensors hold after many re-cuts than after the first."""
+    ours = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
+    held = []
+    for configuration in [*configurations, configurations[0]]:
+        assert ours.reconfigure(configuration)
+        for _ in range(3):
+            _step(ours, _own_inputs())
+        gc.collect()
+        storages = {
+            gradient.untyped_storage().data_ptr(): gradient.untyped_storage().nbytes()
+            for parameter in ours.parameters()
+            if (gradient := parameter.grad) is not None
+        }
+        held.append(sum(storages.values()))
+    return max(held) - held[0]
+
+
+def test_gradients_leave_the_old_buckets_for_the_new_ones(four_ranks: RankPool) -> None:
+    configurations = [
+        Configuration(200),
+        Configuration(300, "leaders"),
+        Configuration(200, "leaders"),
+        Configuration(300, "shards"),
+        Configuration(400),
+    ]
+    assert four_ranks.run(_buckets_left_over, configurations) == [0] * 4
+
+
+def _relays_of(configuration: Configuration, then: Configuration | None) -> tuple[int, list[str]]:
+    """How many threads it takes, and which of them are left after it."""
+    before = set(threading.enumerate())
+    ours = DistributedDataParallel(_model())
+    assert ours.reconfigure(configuration)
+    for _ in range(3):
+        _step(ours, _own_inputs())
+    relays = set(threading.enumerate()) - before
+    if then is None:
+        del ours
+        gc.collect()
+    else:
+        assert ours.reconfigure(then)
+        for _ in range(3):
+            _step(ours, _own_inputs())
+        assert set(threading.enumerate()) <= before | relays
+    for relay in relays:
+        relay.join(timeout=10)
+    return len(relays), [relay.name for relay in relays if relay.is_alive()]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "relays"),
+    [(Configuration(1, "shards"), 3), (Configuration(1, "shards", channels=2), 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("then", [None, Configuration(1, channels=4)], ids=str)
+def test_the_threads_end_with_the_wrapper_or_with_the_need_for_them(
+    four_ranks: RankPool, configuration: Configuration, relays: int, then: Configuration | None
+) -> None:
+    results = four_ranks.run(_relays_of, configuration, then)
+    assert results == [(relays, [])] * 4
+
+
+def _log_of_a_change() -> tuple[list[str], list[float]]:
+    ours = DistributedDataParallel(_model())
+    seconds = []
+    with _Records() as lines:
+        for configuration in (Configuration(1), Configuration(1)):
+            assert ours.reconfigure(configuration)
+            _step(ours, _own_inputs())
+            assert ours._tunable is not None
+            seconds.append(ours._tunable.recut_seconds)
+    return lines, seconds
+
+
+def test_a_change_is_timed_and_logged_once_by_rank_0(two_ranks: RankPool) -> None:
+    (lines, seconds), (others_lines, _) = two_ranks.run(_log_of_a_change)
+    (line,) = lines
+    assert line.startswith("INFO autotune: cut 8 tensors into 8 buckets (bucket 1 B) in ")
+    assert seconds[0] > 0
+    assert others_lines == []
