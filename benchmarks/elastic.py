@@ -39,6 +39,7 @@ from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store, StoreError
 from bagua_autotune.tuning.restart import carried_over
+from bagua_autotune.tuning.rounds import Round
 from benchmarks.harness import print_table, write_json
 from benchmarks.testbed import Host, Network, Testbed
 from benchmarks.testbed.job import free_port
@@ -250,7 +251,7 @@ def summed_up(what: str, service: str, job: Job, trials: list[Trial]) -> Life:
         len(job.ranks_per_node),
         service,
         len(earlier.trials) if earlier else 0,
-        len(carried_over(job, trials)),
+        len(carried_over(Round.of(job, trials))),
         len(trials),
         reached,
         describe(best),

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from bagua_autotune.model.algorithms import algorithm_of
-from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Categorical
 from bagua_autotune.model.statistics import estimate
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.objective import OBJECTIVES
+from bagua_autotune.tuning.rounds import Round
 
 # The last ones of the default's first trial: those before are its warm-up.
 LATEST_STEPS = 20
@@ -80,13 +81,9 @@ def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
     )
 
 
-def read_ceiling(store: Store, job: Job, trials: Sequence[Trial]) -> Ceiling | None:
-    """See ``ceiling``.
-
-    Args:
-        trials: of one round.
-    """
-    default = next((t for t in trials if t.configuration == job.baseline and t.estimate), None)
+def read_ceiling(store: Store, round_: Round) -> Ceiling | None:
+    """What the default's steps in this round say; see ``ceiling``."""
+    job, default = round_.job, round_.defaults.trial
     if default is None:
         return None
     return ceiling(job, store.latest_observations(job.id, default.index, LATEST_STEPS))

@@ -65,6 +65,16 @@ class Defaults:
         self._indices = [trial.index for trial in self._trials]
 
     @property
+    def trial(self) -> Trial | None:
+        """Its first measured one; None: it was not measured."""
+        return self._trials[0] if self._trials else None
+
+    @property
+    def first(self) -> Estimate | None:
+        """Its first measurement; None: it was not measured."""
+        return _estimate(self._trials[0]) if self._trials else None
+
+    @property
     def pooled(self) -> Estimate | None:
         """All of them together; None: it was not measured."""
         return pooled([_estimate(trial) for trial in self._trials]) if self._trials else None

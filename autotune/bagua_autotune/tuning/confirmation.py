@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from statistics import fmean
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, difference
-from bagua_autotune.tuning.objective import Objective
+from bagua_autotune.tuning.rounds import Round
 
 FEWEST_PAIRS = 2
 MOST_PAIRS = 6
@@ -45,17 +45,14 @@ class Confirmation:
     gain: Interval | None = None
 
 
-def confirm(
-    trials: Sequence[Trial], winner: Configuration, baseline: Configuration, scale: float
-) -> Confirmation:
+def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     """Decide from the confirming trials measured so far.
 
     Args:
-        trials: all of the job's.
-        winner: what is to be confirmed; other than the baseline.
-        baseline: what it must beat.
+        winner: what is to be confirmed, and must beat the baseline; other than that.
         scale: the difference of costs that is a gain of 100 %.
     """
+    trials, baseline = round_.trials, round_.job.baseline
     measured = run_off(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
@@ -80,19 +77,18 @@ def confirm(
     return Confirmation(None, gain)
 
 
-def confirmed_gain(
-    job: Job, baseline: Estimate, stored: Estimate, objective: Objective
-) -> Interval | None:
+def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Interval | None:
     """The gain of the stored best over the baseline, or None if it is not what it was.
 
     Two short trials say little by themselves; together with the gain of the earlier run, which
     was confirmed at length, they say whether that still holds (the usual weighted mean of two
     measurements).
     """
-    if job.round > 0 or job.inherited is None or job.inherited.gain is None:
+    inherited = round_.job.inherited
+    if round_.number > 0 or inherited is None or inherited.gain is None:
         return None
-    scale = objective.scale(baseline.center)
-    expected = job.inherited.gain * scale
+    scale = round_.objective.scale(baseline.center)
+    expected = inherited.gain * scale
     measured = baseline.center - stored.center
     error = math.hypot(*(e.half_width / 1.96 for e in (baseline, stored)))
     spread = max(GAIN_VARIES * expected, GAIN_VARIES_AT_LEAST * scale)
@@ -110,7 +106,7 @@ def _gain(
     """What the chosen trials of both sides say; None with less than two of one.
 
     Args:
-        trials: all of the job's: what was repeated shows what blocks differ by.
+        trials: all of the round: what was repeated shows what blocks differ by.
     """
     sides = [trial.configuration == baseline for trial in chosen]
     if min(sides.count(True), sides.count(False)) < 2:
@@ -162,14 +158,10 @@ def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
     return list(dropwhile(lambda trial: trial.configuration != candidate, measured))
 
 
-def being_confirmed(job: Job, trials: Sequence[Trial]) -> Configuration | None:
+def being_confirmed(round_: Round) -> Configuration | None:
     """What the latest run-off of a round is, or was, about; None before there is one, or where the
-    ranks failed in it.
-
-    Args:
-        trials: of the round.
-    """
-    failed = {trial.configuration for trial in trials if trial.state == "failed"}
-    excluded = failed | {job.baseline}
-    confirming = (trial for trial in reversed(trials) if trial.purpose == "confirm")
+    ranks failed in it."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    excluded = failed | {round_.job.baseline}
+    confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")
     return next((t.configuration for t in confirming if t.configuration not in excluded), None)

@@ -16,10 +16,8 @@ from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import being_confirmed, confirm, confirmed_gain
-from bagua_autotune.tuning.objective import Objective
 from bagua_autotune.tuning.restart import carried_over, offered_again
-from bagua_autotune.tuning.rounds import TRIAL_STEPS, stored_best
-from bagua_autotune.tuning.standing import baseline_estimate, measured_in
+from bagua_autotune.tuning.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.tuning.stopping import SMALLEST_GAIN, search_has_ended
 
 MOST_FAILURES = 3
@@ -102,9 +100,7 @@ def failure_code(failure: str) -> str:
 
 
 def decide(
-    job: Job,
-    trials: Sequence[Trial],
-    objective: Objective,
+    round_: Round,
     problem: Callable[[], Problem],
     make_searcher: Callable[[Problem], Searcher],
     trial_steps: float = TRIAL_STEPS,
@@ -113,13 +109,14 @@ def decide(
     """Decide what follows when no trial is open.
 
     Args:
-        trials: of this round, none of them open.
+        round_: none of its trials is open.
         problem: all that may be tried, the baseline first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
         most_gain: over the baseline, in cost; see ceiling.
     """
-    is_new = job.round == 0 and not trials
+    job, trials = round_.job, round_.trials
+    is_new = round_.number == 0 and not trials
     if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return Keep(job.baseline, reason=TOO_FEW_STEPS)
     if len(trials) <= 1 and len(problem().candidates) == 1:
@@ -127,15 +124,14 @@ def decide(
     failed = [trial for trial in trials if trial.state == "failed"]
     if _hopeless(job, failed):
         return Keep(job.baseline, reason=DISAGREED)
-    known = [*carried_over(job, trials), *trials]
-    banned = _banned(job, known)
-    start = _start(job, trials, known, banned, objective)
+    known = [*carried_over(round_), *trials]
+    start = _start(round_, known)
     if start is not None:
         return start
-    baseline = baseline_estimate(job, trials)
+    baseline = round_.defaults.first
     assert baseline is not None  # _start proposes it
-    scale = objective.scale(baseline.center)
-    winner = being_confirmed(job, trials)
+    scale = round_.objective.scale(baseline.center)
+    winner = being_confirmed(round_)
     if winner is None:
         allowed = _allowed(job, known, problem())
         found = _search(job, known, allowed, make_searcher, scale, trial_steps, most_gain)
@@ -144,7 +140,7 @@ def decide(
         winner = found
     if winner == job.baseline:
         return Keep(job.baseline)
-    confirmation = confirm(trials, winner, job.baseline, scale)
+    confirmation = confirm(round_, winner, scale)
     if confirmation.next_configuration is not None:
         return Propose("confirm", confirmation.next_configuration)
     if confirmation.gain is None or confirmation.gain.low <= 0:
@@ -152,33 +148,32 @@ def decide(
     return Keep(winner, confirmation.gain)
 
 
-def _start(
-    job: Job,
-    trials: Sequence[Trial],
-    known: Sequence[Trial],
-    banned: set[Configuration],
-    objective: Objective,
-) -> Propose | Keep | None:
+def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
     """The trials before the search: what runs already, the baseline, what was best before, what
-    was under way."""
-    stored = stored_best(job) if job.limits.max_samples > 1 else None
+    was under way.
+
+    Args:
+        known: trials of this round, and those that are carried over.
+    """
+    job, banned = round_.job, _banned(round_.job, known)
+    stored = round_.stored_best if job.limits.max_samples > 1 else None
     if stored in banned:
         stored = None
     # What runs already needs no switch: the baseline at first, the kept one in a later round.
-    first = [job.baseline, stored] if job.round == 0 else [stored, job.baseline]
+    first = [job.baseline, stored] if round_.number == 0 else [stored, job.baseline]
     for configuration in first:
         if configuration is not None and measured_in(known, configuration) is None:
             return Propose("search", configuration)
-    again = offered_again(job, known, banned)
+    again = offered_again(round_, known, banned)
     if again is not None:
         return Propose("search", again)
-    baseline = baseline_estimate(job, trials)
-    if stored is None or baseline is None or len(trials) > len(set(first)):
+    baseline = round_.defaults.first
+    if stored is None or baseline is None or len(round_.trials) > len(set(first)):
         return None
-    if job.round == 0 and stored == job.baseline:
+    if round_.number == 0 and stored == job.baseline:
         return Keep(job.baseline, reason=BEST_BEFORE)
-    found = measured_in(trials, stored)
-    gain = confirmed_gain(job, baseline, found, objective) if found else None
+    found = measured_in(round_.trials, stored)
+    gain = confirmed_gain(round_, baseline, found) if found else None
     return Keep(stored, gain) if gain is not None and gain.low > 0 else None
 
 
@@ -206,22 +201,19 @@ def _search(
 
 
 def told_searcher(
-    job: Job,
-    trials: Sequence[Trial],
-    objective: Objective,
-    problem: Problem,
-    make_searcher: Callable[[Problem], Searcher],
+    round_: Round, problem: Problem, make_searcher: Callable[[Problem], Searcher]
 ) -> tuple[Searcher, Problem] | None:
     """What a round's search knows, and what it may try; None before the baseline is measured.
 
     The searcher's costs are in parts of the baseline's.
     """
-    baseline = baseline_estimate(job, trials)
+    baseline = round_.defaults.first
     if baseline is None:
         return None
-    known = [*carried_over(job, trials), *trials]
-    problem = _allowed(job, known, problem)
-    return _tell(job, known, make_searcher(problem), objective.scale(baseline.center)), problem
+    known = [*carried_over(round_), *round_.trials]
+    problem = _allowed(round_.job, known, problem)
+    scale = round_.objective.scale(baseline.center)
+    return _tell(round_.job, known, make_searcher(problem), scale), problem
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:

@@ -22,6 +22,7 @@ from bagua_autotune.tuning.decision import (
 )
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.restart import fits, left_by
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.standing import best_configuration
 
 # The newest of a name and model; a life may be as short as a trial.
@@ -65,7 +66,7 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
         gain = math.log(max(same.result.speedup, 1.0))
         sources.insert(0, same)
     if previous:
-        earlier = left_by(previous, store.trials(previous.id), spec)
+        earlier = left_by(Round.of(previous, store.trials(previous.id)), spec)
         if gain is None:
             configuration, begun = _begins_with(by_likeness, spec, store)
             sources.insert(0, begun)
@@ -138,7 +139,7 @@ def _begins_with(
         is_resized = job.ranks_per_node != spec.ranks_per_node
         if job.software != spec.software or (job.phase == "finished" and not is_resized):
             continue
-        found = best_configuration(job, store.trials(job.id))
+        found = best_configuration(Round.shown(job, store.trials(job.id)))
         if found is not None and found != dict(spec.default_configuration) and fits(found, spec):
             return dict(found), job
     return None, None

@@ -17,7 +17,7 @@ from bagua_autotune.search import Problem
 from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.restart import told_before
-from bagua_autotune.tuning.rounds import TRIAL_STEPS, of_round, stored_best
+from bagua_autotune.tuning.rounds import TRIAL_STEPS, Round
 
 logger = logging.getLogger(__name__)
 
@@ -47,19 +47,16 @@ class Knowledge:
         """Cuts the job's tensors."""
         return self._fixed(job.id, job.created_at)[1]
 
-    def problem(self, job: Job, trials: Sequence[Trial]) -> Problem:
-        """What is to be searched in this round.
-
-        Args:
-            trials: all of the job's, of all rounds.
-        """
+    def problem(self, round_: Round) -> Problem:
+        """What is to be searched in this round."""
+        job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        told = told_before(job) + [t.configuration for t in of_round(trials, job.round)]
-        model = self._fit(job, trials, told)
+        told = told_before(round_) + [t.configuration for t in round_.trials]
+        model = self._fit(round_, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
         if model and _offers_lists(job, told):
             # One for each way to reduce: with every fit the list changes a little.
-            own = [c for c in lists if c != stored_best(job)]
+            own = [c for c in lists if c != round_.stored_best]
             tried = {configuration.get("hierarchical") for configuration in own}
             new = explicit_candidates(job.space, job.baseline, candidates, layouts, model)
             lists += [c for c in new if c.get("hierarchical") not in tried and c not in lists]
@@ -82,14 +79,13 @@ class Knowledge:
         """What the job leaves to others: what it found itself, or else had from others."""
         return self._learned(job.id, job.created_at, job.revision)
 
-    def _fit(
-        self, job: Job, trials: Sequence[Trial], told: Sequence[Configuration]
-    ) -> CostModel | None:
+    def _fit(self, round_: Round, told: Sequence[Configuration]) -> CostModel | None:
         """The cost model of this round; the search goes on without one if it cannot be fitted."""
+        job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        profiled = _profiled_in(self._store.profiles(job.id), trials, job.round)
+        profiled = _profiled_in(self._store.profiles(job.id), round_.trials)
         try:
-            known = self._known(job.id, job.created_at, job.round)
+            known = self._known(job.id, job.created_at, round_.number)
             return fit_model(
                 layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
             )
@@ -103,9 +99,9 @@ class Knowledge:
         job, tensors = self._store.job(job_id), self._store.tensors(job_id)
         return enumerate_candidates(job.space, job.baseline, tensors), Layouts(tensors)
 
-    def _find_known(self, job_id: str, created_at: float, round_: int) -> Known:
+    def _find_known(self, job_id: str, created_at: float, number: int) -> Known:
         """What the rounds before this one, or jobs before this one, had learned."""
-        model = self._fit_before(job_id, created_at, round_)
+        model = self._fit_before(job_id, created_at, number)
         if model:
             return tuple(model.ready_seconds), model.costs
         return _inherited(self._store.job(job_id))
@@ -115,14 +111,14 @@ class Knowledge:
         model = self.fit_whole(job)
         return (tuple(model.ready_seconds), model.costs) if model else _inherited(job)
 
-    def _fit_before(self, job_id: str, created_at: float, round_: int) -> CostModel | None:
+    def _fit_before(self, job_id: str, created_at: float, number: int) -> CostModel | None:
         """The cost model of the latest profiled round before this one."""
         trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
         if not profiles:
             return None
         _, layouts = self._fixed(job_id, created_at)
-        for earlier in reversed(range(round_)):
-            profiled = _profiled_in(profiles, trials, earlier)
+        for earlier in reversed(range(number)):
+            profiled = _profiled_in(profiles, [trial for trial in trials if trial.round == earlier])
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
             model = fit_model(layouts, kinds, profiled)
             if model:
@@ -138,9 +134,9 @@ def _inherited(job: Job) -> Known:
 
 
 def _profiled_in(
-    profiles: Sequence[tuple[int, Profile]], trials: Sequence[Trial], round_: int
+    profiles: Sequence[tuple[int, Profile]], trials: Sequence[Trial]
 ) -> list[tuple[Configuration, Profile]]:
-    by_index = {trial.index: trial.configuration for trial in of_round(trials, round_)}
+    by_index = {trial.index: trial.configuration for trial in trials}
     return [(by_index[index], profile) for index, profile in profiles if index in by_index]
 
 

@@ -7,41 +7,41 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from bagua_autotune.model.algorithms import algorithm_of
-from bagua_autotune.model.job import Job, Observation, Result, Trial
+from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
-from bagua_autotune.store import Step, StepCost, Store
+from bagua_autotune.store import Step, StepCost, Steps, Store
 from bagua_autotune.tuning import complexity
 from bagua_autotune.tuning.ceiling import read_ceiling
-from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import Keep, Propose, decide
 from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.measurement import measured, warmup_steps
 from bagua_autotune.tuning.objective import OBJECTIVES
 from bagua_autotune.tuning.result import bill, make_result
-from bagua_autotune.tuning.rounds import as_of_now, of_round, trial_steps
-from bagua_autotune.tuning.standing import baseline_estimate, lowest
+from bagua_autotune.tuning.rounds import Round, as_of_now, trial_steps
+from bagua_autotune.tuning.standing import lowest
 
 logger = logging.getLogger(__name__)
 
 FALLBACK_SEARCHER = "random"
 
 
-def _rival(job: Job, trials: Sequence[Trial], trial: Trial) -> Estimate | None:
+def _rival(round_: Round, trial: Trial) -> Estimate | None:
     """What the open trial is compared with."""
     if trial.purpose == "search":
-        fastest = lowest(trials)
+        fastest = lowest(round_.trials)
         return fastest.estimate if fastest else None
-    if trial.configuration != job.baseline:
-        return baseline_estimate(job, trials)
-    confirming = (t for t in reversed(trials) if t.purpose == "confirm" and t.estimate)
-    winner = next((t for t in confirming if t.configuration != job.baseline), None)
+    baseline = round_.job.baseline
+    if trial.configuration != baseline:
+        return round_.defaults.first
+    confirming = (t for t in reversed(round_.trials) if t.purpose == "confirm" and t.estimate)
+    winner = next((t for t in confirming if t.configuration != baseline), None)
     return winner.estimate if winner else None
 
 
@@ -68,9 +68,16 @@ def _told(trial: Trial, steps: Sequence[_Counted]) -> list[complexity.Step]:
     return told if len(told) == len(steps) else []
 
 
-def _first(trials: Sequence[Trial]) -> Trial:
+def _first(round_: Round) -> Trial:
     """The trial of a round that teaches what the complexity does."""
+    trials = round_.trials
     return next((trial for trial in trials if trial.state != "failed"), trials[-1])
+
+
+def _learned(first: Trial, steps: Sequence[_Counted]) -> complexity.Correction | None:
+    """What the first trial of a round says of the complexity."""
+    # Steps that come after the trial was closed must not change what was learned.
+    return complexity.learn(_told(first, steps[: complexity.LEARNING_STEPS]))
 
 
 class NextStep:
@@ -92,45 +99,40 @@ class NextStep:
         self._clock = clock
         self._has_told_failure = False
 
-    def estimate(
-        self, job: Job, trials: Sequence[Trial], trial: Trial, stored: Sequence[StepCost]
-    ) -> Estimate | None:
+    def estimate(self, round_: Round, trial: Trial, stored: Sequence[StepCost]) -> Estimate | None:
         """The open trial's estimate if its observations suffice to close it.
 
         Args:
             stored: the cost of each of its steps, as the store has it.
         """
-        objective = OBJECTIVES[job.protocol]
+        job, objective = round_.job, round_.objective
         if not objective.closes_itself:
             return None
         steps = self._counted(job, trial, stored)
-        current = of_round(trials, job.round)
-        costs, first = [step.cost for step in steps], _first(current)
+        costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):
-            if trial.index == first.index and len(told) < complexity.LEARNING_STEPS:
+            is_first = trial.index == first.index
+            if is_first and len(told) < complexity.LEARNING_STEPS:
                 return None
-            if correction := self._learned(job, first):
+            if correction := _learned(first, steps if is_first else self._steps(job, first)):
                 costs = [objective.cost((each,)) for each in correction.seconds(told)]
-        baseline = baseline_estimate(job, current)
-        rival = _rival(job, current, trial)
+        baseline, rival = round_.defaults.first, _rival(round_, trial)
         scale = objective.scale(baseline.center) if baseline else 1.0
         seconds = [step.seconds for step in steps]
         return measured(costs, seconds, job.limits, trial.purpose, rival, scale)
 
-    def remark(self, job: Job, trials: Sequence[Trial], closed: Trial) -> str:
+    def remark(self, round_: Round, closed: Trial) -> str:
         """What the job's users may want to know of a trial that was measured; mostly nothing."""
-        is_first = closed.index == _first(of_round(trials, job.round)).index
-        if not (is_first and closed.estimate and OBJECTIVES[job.protocol].closes_itself):
+        is_first = closed.index == _first(round_).index
+        if not (is_first and closed.estimate and round_.objective.closes_itself):
             return ""
-        steps = self._counted(job, closed, self._store.step_costs(job.id, closed.index))
-        is_told = bool(_told(closed, steps))
-        return complexity.describe(self._learned(job, closed)) if is_told else ""
+        job = round_.job
+        steps = self._steps(job, closed)
+        return complexity.describe(_learned(closed, steps)) if _told(closed, steps) else ""
 
-    def _learned(self, job: Job, first: Trial) -> complexity.Correction | None:
-        """What the first trial of a round says of the complexity."""
-        steps = self._counted(job, first, self._store.step_costs(job.id, first.index))
-        # Steps that come after the trial was closed must not change what was learned.
-        return complexity.learn(_told(first, steps[: complexity.LEARNING_STEPS]))
+    def _steps(self, job: Job, trial: Trial) -> list[_Counted]:
+        """The trial's steps that count, from the store."""
+        return self._counted(job, trial, self._store.step_costs(job.id, trial.index))
 
     def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
         """The steps that count; none while the job is warming up."""
@@ -145,53 +147,40 @@ class NextStep:
             first = warmup_steps([step.seconds for step in steps], job.limits.warmup_seconds)
         return [] if first is None else steps[first:]
 
-    def after(self, job: Job, trials: Sequence[Trial], closing: Trial | None) -> Step:
+    def after(self, round_: Round, closing: Trial | None) -> Step:
         """What follows when no trial is open any more.
 
         Args:
-            trials: all of the job's, the closing one as it will be.
+            round_: the latest, the closing trial as it will be.
         """
-        decision = self._decide(job, trials)
+        observed = self._store.observed_steps(round_.job.id)
+        decision = self._decide(round_, observed)
         at = self._clock()
         step = Step(at)
         if closing:
             step = Step(at, closing.index, closing.estimate, closing.failure)
         if isinstance(decision, Propose):
-            index = len(trials)
-            trial = Trial(index, decision.purpose, decision.configuration, round=job.round)
+            index, what = round_.next_index, decision.configuration
+            trial = Trial(index, decision.purpose, what, round=round_.number)
             return replace(step, next_trial=trial)
-        return replace(step, result=self._result(job, of_round(trials, job.round), decision, at))
+        cost = bill(round_, observed, self._store.switch_seconds(round_.job.id))
+        return replace(step, result=make_result(round_, decision, cost, at))
 
-    def _result(self, job: Job, trials: Sequence[Trial], kept: Keep, at: float) -> Result:
-        objective = OBJECTIVES[job.protocol]
-        cost = bill(
-            trials,
-            self._store.observed_steps(job.id),
-            self._store.switch_seconds(job.id),
-            Defaults(job.baseline, trials),
-            objective,
-        )
-        return make_result(job, trials, kept, objective, cost, at)
-
-    def _decide(self, job: Job, trials: Sequence[Trial]) -> Propose | Keep:
-        steps = self._store.observed_steps(job.id)
-        current = of_round(trials, job.round)
-        now = replace(job, limits=as_of_now(job, current, steps.values()))
-        per_trial = trial_steps(current, steps)
-        ceiling = read_ceiling(self._store, job, current)
+    def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
+        now = replace(round_.job, limits=as_of_now(round_, observed.values()))
+        per_trial = trial_steps(round_.trials, observed)
+        ceiling = read_ceiling(self._store, round_)
         most_gain = ceiling.gain if ceiling else math.inf
-        return self._decide_by(self._searcher, now, trials, per_trial, most_gain)
+        return self._decide_by(self._searcher, replace(round_, job=now), per_trial, most_gain)
 
     def _decide_by(
-        self, method: str, job: Job, trials: Sequence[Trial], per_trial: float, most_gain: float
+        self, method: str, round_: Round, per_trial: float, most_gain: float
     ) -> Propose | Keep:
         """Decide by a search method; by the random one if it fails, so that no job is held up."""
         try:
             return decide(
-                job,
-                of_round(trials, job.round),
-                OBJECTIVES[job.protocol],
-                lambda: self._knowledge.problem(job, trials),
+                round_,
+                lambda: self._knowledge.problem(round_),
                 partial(make_searcher, method),
                 per_trial,
                 most_gain,
@@ -203,11 +192,11 @@ class NextStep:
             told, self._has_told_failure = self._has_told_failure, True
             logger.error(
                 "job %s: the %s search failed (%r); trial %d is chosen by the %s one",
-                job.id,
+                round_.job.id,
                 method,
                 error,
-                len(trials),
+                round_.next_index,
                 FALLBACK_SEARCHER,
                 exc_info=None if told else error,
             )
-            return self._decide_by(FALLBACK_SEARCHER, job, trials, per_trial, most_gain)
+            return self._decide_by(FALLBACK_SEARCHER, round_, per_trial, most_gain)

@@ -12,13 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, Job, JobSpec, Trial
+from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, JobSpec, Trial
 from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe, describe_count
-from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import measured_in
+from bagua_autotune.tuning.rounds import Round, measured_in
 
 # Of the default's step times before and after the restart; the same setting differs by as much from
 # one time to another. Costs are kept relative to it.
@@ -29,30 +27,30 @@ LIVES_REMEMBERED = 10
 DEADLY = f"the training was killed {MOST_DEATHS} times while it ran this"
 
 
-def left_by(previous: Job, trials: Sequence[Trial], spec: JobSpec) -> Earlier | None:
+def left_by(previous: Round, spec: JobSpec) -> Earlier | None:
     """What the newest job of the same name and model leaves to one that is registered now; None if
     its tuning was done.
 
     Args:
-        trials: all of the previous job's.
+        previous: its latest round.
     """
-    if previous.phase == "finished":
+    job = previous.job
+    if job.phase == "finished":
         return None
-    current = of_round(trials, previous.round)
-    before = previous.inherited.earlier if previous.inherited else None
+    before = job.inherited.earlier if job.inherited else None
     deaths = list(before.under_way) if before else []
-    deaths += [dict(trial.configuration) for trial in current if trial.is_open]
+    deaths += [dict(trial.configuration) for trial in previous.trials if trial.is_open]
     fitting = tuple(config for config in deaths if fits(config, spec))[-LIVES_REMEMBERED:]
-    if previous.fingerprint != spec.fingerprint:
+    if job.fingerprint != spec.fingerprint:
         return Earlier(under_way=fitting) if fitting else None
-    baseline = measured_in(current, previous.baseline)
+    baseline = previous.defaults.first
     if baseline is None:
         return before.model_copy(update={"under_way": fitting}) if before else None
-    closed = [*carried_over(previous, current), *(t for t in current if t.purpose == "search")]
+    closed = [*carried_over(previous), *previous.searched]
     kept = {
         trial.configuration: _relative(trial, baseline.center)
         for trial in closed
-        if not trial.is_open and trial.configuration != previous.baseline
+        if not trial.is_open and trial.configuration != job.baseline
     }
     found = tuple(trial for trial in kept.values() if fits(trial.configuration, spec))
     return Earlier(baseline=baseline.center, trials=found, under_way=fitting)
@@ -84,36 +82,32 @@ def fits(configuration: Mapping[str, Value], spec: JobSpec) -> bool:
     return True
 
 
-def carried_over(job: Job, trials: Sequence[Trial]) -> list[Trial]:
-    """Trials of before that count beside the job's own, as if it had made them first.
-
-    Args:
-        trials: of this round.
-    """
-    earlier = _earlier(job)
-    baseline = measured_in(trials, job.baseline)
+def carried_over(round_: Round) -> list[Trial]:
+    """Trials of before that count beside the round's own, as if it had made them first."""
+    earlier = _earlier(round_)
+    baseline = round_.defaults.first
     if earlier is None or baseline is None:
         return []
     found = [trial for trial in earlier.trials if trial.failure is not None]
-    if _holds(job, baseline, earlier):
+    if _holds(round_, baseline, earlier):
         found = list(earlier.trials)
     carried = [_absolute(place, trial, baseline.center) for place, trial in enumerate(found)]
     times = Counter(map(Configuration, earlier.under_way))
     # What was measured since did not end it.
-    known = {trial.configuration for trial in (*carried, *trials) if trial.estimate}
+    known = {trial.configuration for trial in (*carried, *round_.trials) if trial.estimate}
     deadly = [c for c, deaths in times.items() if deaths >= MOST_DEATHS and c not in known]
     return carried + [Trial(-1, "search", c, "failed", failure=DEADLY) for c in deadly]
 
 
 def offered_again(
-    job: Job, known: Sequence[Trial], banned: Collection[Configuration]
+    round_: Round, known: Sequence[Trial], banned: Collection[Configuration]
 ) -> Configuration | None:
     """What was under way when the training was cut short, unless it is measured by now.
 
     Args:
         known: trials of this round, and those that are carried over.
     """
-    earlier = _earlier(job)
+    earlier = _earlier(round_)
     if earlier is None or earlier.baseline is None or not earlier.under_way:
         return None
     last = Configuration(earlier.under_way[-1])
@@ -121,26 +115,27 @@ def offered_again(
     return last if is_open else None
 
 
-def told_before(job: Job) -> list[Configuration]:
+def told_before(round_: Round) -> list[Configuration]:
     """What trials of before were made of."""
-    earlier = _earlier(job)
+    earlier = _earlier(round_)
     if earlier is None:
         return []
     configurations = [trial.configuration for trial in earlier.trials]
     return list(map(Configuration, [*configurations, *earlier.under_way[-1:]]))
 
 
-def _earlier(job: Job) -> Earlier | None:
-    """What counts in its first round; not in a job that shall try nothing."""
-    if job.inherited is None or job.round > 0 or job.limits.max_samples == 1:
+def _earlier(round_: Round) -> Earlier | None:
+    """What counts in a first round; not in a job that shall try nothing."""
+    job = round_.job
+    if job.inherited is None or round_.number > 0 or job.limits.max_samples == 1:
         return None
     return job.inherited.earlier
 
 
-def _holds(job: Job, baseline: Estimate, earlier: Earlier) -> bool:
+def _holds(round_: Round, baseline: Estimate, earlier: Earlier) -> bool:
     if earlier.baseline is None:
         return False
-    scale = OBJECTIVES[job.protocol].scale(baseline.center)
+    scale = round_.objective.scale(baseline.center)
     return abs(baseline.center - earlier.baseline) <= SAME_SPEED * scale
 
 

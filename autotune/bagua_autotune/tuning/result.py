@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bagua_autotune.model.job import Job, Result, Trial
+from bagua_autotune.model.job import Job, Result
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import (
@@ -17,7 +17,6 @@ from bagua_autotune.model.text import (
     describe_speedup,
 )
 from bagua_autotune.store import Steps
-from bagua_autotune.tuning.comparison import Defaults
 from bagua_autotune.tuning.decision import (
     NOTHING_FASTER,
     ONE_SAMPLE,
@@ -28,8 +27,8 @@ from bagua_autotune.tuning.decision import (
     Keep,
 )
 from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.rounds import began_at, time_is_up
-from bagua_autotune.tuning.standing import baseline_estimate, bounds, closest
+from bagua_autotune.tuning.rounds import Round
+from bagua_autotune.tuning.standing import bounds, closest
 
 
 @dataclass(frozen=True)
@@ -51,24 +50,18 @@ class Bill:
         return math.ceil(self.cost_steps / saved_share)
 
 
-def bill(
-    trials: Sequence[Trial],
-    observed: Mapping[int, Steps],
-    switch_seconds: Mapping[int, float],
-    defaults: Defaults,
-    objective: Objective,
-) -> Bill:
-    """Add up a round: what its steps took longer than the default did beside them.
+def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[int, float]) -> Bill:
+    """Add up a round: what its steps took longer than the default did beside them. Of costs that
+    stand for no seconds nothing can be added up.
 
     Args:
-        trials: of the round; an open one's steps count, and cost once it is closed.
+        round_: an open trial's steps count, and cost once it is closed.
         observed: by trial index the steps observed under it.
         switch_seconds: by trial index how long the ranks took to cut their buckets.
-        defaults: of the round.
-        objective: what costs mean; without seconds nothing can be added up.
     """
+    defaults, objective = round_.defaults, round_.objective
     default_seconds = _seconds(defaults.pooled, objective)
-    ran = [trial for trial in trials if trial.index in observed]
+    ran = [trial for trial in round_.trials if trial.index in observed]
     are_single = objective.seconds(0.0) is not None
     steps = 0
     seconds = 0.0
@@ -83,7 +76,7 @@ def bill(
         beside_seconds = _seconds(defaults.at(trial.index), objective)
         if own_seconds is not None and beside_seconds is not None:
             seconds += count * max(0.0, own_seconds - beside_seconds)
-    seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in trials)
+    seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in round_.trials)
     return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
 
 
@@ -91,32 +84,29 @@ def _seconds(found: Estimate | None, objective: Objective) -> float | None:
     return None if found is None else objective.seconds(found.center)
 
 
-def make_result(
-    job: Job, trials: Sequence[Trial], kept: Keep, objective: Objective, bill: Bill, at: float
-) -> Result:
+def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
     """The final choice of a round as a result, with its summary line.
 
     Args:
-        trials: of the round.
-        bill: what it cost.
+        bill: what the round cost.
         at: when it ended, in seconds since the epoch.
     """
-    baseline = baseline_estimate(job, trials)
+    job, baseline = round_.job, round_.defaults.first
     speedup = low = high = 1.0
     if kept.gain and baseline:
         gains = (kept.gain.center, kept.gain.low, kept.gain.high)
-        speedup, low, high = (objective.speedup(gain, baseline.center) for gain in gains)
+        speedup, low, high = (round_.objective.speedup(gain, baseline.center) for gain in gains)
     is_winner = kept.configuration != job.baseline
-    reason = "" if is_winner else _reason(job, trials, kept)
+    reason = "" if is_winner else _reason(round_, kept)
     result = Result(
         configuration=kept.configuration,
         kept="winner" if is_winner else "baseline",
         speedup=speedup,
         low=low,
         high=high,
-        trials=sum(trial.state == "measured" for trial in trials),
+        trials=sum(trial.state == "measured" for trial in round_.trials),
         steps=bill.steps,
-        seconds=job.present_seconds(began_at(job, trials), at),
+        seconds=job.present_seconds(round_.began_at, at),
         summary="",
         cost_steps=bill.cost_steps,
         cost_seconds=bill.cost_seconds,
@@ -126,24 +116,24 @@ def make_result(
     )
     if not is_winner:
         if REASON_CODES[reason] == REASON_CODES[NOTHING_FASTER]:
-            reason += _name_closest(job, trials)
+            reason += _name_closest(round_)
         return replace(result, summary=_name_kept(job.baseline, reason, result))
     text = describe(kept.configuration)
     times = describe_speedup(speedup, low, high)
     summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
-    if time_is_up(job, trials):
+    if round_.is_out_of_time:
         summary += f"; the search ended when {TIME_WAS_UP}"
     return replace(result, summary=summary)
 
 
-def _reason(job: Job, trials: Sequence[Trial], kept: Keep) -> str:
+def _reason(round_: Round, kept: Keep) -> str:
     """Why the default is kept, with the limit that left no room for more."""
     if kept.reason != NOTHING_FASTER:
         return kept.reason
-    if time_is_up(job, trials):
-        has_others = any(trial.configuration != job.baseline for trial in trials)
+    if round_.is_out_of_time:
+        has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
         return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
-    return ONE_SAMPLE if job.limits.max_samples == 1 else NOTHING_FASTER
+    return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER
 
 
 def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
@@ -166,9 +156,9 @@ def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
     return f"{describe(baseline)} (the default) kept: {reason}; {_name_cost(result)}"
 
 
-def _name_closest(job: Job, trials: Sequence[Trial]) -> str:
+def _name_closest(round_: Round) -> str:
     """``; the best of the others, bucket 1 MiB, was 1.01x (0.98 to 1.04) in turns with it``."""
-    found = closest(job, trials)
+    found = closest(round_)
     if found is None:
         return ""
     times = describe_speedup(found.speedup.center, *bounds(found.speedup))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from bagua_autotune.model.job import Job, Limits, Trial
+from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Steps
+from bagua_autotune.tuning.comparison import Defaults
+from bagua_autotune.tuning.objective import OBJECTIVES, Objective
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.
@@ -17,47 +22,134 @@ TRIAL_STEPS = 16
 FEWEST_TRIALS = 4
 
 
-def of_round(trials: Sequence[Trial], number: int) -> list[Trial]:
-    """The trials of one round."""
-    return [trial for trial in trials if trial.round == number]
+@dataclass(frozen=True)
+class Round:
+    """One tuning of a job. Only trials of one round are compared: between two the machine changed.
+
+    Attributes:
+        trials: of this round.
+        number: 0 is the first.
+        before: how many trials the rounds before made.
+    """
+
+    job: Job
+    trials: Sequence[Trial]
+    number: int = 0
+    before: int = 0
+
+    @classmethod
+    def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
+        """The round of this number; without one the latest.
+
+        Args:
+            trials: of all rounds.
+        """
+        number = job.round if number is None else number
+        own = [trial for trial in trials if trial.round == number]
+        return cls(job, own, number, sum(trial.round < number for trial in trials))
+
+    @classmethod
+    def shown(cls, job: Job, trials: Sequence[Trial]) -> Round:
+        """The round that is spoken of: the result's own where that is the last word, else the
+        latest. They differ where the training ended while the job was tuned again.
+
+        Args:
+            trials: of all rounds.
+        """
+        was_cut_short = is_settled(job) and job.phase in CUT_SHORT
+        return cls.of(job, trials, job.round - 1 if was_cut_short else job.round)
+
+    @property
+    def objective(self) -> Objective:
+        """What its costs mean."""
+        return OBJECTIVES[self.job.protocol]
+
+    @cached_property
+    def defaults(self) -> Defaults:
+        """The default's measurements."""
+        return Defaults(self.job.baseline, self.trials)
+
+    @property
+    def searched(self) -> list[Trial]:
+        """The trials of the search, without those that confirm."""
+        return [trial for trial in self.trials if trial.purpose == "search"]
+
+    @property
+    def open_trial(self) -> Trial | None:
+        """What its ranks run now; None where that is decided, or the round is over."""
+        return self.trials[-1] if self.trials and self.trials[-1].is_open else None
+
+    @property
+    def next_index(self) -> int:
+        """The index of the trial that follows."""
+        return self.before + len(self.trials)
+
+    @property
+    def stored_best(self) -> Configuration | None:
+        """What the round begins with: the best of an earlier run, or of the round before."""
+        if self.number > 0 and self.job.result:
+            return self.job.result.configuration
+        if self.job.inherited and self.job.inherited.configuration is not None:
+            return Configuration(self.job.inherited.configuration)
+        return None
+
+    @property
+    def began_at(self) -> float:
+        """When its first trial began, in seconds since the epoch."""
+        return _began_at(self.job, self.trials)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time from its first trial to the end of its last."""
+        return _seconds(self.job, self.trials)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether its search took all the time that it may."""
+        most = self.job.limits.max_seconds
+        return most is not None and _seconds(self.job, self.searched) >= most
 
 
-def stored_best(job: Job) -> Configuration | None:
-    """What this round begins with: the best of an earlier run, or of the round before."""
-    if job.round > 0 and job.result:
-        return job.result.configuration
-    if job.inherited and job.inherited.configuration is not None:
-        return Configuration(job.inherited.configuration)
-    return None
+def _began_at(job: Job, trials: Sequence[Trial]) -> float:
+    starts = [trial.started_at for trial in trials if trial.started_at is not None]
+    return min(starts, default=job.last_contact_at)
 
 
-def as_of_now(job: Job, trials: Sequence[Trial], observed: Collection[Steps]) -> Limits:
+def _seconds(job: Job, trials: Sequence[Trial]) -> float:
+    """From the first of these trials to the end of the last; while one is open, up to the job's
+    last word. Without the time in which the job was lost."""
+    last_word = job.last_contact_at
+    ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
+    return job.present_seconds(_began_at(job, trials), max(ends)) if ends else 0.0
+
+
+def is_settled(job: Job) -> bool:
+    """Whether its result is the last word: it is not if the job is tuned again."""
+    return job.result is not None and job.phase not in BEING_TUNED
+
+
+def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
+    """The first measurement of a configuration."""
+    return next(
+        (t.estimate for t in trials if t.configuration == configuration and t.estimate), None
+    )
+
+
+def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
     """The job's limits, its remaining steps less those that it made since it was registered. A
     training that outlives what was expected of it is expected to run as long again. When the time
     is up there are as many samples as were taken.
 
     Args:
-        trials: of this round.
-        observed: the steps of all its trials.
+        observed: the steps of all the job's trials.
     """
-    changes = {}
+    limits, changes = round_.job.limits, {}
     if observed:
         made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
-        changes["remaining_steps"] = job.limits.remaining_steps - made % job.limits.remaining_steps
-    if time_is_up(job, trials):
-        changes["max_samples"] = sum(trial.purpose == "search" for trial in trials)
-    return job.limits.model_copy(update=changes)
-
-
-def time_is_up(job: Job, trials: Sequence[Trial]) -> bool:
-    """Whether the search of a round took all the time that it may.
-
-    Args:
-        trials: of the round.
-    """
-    most = job.limits.max_seconds
-    searched = [trial for trial in trials if trial.purpose == "search"]
-    return most is not None and search_seconds(job, searched) >= most
+        changes["remaining_steps"] = limits.remaining_steps - made % limits.remaining_steps
+    if round_.is_out_of_time:
+        changes["max_samples"] = len(round_.searched)
+    return limits.model_copy(update=changes)
 
 
 def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float:
@@ -88,25 +180,3 @@ def refusal(job: Job, steps_since: int | None) -> str | None:
     if steps_since < pause:
         return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
     return None
-
-
-def began_at(job: Job, trials: Sequence[Trial]) -> float:
-    """When the round's first trial began, in seconds since the epoch.
-
-    Args:
-        trials: of the round.
-    """
-    starts = [trial.started_at for trial in trials if trial.started_at is not None]
-    return min(starts, default=job.last_contact_at)
-
-
-def search_seconds(job: Job, trials: Sequence[Trial]) -> float:
-    """Wall time from a round's first trial to the end of its last; while one is open, up to the
-    job's last word. Without the time in which the job was lost.
-
-    Args:
-        trials: of the round.
-    """
-    last_word = job.last_contact_at
-    ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
-    return job.present_seconds(began_at(job, trials), max(ends)) if ends else 0.0

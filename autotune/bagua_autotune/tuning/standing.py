@@ -14,25 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Trial
+from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
-from bagua_autotune.tuning.comparison import Comparison, Defaults
+from bagua_autotune.tuning.comparison import Comparison
 from bagua_autotune.tuning.confirmation import being_confirmed, confirm
-from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.rounds import of_round
-
-
-def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
-    """The first measurement of a configuration."""
-    return next(
-        (t.estimate for t in trials if t.configuration == configuration and t.estimate), None
-    )
-
-
-def baseline_estimate(job: Job, trials: Sequence[Trial]) -> Estimate | None:
-    """The first measurement of the job's own configuration."""
-    return measured_in(trials, job.baseline)
+from bagua_autotune.tuning.rounds import Round, is_settled
 
 
 def lowest(trials: Sequence[Trial]) -> Trial | None:
@@ -59,22 +46,19 @@ def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate 
     return pooled(found) if found else None
 
 
-def best(job: Job, trials: Sequence[Trial]) -> Standing | None:
-    """The configuration of the lowest cost; what failed is none, unless it is the baseline.
-
-    Args:
-        trials: of one round.
-    """
-    failed = {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
+def best(round_: Round) -> Standing | None:
+    """The configuration of the lowest cost; what failed is none, unless it is the baseline."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    failed.discard(round_.job.baseline)
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
-    for trial in trials:
+    for trial in round_.trials:
         if trial.estimate and trial.configuration not in failed:
             measured[trial.configuration].append(trial.estimate)
     standings = (Standing(tried, pooled(found)) for tried, found in measured.items())
     return min(standings, key=_cost, default=None)
 
 
-def course(job: Job, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Standing | None]]:
+def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
     """What was best after each trial of a round.
 
     Its cost rises where a configuration turns out to be slower when it is measured again, or fails.
@@ -83,9 +67,9 @@ def course(job: Job, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Standing 
     standings: dict[Configuration, Standing] = {}
     failed: set[Configuration] = set()
     leader: Standing | None = None
-    for trial in trials:
+    for trial in round_.trials:
         tried = trial.configuration
-        if trial.state == "failed" and tried != job.baseline:
+        if trial.state == "failed" and tried != round_.job.baseline:
             failed.add(tried)
             standings.pop(tried, None)
         elif trial.estimate and tried not in failed:
@@ -102,105 +86,80 @@ def _cost(found: Standing) -> float:
     return found.estimate.center
 
 
-def is_settled(job: Job) -> bool:
-    """Whether its result is the last word: it is not if the job is tuned again."""
-    return job.result is not None and job.phase not in BEING_TUNED
-
-
-def shown_round(job: Job) -> int:
-    """The round that is spoken of: the result's own where that is the last word, else the latest.
-
-    They differ where the training ended while the job was tuned again.
-    """
-    return job.round - 1 if is_settled(job) and job.phase in CUT_SHORT else job.round
-
-
-def best_configuration(job: Job, trials: Sequence[Trial]) -> Configuration | None:
+def best_configuration(round_: Round) -> Configuration | None:
     """What was kept, or else the best so far; None before something is measured.
 
     Args:
-        trials: of all rounds.
+        round_: the round that is shown.
     """
+    job = round_.job
     if job.result and is_settled(job):
         return job.result.configuration
-    current = of_round(trials, job.round)
-    if job.phase == "confirming" and (candidate := being_confirmed(job, current)):
+    if job.phase == "confirming" and (candidate := being_confirmed(round_)):
         return candidate
-    found = best(job, current)
+    found = best(round_)
     return found.configuration if found else None
 
 
-def best_trial(job: Job, trials: Sequence[Trial]) -> Trial | None:
-    """The first measured one of the best configuration, in the round that is shown."""
-    wanted = best_configuration(job, trials)
-    current = of_round(trials, shown_round(job))
-    return next((t for t in current if t.estimate and t.configuration == wanted), None)
+def best_trial(round_: Round) -> Trial | None:
+    """The first measured one of the best configuration.
+
+    Args:
+        round_: the round that is shown.
+    """
+    wanted = best_configuration(round_)
+    return next((t for t in round_.trials if t.estimate and t.configuration == wanted), None)
 
 
-def speedup(job: Job, trials: Sequence[Trial]) -> Interval | None:
+def speedup(round_: Round) -> Interval | None:
     """Of the result once there is one, else of the best so far over the default beside it.
 
     The latter is not confirmed: that of many configurations which seems the best is partly the
     luckiest.
 
     Args:
-        trials: of all rounds.
+        round_: the round that is shown.
     """
+    job = round_.job
     if job.result and is_settled(job):
         return Interval(job.result.speedup, job.result.low, job.result.high)
-    wanted = best_configuration(job, trials)
+    wanted = best_configuration(round_)
     if wanted == job.baseline:
         return Interval(1.0, 1.0, 1.0)
-    found = compare(job, trials, wanted) if wanted is not None else None
-    return found.speedup(OBJECTIVES[job.protocol]) if found else None
+    found = compare(round_, wanted) if wanted is not None else None
+    return found.speedup(round_.objective) if found else None
 
 
-def run_off_speedup(job: Job, trials: Sequence[Trial]) -> tuple[Configuration, Interval] | None:
+def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
     """What the latest run-off of a round was about, and how many times as fast as the default it
-    was there; None without one that says something.
-
-    Args:
-        trials: of the round.
-    """
-    candidate, baseline = being_confirmed(job, trials), baseline_estimate(job, trials)
+    was there; None without one that says something."""
+    candidate, baseline = being_confirmed(round_), round_.defaults.first
     if candidate is None or baseline is None:
         return None
-    objective = OBJECTIVES[job.protocol]
-    scale = objective.scale(baseline.center)
-    gain = confirm(trials, candidate, job.baseline, scale).gain
+    gain = confirm(round_, candidate, round_.objective.scale(baseline.center)).gain
     if gain is None:
         return None
     gains = (gain.center, gain.low, gain.high)
-    return candidate, Interval(*(objective.speedup(each, baseline.center) for each in gains))
+    return candidate, Interval(*(round_.objective.speedup(g, baseline.center) for g in gains))
 
 
-def compare(job: Job, trials: Sequence[Trial], configuration: Configuration) -> Comparison | None:
-    """What all trials of a configuration say against the default beside them, in the round that is
-    shown; None while one of the two is not measured.
-
-    Args:
-        trials: of all rounds.
-    """
-    current = of_round(trials, shown_round(job))
-    own = [trial for trial in current if trial.configuration == configuration]
-    return Defaults(job.baseline, current).compare(own)
+def compare(round_: Round, configuration: Configuration) -> Comparison | None:
+    """What all trials of a configuration say against the default beside them; None while one of the
+    two is not measured."""
+    own = [trial for trial in round_.trials if trial.configuration == configuration]
+    return round_.defaults.compare(own)
 
 
 def fastest(
-    job: Job, trials: Sequence[Trial], is_wanted: Callable[[Configuration], bool]
+    round_: Round, is_wanted: Callable[[Configuration], bool]
 ) -> tuple[Configuration, Interval] | None:
     """Of the measured configurations that are wanted the one with the highest speed-up over the
-    default beside it; None without one. What failed is none.
-
-    Args:
-        trials: of the round that is shown.
-    """
-    failed = {trial.configuration for trial in trials if trial.state == "failed"}
-    objective = OBJECTIVES[job.protocol]
+    default beside it; None without one. What failed is none."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     compared = (
-        (each, found.speedup(objective))
-        for each in dict.fromkeys(trial.configuration for trial in trials if trial.estimate)
-        if each not in failed and is_wanted(each) and (found := compare(job, trials, each))
+        (each, found.speedup(round_.objective))
+        for each in dict.fromkeys(trial.configuration for trial in round_.trials if trial.estimate)
+        if each not in failed and is_wanted(each) and (found := compare(round_, each))
     )
     return max(compared, key=lambda found: found[1].center, default=None)
 
@@ -214,16 +173,12 @@ class Closest(NamedTuple):
     in_turns: bool
 
 
-def closest(job: Job, trials: Sequence[Trial]) -> Closest | None:
-    """None where nothing else was measured.
-
-    Args:
-        trials: of the round that is shown.
-    """
-    found = run_off_speedup(job, trials)
+def closest(round_: Round) -> Closest | None:
+    """What came closest to the default; None where nothing else was measured."""
+    found = run_off_speedup(round_)
     if found is not None:
         return Closest(*found, in_turns=True)
-    found = fastest(job, trials, lambda configuration: configuration != job.baseline)
+    found = fastest(round_, lambda configuration: configuration != round_.job.baseline)
     return Closest(*found, in_turns=False) if found else None
 
 

@@ -10,7 +10,7 @@ from bagua_autotune.model.job import Api, TrialState
 from bagua_autotune.model.view import Moment
 from bagua_autotune.store import Contact, Store
 from bagua_autotune.tuning.decision import failure_code, result_code
-from bagua_autotune.tuning.standing import is_settled
+from bagua_autotune.tuning.rounds import is_settled
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.cache import Cache
 from bagua_autotune.views.figures import Figures, make_figures, saved_rank_seconds, spent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,11 +12,17 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.tuning.confirmation import confirm
 from bagua_autotune.tuning.measurement import measured
+from bagua_autotune.tuning.rounds import Round
+from tests.autotune.tuning.test_decision import make_job
 
 WINNER = Configuration(bucket_bytes=1)
 BASELINE = Configuration(bucket_bytes=2)
 OTHER = Configuration(bucket_bytes=3)
 NOISE = 0.02
+
+
+def round_of(trials: list[Trial]) -> Round:
+    return Round(replace(make_job(), baseline=BASELINE), trials)
 
 
 @dataclass
@@ -32,7 +38,7 @@ class Machine:
         self._random = random.Random(self.seed)
         trials: list[Trial] = []
         while True:
-            found = confirm(trials, WINNER, BASELINE, 1.0)
+            found = confirm(round_of(trials), WINNER, 1.0)
             if found.next_configuration is None:
                 assert found.gain is not None
                 return found.gain
@@ -71,11 +77,11 @@ def test_a_gain_is_found_under_noise_and_drift(gain: float, drift: float) -> Non
 def test_turns_alternate_so_that_a_drift_cancels() -> None:
     trials: list[Trial] = []
     for turn, center in enumerate([0.0, 0.0, 0.1, -0.1] * 3):
-        following = confirm(trials, WINNER, BASELINE, 1.0).next_configuration
+        following = confirm(round_of(trials), WINNER, 1.0).next_configuration
         assert following == (WINNER if turn % 4 in (0, 3) else BASELINE)
         estimate = Estimate(center, 0.001, 20)
         trials.append(Trial(turn, "confirm", following, "measured", estimate))
-    assert confirm(trials, WINNER, BASELINE, 1.0).next_configuration is None
+    assert confirm(round_of(trials), WINNER, 1.0).next_configuration is None
 
 
 def test_blocks_of_an_earlier_winner_do_not_count() -> None:
@@ -85,10 +91,10 @@ def test_blocks_of_an_earlier_winner_do_not_count() -> None:
         return Trial(index, "confirm", configuration, "measured", Estimate(center, 0.001, 20))
 
     earlier = [trial(0, OTHER, 0.0), trial(1, BASELINE, 9.0), trial(2, OTHER, None)]
-    assert confirm(earlier, WINNER, BASELINE, 1.0).next_configuration == WINNER
+    assert confirm(round_of(earlier), WINNER, 1.0).next_configuration == WINNER
     own = [trial(3, WINNER, 0.0), trial(4, BASELINE, 0.2), trial(5, BASELINE, None)]
-    assert confirm([*earlier, *own], WINNER, BASELINE, 1.0).next_configuration == BASELINE
+    assert confirm(round_of([*earlier, *own]), WINNER, 1.0).next_configuration == BASELINE
     own += [trial(6, BASELINE, 0.2), trial(7, WINNER, 0.0)]
-    found = confirm([*earlier, *own], WINNER, BASELINE, 1.0)
+    found = confirm(round_of([*earlier, *own]), WINNER, 1.0)
     assert found.gain is not None
     assert found.gain.center == pytest.approx(0.2)

@@ -17,6 +17,7 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.decision import HARM, Keep, Propose, decide
 from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.result import Bill, make_result
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.standing import lowest
 from tests.autotune.support import MIB, make_spec
 
@@ -55,7 +56,7 @@ def follow(
     job = job or make_job()
 
     problem = Problem(job.space, candidates)
-    return decide(job, trials, StepTime(), lambda: problem, partial(make_searcher, "random"))
+    return decide(Round(job, trials), lambda: problem, partial(make_searcher, "random"))
 
 
 FASTER = 0.188
@@ -195,7 +196,7 @@ def test_the_summary_of_a_winner() -> None:
     final = follow(trials, candidates=ONCE_EACH)
     assert isinstance(final, Keep)
     bill = Bill(steps=140, cost_seconds=0.82, cost_steps=4.1)
-    result = make_result(make_job(), trials, final, StepTime(), bill, at=141.2)
+    result = make_result(Round(make_job(), trials), final, bill, at=141.2)
     assert result.summary == (
         "bucket 4 MiB, hierarchical: 1.33x (1.27 to 1.40) over the 25 MiB default; "
         "7 trials, 140 steps, 41 s; cost 4.1 steps, paid back after 17"
@@ -208,7 +209,7 @@ def test_the_summary_of_a_winner() -> None:
 def test_the_summary_of_a_kept_baseline() -> None:
     trials = history(*SEARCHED)
     bill = Bill(steps=60, cost_seconds=1.3, cost_steps=6.5)
-    result = make_result(make_job(), trials, Keep(BASELINE), StepTime(), bill, at=141.2)
+    result = make_result(Round(make_job(), trials), Keep(BASELINE), bill, at=141.2)
     assert result.summary == (
         "bucket 25 MiB, flat (the default) kept: nothing was clearly faster; the best "
         "of the others, bucket 4 MiB, hierarchical, was 1.33x (1.32 to 1.34) in the search; "
@@ -220,7 +221,8 @@ def test_the_summary_of_a_kept_baseline() -> None:
 
 def test_one_trial_of_one_step_is_said_in_the_singular() -> None:
     bill = Bill(steps=1, cost_seconds=0.0, cost_steps=0.0)
-    result = make_result(make_job(), history(SEARCHED[0]), Keep(BASELINE), StepTime(), bill, at=1.0)
+    single = Round(make_job(), history(SEARCHED[0]))
+    result = make_result(single, Keep(BASELINE), bill, at=1.0)
     assert "; 1 trial, 1 step, " in result.summary
 
 

@@ -13,6 +13,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.store.tables import JobRow
 from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
 from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.simulated_job import SimulatedJob
 from tests.autotune.support import Ranks, make_spec, registration
@@ -28,7 +29,7 @@ def tuner() -> Tuner:
 def knows_before_its_first_trial(tuner: Tuner, job_id: str) -> bool:
     """Whether there was a cost model when only its registration was known."""
     job = tuner.store.job(job_id)
-    return Knowledge(tuner.store).problem(job, []).predictor is not None
+    return Knowledge(tuner.store).problem(Round(job, [])).predictor is not None
 
 
 def test_the_first_job_inherits_nothing(tuner: Tuner) -> None:

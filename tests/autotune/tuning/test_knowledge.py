@@ -16,6 +16,7 @@ from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.store import Store, retention
 from bagua_autotune.tuning import knowledge
 from bagua_autotune.tuning.knowledge import LONGEST_HORIZON_TRIALS, Knowledge
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.tuner import Tuner, WrongStep
 from bagua_simulator import Simulator
 from tests.autotune.support import MIB, make_spec, registration
@@ -40,7 +41,7 @@ def test_an_id_that_is_used_again_is_another_job(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     tuner.take_profile("job", 0, profile(250))
     store = tuner.store
-    before = Knowledge(store).problem(store.job("job"), store.trials("job"))
+    before = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
     retention.prune(store, math.inf)
     small = make_spec(tensors=registration()["tensors"][:3])
     tuner.register("job", small)
@@ -52,7 +53,7 @@ def test_an_id_that_is_used_again_is_another_job(tuner: Tuner) -> None:
     assert tuner.store.trials("job")[0].state == "measured"
     asked = [trial.configuration for trial in store.trials("job")]
     # A model of three tensors leaves hardly anything to try.
-    after = Knowledge(store).problem(store.job("job"), store.trials("job"))
+    after = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
     assert len(after.candidates) < len(before.candidates)
     assert set(asked) <= set(after.candidates)
 
@@ -75,7 +76,7 @@ def test_one_explicit_list_is_offered_for_each_way_to_reduce_and_stays(
     """Each fit would list slightly other buckets; a new one each time would never be compared."""
     job = tuned(tuner, "job", simulator(), seed, knobs=LISTS)
     trials = tuner.store.trials("job")
-    problem = Knowledge(tuner.store).problem(tuner.store.job("job"), trials)
+    problem = Knowledge(tuner.store).problem(Round.of(tuner.store.job("job"), trials))
     listed = [c for c in problem.candidates if c["buckets"]]
     assert sorted(str(c["hierarchical"]) for c in listed) == ["leaders", "off", "shards"]
     tried = {t.configuration for t in trials if t.configuration["buckets"]}
@@ -92,7 +93,7 @@ def test_no_explicit_list_is_offered_before_two_settings_were_profiled(tuner: Tu
     tuner.register("job", spec)
     tuner.take_profile("job", 0, profile(250))
     store = tuner.store
-    problem = Knowledge(store).problem(store.job("job"), store.trials("job"))
+    problem = Knowledge(store).problem(Round.of(store.job("job"), store.trials("job")))
     assert problem.predictor is not None
     assert not any(c["buckets"] for c in problem.candidates)
 
@@ -102,7 +103,7 @@ def test_what_a_better_setting_is_worth_grows_with_the_steps_that_remain(tuner: 
     for steps in (1, 1000, 10**9):
         tuner.register(f"job{steps}", make_spec(limits={"remaining_steps": steps}))
         job = tuner.store.job(f"job{steps}")
-        found.append(Knowledge(tuner.store).problem(job, []).horizon_trials)
+        found.append(Knowledge(tuner.store).problem(Round(job, [])).horizon_trials)
     assert 0 < found[0] < found[1] < found[2] == LONGEST_HORIZON_TRIALS
 
 

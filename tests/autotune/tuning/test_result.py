@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_autotune.model.job import Trial
+from bagua_autotune.model.job import Api, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Steps
-from bagua_autotune.tuning.comparison import Defaults
-from bagua_autotune.tuning.objective import Speed, StepTime
 from bagua_autotune.tuning.result import Bill, bill
+from bagua_autotune.tuning.rounds import Round
+from tests.autotune.tuning.test_decision import make_job
 
 BASELINE_SECONDS = 0.2
 
@@ -26,9 +26,10 @@ def trial(index: int, seconds: float | None, count: int = 10, outliers: int = 0)
     return Trial(index, "search", configuration, "measured", found)
 
 
-def defaults(trials: list[Trial]) -> Defaults:
-    """Of rounds whose trial 0 is of the default."""
-    return Defaults(Configuration(bucket_bytes=1), trials)
+def round_of(trials: list[Trial], protocol: Api = "v2") -> Round:
+    """A round whose trial 0 is of the default."""
+    baseline = Configuration(bucket_bytes=1)
+    return Round(replace(make_job(), baseline=baseline, protocol=protocol), trials)
 
 
 def ten(first: int) -> Steps:
@@ -39,7 +40,7 @@ def test_only_time_beyond_the_baseline_s_is_cost_and_switching_is() -> None:
     trials = [trial(0, 0.2), trial(1, 0.3, 8, 2), trial(2, 0.1), trial(3, None)]
     observed = {0: ten(5), 1: ten(20), 2: ten(36)}
     switches = {1: 0.05, 2: 0.15, 7: 100.0}  # the last one's of another round
-    found = bill(trials, observed, switches, defaults(trials), StepTime())
+    found = bill(round_of(trials), observed, switches)
     assert found.steps == 15 + 16 + 10
     # 16 steps of 0.3 s: those dropped at the switches too; what was faster earns nothing here.
     assert found.cost_seconds == pytest.approx(16 * 0.1 + 0.2)
@@ -51,32 +52,32 @@ def test_no_trial_of_the_default_is_cost_however_slow_the_machine_became() -> No
     again = replace(trial(2, 0.4), configuration=Configuration(bucket_bytes=1))
     trials = [trial(0, 0.2), trial(1, 0.08**0.5 * 1.5), again]
     observed = {0: ten(0), 1: ten(10), 2: ten(20)}
-    found = bill(trials, observed, {}, defaults(trials), StepTime())
+    found = bill(round_of(trials), observed, {})
     assert found.cost_seconds == pytest.approx(10 * 0.08**0.5 * 0.5)
 
 
 def test_a_job_that_was_never_measured_costs_nothing() -> None:
-    assert bill([], {}, {}, defaults([]), StepTime()) == Bill(0, 0.0, 0.0)
+    assert bill(round_of([]), {}, {}) == Bill(0, 0.0, 0.0)
 
 
 def test_speeds_cannot_be_added_up() -> None:
     trials = [Trial(0, "search", Configuration(bucket_bytes=1), "measured", Estimate(-9.0, 1.0, 3))]
     # Three reports, each of a hundred steps.
     observed = {0: Steps(100, 300, 3), 1: Steps(400, 600, 3)}
-    assert bill(trials, observed, {}, defaults(trials), Speed()) == Bill(200, 0.0, 0.0)
+    assert bill(round_of(trials, "v1"), observed, {}) == Bill(200, 0.0, 0.0)
     trials.append(replace(trials[0], index=1))
-    assert bill(trials, observed, {}, defaults(trials), Speed()).steps == 500
+    assert bill(round_of(trials, "v1"), observed, {}).steps == 500
 
 
 def test_the_steps_of_a_search_never_become_fewer() -> None:
     """A trial's first steps only warm up; what was counted while it ran still counts then."""
     running = replace(trial(0, None), state="running", failure=None)
     observed = {0: Steps(0, 24, 25)}
-    counts = [bill([running], observed, {}, defaults([running]), StepTime()).steps]
+    counts = [bill(round_of([running]), observed, {}).steps]
     trials = [trial(0, 0.2, 5), replace(running, index=1)]
-    counts.append(bill(trials, observed, {}, defaults(trials), StepTime()).steps)
+    counts.append(bill(round_of(trials), observed, {}).steps)
     observed[1] = Steps(27, 27, 1)
-    counts.append(bill(trials, observed, {}, defaults(trials), StepTime()).steps)
+    counts.append(bill(round_of(trials), observed, {}).steps)
     assert counts == [25, 25, 28]
 
 
@@ -90,8 +91,8 @@ def test_a_bill_is_never_negative_and_grows_with_every_slow_trial(
     trials = [trial(index, value) for index, value in enumerate([BASELINE_SECONDS, *seconds])]
     # Steps count anew after a restart of the training.
     observed = {t.index: ten(data.draw(st.integers(0, 10**6))) for t in trials}
-    whole = bill(trials, observed, {}, defaults(trials), StepTime())
-    before = bill(trials[:-1], observed, {}, defaults(trials), StepTime())
+    whole = bill(round_of(trials), observed, {})
+    before = bill(round_of(trials[:-1]), observed, {})
     assert 0 <= before.cost_seconds <= whole.cost_seconds
     assert whole.steps > before.steps > 0
 
@@ -114,6 +115,6 @@ def test_what_is_no_faster_never_pays() -> None:
 def test_without_a_measured_baseline_no_step_is_said_to_have_been_slower() -> None:
     trials, observed = [trial(0, None), trial(1, 3.0)], {0: Steps(5, 8, 4), 1: ten(9)}
     switched = {1: 0.05}
-    found = bill(trials, observed, switched, defaults(trials), StepTime())
+    found = bill(round_of(trials), observed, switched)
     assert found.steps == 4 + 10
     assert (found.cost_seconds, found.cost_steps) == (0.05, 0.0)

@@ -16,6 +16,7 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.rounds import (
     FIRST_PAUSE_STEPS,
     TRIAL_STEPS,
+    Round,
     as_of_now,
     refusal,
     trial_steps,
@@ -80,7 +81,7 @@ def test_a_round_knows_what_the_one_before_had_learned(tuner: Tuner) -> None:
     tuned(tuner, "job", BEFORE)
     tuner.take_event("job", drift())
     job = tuner.store.job("job")
-    problem = Knowledge(tuner.store).problem(job, tuner.store.trials("job"))
+    problem = Knowledge(tuner.store).problem(Round.of(job, tuner.store.trials("job")))
     assert problem.predictor is not None, "before any trial of this round was profiled"
 
 
@@ -209,8 +210,8 @@ def test_what_remains_of_a_training_shrinks_as_it_runs(
     """One that outlives what was expected of it may run as long again."""
     job = make_job(remaining_steps=1000)
     observed = [Steps(first, first, 1), Steps((first + last) // 2, last, 5)]
-    assert as_of_now(job, [], observed).remaining_steps == remaining
-    assert as_of_now(job, [], []).remaining_steps == 1000
+    assert as_of_now(Round(job, []), observed).remaining_steps == remaining
+    assert as_of_now(Round(job, []), []).remaining_steps == 1000
 
 
 @pytest.mark.parametrize(

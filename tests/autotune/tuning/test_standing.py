@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.job import Trial
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.standing import best, course
 from tests.autotune.views.jobs import DEFAULT, FASTER, SLOWER, job, trial
 
@@ -24,5 +25,5 @@ def test_the_best_is_what_the_course_ends_with(told: list[tuple[object, float | 
         else Trial(index, "search", tried, "failed", failure="no")  # type: ignore[arg-type]
         for index, (tried, seconds) in enumerate(told)
     ]
-    leaders = [leader for _, leader in course(job(), trials)]
-    assert best(job(), trials) == (leaders[-1] if leaders else None)
+    leaders = [leader for _, leader in course(Round(job(), trials))]
+    assert best(Round(job(), trials)) == (leaders[-1] if leaders else None)

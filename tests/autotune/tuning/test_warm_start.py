@@ -13,8 +13,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.confirmation import confirmed_gain
-from bagua_autotune.tuning.objective import StepTime
-from bagua_autotune.tuning.rounds import stored_best
+from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.support import MIB, Ranks, make_spec
 from tests.autotune.tuning.jobs import fastest, simulator, slower_than_best, tuned
@@ -132,10 +131,10 @@ def inheriting(gain: float) -> Inherited:
 
 def confirmed(gain: float, measured: float, error: float) -> Interval | None:
     """Of a stored gain, after measuring one of the two sides that much faster."""
-    job = replace(make_job(), inherited=inheriting(gain))
-    assert stored_best(job) == FAST
+    round_ = Round(replace(make_job(), inherited=inheriting(gain)), [])
+    assert round_.stored_best == FAST
     blocks = [Estimate(center, error, 20) for center in (0.0, -measured)]
-    return confirmed_gain(job, blocks[0], blocks[1], StepTime())
+    return confirmed_gain(round_, *blocks)
 
 
 def test_a_gain_is_confirmed_by_trials_that_fit_it_and_by_no_others() -> None:
@@ -151,7 +150,7 @@ def test_a_gain_is_confirmed_by_trials_that_fit_it_and_by_no_others() -> None:
 
 
 def test_of_a_job_without_history_nothing_is_known() -> None:
-    assert stored_best(make_job()) is None
+    assert Round(make_job(), []).stored_best is None
 
 
 def _trials(tuner: Tuner, job_id: str, count: int, **changes: Any) -> list[Configuration]:
