@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 from bagua_autotune.costs import Cost, Kind
+from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.job import (
     BEING_TUNED,
     MOST_TENSORS,
@@ -30,7 +31,6 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import Configuration, Given
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import without_nul
 from bagua_autotune.store import Place, Store
 from bagua_autotune.store.rows import result_column
 from bagua_autotune.tuning.inheritance import MOST_ALIKE, model_key, network_key

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
@@ -27,7 +28,7 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import clean, describe
+from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Measured
 from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CUT_SHORT, Job, Trial
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
-    clean,
     describe,
     describe_count,
     describe_left,
