@@ -35,11 +35,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, run
 
+from bagua_autotune.earlier.restart import carried_over
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Store, StoreError
-from bagua_autotune.tuning.restart import carried_over
-from bagua_autotune.tuning.rounds import Round
 from benchmarks.harness import print_table, write_json
 from benchmarks.testbed import Host, Network, Testbed
 from benchmarks.testbed.job import free_port

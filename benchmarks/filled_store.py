@@ -14,11 +14,11 @@ from functools import cache
 import numpy as np
 from sqlalchemy import Connection, text
 
+from bagua_autotune.measuring.objective import StepTime
 from bagua_autotune.model.job import Event, JobSpec, Observation, Result, Trial
 from bagua_autotune.model.knobs import Categorical, Configuration, Value
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.store import Step, Store
-from bagua_autotune.tuning.objective import StepTime
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.workloads import load
 

@@ -34,10 +34,10 @@ from harness import print_table, write_json
 from load import Connection, results, working
 from service import serving
 
+from bagua_autotune.deciding.next_step import step_cost
 from bagua_autotune.model.job import Job, JobSpec, Limits, Observation, Trial
 from bagua_autotune.model.knobs import Configuration, LogInteger
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.next_step import step_cost
 from tests.autotune.store.postgresql import find_binaries, running_cluster
 
 JOBS = 400

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from bagua_autotune.deciding.next_step import NextStep
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, UnknownJob, claims
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.next_step import NextStep
-from bagua_autotune.tuning.rounds import Round
 
 logger = logging.getLogger(__name__)
 

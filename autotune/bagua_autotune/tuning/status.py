@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_autotune.measuring.confirmation import MOST_PAIRS
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.confirmation import MOST_PAIRS
-from bagua_autotune.tuning.rounds import Round
-from bagua_autotune.tuning.standing import best_configuration, speedup
 
 
 class OpenTrial(View):

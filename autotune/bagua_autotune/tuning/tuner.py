@@ -13,6 +13,15 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
+from bagua_autotune.deciding.next_step import NextStep, step_cost
+from bagua_autotune.deciding.result import revoke
+from bagua_autotune.earlier.heritage import inherit, model_key, network_key
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.earlier.restart import describe_source
+from bagua_autotune.earlier.succession import goes_on_with
+from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.rounds import Round, refusal
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     BEING_TUNED,
@@ -27,21 +36,13 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.reasons import GIVING_UP, HARM
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Measured
-from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
-from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
-from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.lives import goes_on_with
 from bagua_autotune.tuning.lost_jobs import Leases
-from bagua_autotune.tuning.next_step import NextStep, step_cost
-from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.restart import describe_source
-from bagua_autotune.tuning.result import revoke
-from bagua_autotune.tuning.rounds import Round, refusal
 from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 

@@ -8,6 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from bagua_autotune.deciding.decision import told_searcher
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.objective import Objective
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
@@ -15,11 +20,6 @@ from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
 from bagua_autotune.store import UnknownJob
-from bagua_autotune.tuning.decision import told_searcher
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.objective import Objective
-from bagua_autotune.tuning.rounds import Round
-from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.views.importance import Importance, make_importance
 
 logger = logging.getLogger(__name__)

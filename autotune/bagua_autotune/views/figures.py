@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.statistics import Interval
-from bagua_autotune.model.view import View
-from bagua_autotune.tuning.confirmation import being_confirmed, run_off
-from bagua_autotune.tuning.result import Bill, bill
-from bagua_autotune.tuning.rounds import Round, is_settled
-from bagua_autotune.tuning.standing import (
+from bagua_autotune.deciding.result import Bill, bill
+from bagua_autotune.measuring.confirmation import being_confirmed, run_off
+from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.measuring.standing import (
     best_configuration,
     bounds,
     compare,
     speedup,
     standing,
 )
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
 

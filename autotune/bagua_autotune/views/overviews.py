@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import CUT_SHORT, Event, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration, Knob
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Contact, Store, read_each
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import Round
-from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.views.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
 from bagua_autotune.views.lists import JobDetail, Page, job_detail
-from bagua_autotune.views.lives import Life, make_lives
 from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
 from bagua_autotune.views.steps import (
     BestSoFar,
@@ -35,6 +34,7 @@ from bagua_autotune.views.steps import (
 )
 from bagua_autotune.views.stock import StockSetting, stock_ddp_snippet, stock_setting
 from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
+from bagua_autotune.views.training_lives import Life, make_lives
 from bagua_autotune.views.trials import ShownTrial, shown_trials
 from bagua_autotune.views.words import explain, machine_change
 

@@ -6,11 +6,11 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from bagua_autotune.measuring.ceiling import Ceiling, read_ceiling
+from bagua_autotune.measuring.objective import OBJECTIVES, Objective
+from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Steps, Store
-from bagua_autotune.tuning.ceiling import Ceiling, read_ceiling
-from bagua_autotune.tuning.objective import OBJECTIVES, Objective
-from bagua_autotune.tuning.rounds import Round, is_settled
 
 LATEST_STEPS = 20
 

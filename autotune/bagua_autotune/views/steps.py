@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
+from bagua_autotune.measuring.ceiling import paces
+from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.store import StepTime
-from bagua_autotune.tuning.ceiling import paces
-from bagua_autotune.tuning.standing import course
 from bagua_autotune.views.reading import Reading
 
 MOST_POINTS = 1000

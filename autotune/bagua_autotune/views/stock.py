@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_autotune.measuring.rounds import is_settled
+from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
 from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.rounds import is_settled
-from bagua_autotune.tuning.standing import best_configuration, bounds, fastest
 from bagua_autotune.views.reading import Reading
 
 # Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
 from bagua_autotune.model.job import Job, Purpose, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import Moment, View
-from bagua_autotune.tuning.rounds import Round
-from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.views.reading import Reading
 
 

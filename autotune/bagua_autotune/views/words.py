@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.measuring.standing import best_trial, bounds, closest
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CUT_SHORT, Job, Trial
+from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES, result_code
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
     describe,
@@ -14,9 +17,6 @@ from bagua_autotune.model.text import (
     describe_seconds,
     describe_speedup,
 )
-from bagua_autotune.tuning.decision import NOTHING_FASTER, REASON_CODES, result_code
-from bagua_autotune.tuning.rounds import Round, is_settled
-from bagua_autotune.tuning.standing import best_trial, bounds, closest
 from bagua_autotune.tuning.status import JobState, Progress
 from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from bagua_autotune.deciding.next_step import NextStep
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.store import Step
 from bagua_autotune.tuning.background import SUPERFLUOUS
-from bagua_autotune.tuning.next_step import NextStep
-from bagua_autotune.tuning.rounds import Round
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import Ranks, registration

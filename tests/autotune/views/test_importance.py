@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
 from bagua_autotune.views.importance import (

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import event, update
 
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.search import Problem
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.tables import TrialRow
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import Round
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
