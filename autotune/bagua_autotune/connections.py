@@ -23,9 +23,9 @@ from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
 from waitress.utilities import Error
 
+from bagua_autotune.api.admission import takes_body
 from bagua_autotune.api.bodies import USUAL
 from bagua_autotune.api.errors import RETRY_AFTER_SECONDS, ErrorDocument
-from bagua_autotune.api.guard import takes_body
 
 THREADS = 16
 # Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.

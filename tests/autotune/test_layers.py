@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,14 @@ LAYERS = {
     "store": {"model"},
     "costs": {"model"},
     "search": {"costs", "model"},
-    "tuning": {"search", "costs", "model", "store"},
-    "views": {"tuning", "search", "costs", "model", "store"},
-    "metrics": {"views", "tuning", "model", "store"},
-    "bagua": {"api", "tuning", "model", "store"},
-    "api": {"views", "metrics", "tuning", "model", "store", "settings"},
+    "measuring": {"model", "store"},
+    "earlier": {"measuring", "search", "costs", "model", "store"},
+    "deciding": {"earlier", "measuring", "search", "model", "store"},
+    "tuning": {"deciding", "earlier", "measuring", "model", "store"},
+    "views": {"tuning", "deciding", "earlier", "measuring", "search", "costs", "model", "store"},
+    "metrics": {"views", "tuning", "measuring", "model", "store"},
+    "bagua": {"api", "tuning", "measuring", "model", "store"},
+    "api": {"views", "metrics", "tuning", "earlier", "model", "store", "settings"},
     "system": {"search", "model"},
     "cli": {"views", "api", "system", "search", "model", "store", "settings", "server"},
 }
@@ -31,30 +35,56 @@ WRITER = "tuning.tuner"
 MAY_WRITE = ("tuning", "api", "bagua")
 
 
-def imports(folder: str) -> Iterator[tuple[str, str]]:
-    """Each module of the folder, and what it imports of the package, without the package's name."""
-    for path in sorted((PACKAGE / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                if name.startswith("bagua_autotune."):
-                    found = name.removeprefix("bagua_autotune.")
-                    yield str(path.relative_to(PACKAGE)), found
+def name_of(path: Path) -> str:
+    """A module's name, without the package's."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(module: str) -> Iterator[str]:
+    """The modules of the package that it imports, anywhere in it and be it for types alone."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            if name.startswith("bagua_autotune."):
+                found = name.removeprefix("bagua_autotune.")
+                yield found if found in MODULES else found.rpartition(".")[0] or found
+
+
+def imports_of(folder: str) -> list[tuple[str, str]]:
+    """Each module of the folder, with each that it imports."""
+    own = [name for name in MODULES if name.partition(".")[0] == folder]
+    return [(module, found) for module in own for found in imports(module)]
 
 
 @pytest.mark.parametrize("folder", LAYERS)
 def test_a_folder_imports_only_what_is_below_it(folder: str) -> None:
     allowed = {*LAYERS[folder], folder, "__version__"}
-    wrong = [found for found in imports(folder) if found[1].partition(".")[0] not in allowed]
-    assert wrong == []
+    found = [pair for pair in imports_of(folder) if pair[1].partition(".")[0] not in allowed]
+    assert found == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    circle: list[str] = []
+    try:
+        TopologicalSorter({module: set(imports(module)) for module in MODULES}).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+    assert circle == []
+
+
+def test_an_import_for_types_alone_counts() -> None:
+    assert "model.knobs" in imports("model.text")
 
 
 @pytest.mark.parametrize("folder", [folder for folder in LAYERS if folder not in MAY_WRITE])
 def test_who_reads_builds_no_tuner(folder: str) -> None:
-    assert [found for found in imports(folder) if found[1].startswith(WRITER)] == []
+    assert [pair for pair in imports_of(folder) if pair[1] == WRITER] == []
 
 
 def test_every_folder_has_its_place() -> None:

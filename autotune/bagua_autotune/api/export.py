@@ -12,9 +12,9 @@ from itertools import islice
 
 from pydantic import TypeAdapter
 
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
-from bagua_autotune.model.text import clean
 from bagua_autotune.views import Event, JobDetail, Observation, Trial
 
 # A step of a thousand ranks is a line of 40 KB.

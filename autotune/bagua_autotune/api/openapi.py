@@ -13,10 +13,10 @@ import bagua_autotune
 from bagua_autotune import views
 from bagua_autotune.api import reports
 from bagua_autotune.api.errors import ErrorDocument
+from bagua_autotune.earlier.copies import Copy
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store.deletion import Deleted
 from bagua_autotune.store.retention import Pruned
-from bagua_autotune.tuning.copies import Copy
 
 Mode = Literal["validation", "serialization"]
 IN: Mode = "validation"

@@ -14,6 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from bagua_autotune.earlier.copies import MOST_JOBS
+from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.job import (
     MOST_KNOBS,
     MOST_RANKS,
@@ -24,9 +26,7 @@ from bagua_autotune.model.job import (
     count_combinations,
 )
 from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
-from bagua_autotune.model.text import without_nul
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.copies import MOST_JOBS
 
 Registration = JobSpec
 Index = Annotated[int, Field(ge=0, lt=2**31)]

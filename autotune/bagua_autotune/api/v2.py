@@ -11,11 +11,11 @@ from bagua_autotune.api.answers import answer
 from bagua_autotune.api.bodies import parse, parse_both
 from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.openapi import JOB_ID
+from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import JobConflict, JobLives, Store, retention
 from bagua_autotune.store.deletion import delete_training
-from bagua_autotune.tuning.copies import Copy, adopt, copy_of
 from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
 from bagua_autotune.views import Overviews
 

@@ -18,9 +18,9 @@ from statistics import fmean, median
 
 from bagua_autotune.bagua import storage
 from bagua_autotune.bagua.family import Family, Grant, Model, Window
+from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import Job, Observation
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.tuning.objective import bounded
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from bagua_autotune.bagua import hyperparameters, storage
 from bagua_autotune.bagua.directory import Directory
 from bagua_autotune.bagua.family import Family, Grant, Window
 from bagua_autotune.bagua.trials import Trials
+from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
-from bagua_autotune.tuning.objective import bounded
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)

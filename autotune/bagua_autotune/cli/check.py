@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import say
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Observation
-from bagua_autotune.model.text import clean, describe_seconds
+from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.system.exposure import Exposure
 from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.runs import Outcome

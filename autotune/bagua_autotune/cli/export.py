@@ -12,8 +12,8 @@ from bagua_autotune.cli.reader import (
     open_reader,
     source_options,
 )
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import OVER
-from bagua_autotune.model.text import clean
 from bagua_autotune.store import UnknownJob
 from bagua_autotune.views import JobOverview
 from bagua_simulator.summary import summarise

@@ -12,14 +12,9 @@ from rich.text import Text
 
 from bagua_autotune.cli.output import ceiling_words, times
 from bagua_autotune.cli.sparkline import condense, sparkline
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import (
-    clean,
-    describe,
-    describe_count,
-    describe_left,
-    describe_seconds,
-)
+from bagua_autotune.model.text import describe, describe_count, describe_left, describe_seconds
 from bagua_autotune.views import Figures, JobOverview, JobSummary, StepSeries, name_life
 
 LABEL_WIDTH = 9

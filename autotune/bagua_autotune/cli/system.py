@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import say_beside
-from bagua_autotune.model.text import clean
+from bagua_autotune.model.characters import clean
 from bagua_autotune.system.job import Interrupted, Job, stopping
 from bagua_autotune.system.measures import Measure, Metric, StepTimes
 from bagua_autotune.system.report import (

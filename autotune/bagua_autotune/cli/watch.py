@@ -16,8 +16,9 @@ from bagua_autotune.cli.output import say
 from bagua_autotune.cli.overview_panel import OverviewPanel, silence
 from bagua_autotune.cli.reader import Reader, find_job, open_reader, source_options
 from bagua_autotune.cli.service_reader import OtherRelease
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED
-from bagua_autotune.model.text import clean, describe
+from bagua_autotune.model.text import describe
 from bagua_autotune.store import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
 

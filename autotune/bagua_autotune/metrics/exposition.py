@@ -24,7 +24,7 @@ from prometheus_client import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune import __version__
-from bagua_autotune.metrics import reasons
+from bagua_autotune.metrics import labels
 from bagua_autotune.metrics.jobs import Jobs
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation, Result
@@ -90,14 +90,14 @@ class ServiceMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in reasons.STORE_ERRORS:
+        for reason in labels.STORE_ERRORS:
             self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
     def count_store_error(self, error: SQLAlchemyError) -> None:
-        self._store_errors.labels(reasons.of_store_error(error)).inc()
+        self._store_errors.labels(labels.of_store_error(error)).inc()
 
     def watch(self, app: Flask) -> None:
         """Count the app's requests."""

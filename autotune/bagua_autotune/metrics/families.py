@@ -8,7 +8,7 @@ from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from bagua_autotune.metrics.reasons import FAILURES
+from bagua_autotune.metrics.labels import FAILURES
 from bagua_autotune.model.job import JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes

@@ -11,10 +11,10 @@ from itertools import accumulate
 from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
+from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.metrics import text
 from bagua_autotune.metrics.families import JOB
 from bagua_autotune.model.job import Job, Observation
-from bagua_autotune.tuning.objective import OBJECTIVES
 
 NAME = "bagua_autotune_step_seconds"
 HELP = "Step time of the slowest rank, of the steps reported to this process."

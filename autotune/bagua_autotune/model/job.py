@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bagua_autotune.model.algorithms import choices
+from bagua_autotune.model.characters import printable
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
     BUCKET_KNOB,
@@ -26,7 +27,6 @@ from bagua_autotune.model.knobs import (
 )
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.model.text import printable
 from bagua_autotune.model.view import Moment
 
 # By which a job's ranks speak: Bagua's own, or this project's.

@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from bagua_autotune.model.characters import without_nul
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration
-from bagua_autotune.model.text import without_nul
 
 Label = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(without_nul)]
 

@@ -1,8 +1,10 @@
-"""Configurations as points of a unit cube: log2 of sizes, and one input per categorical value."""
+"""Configurations as points of a unit cube: log2 of sizes, and one input per categorical value; and
+what a cost model says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,14 @@ Rows = NDArray[np.int64]
 TIE = 1e-7
 """Logarithms of times, and of likelihoods, that differ by less are equal but for the rounding,
 which differs from one processor to another."""
+
+
+class Prior(NamedTuple):
+    """The cost model's predictions for the points: means and their errors; see Predictor."""
+
+    means: Floats
+    deviations: Floats
+    misfit: float
 
 
 def first_best(scores: Floats) -> int:

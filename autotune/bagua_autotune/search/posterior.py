@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
-from bagua_autotune.search.points import Floats, Points, Rows, first_best
+from bagua_autotune.search.points import Floats, Points, Prior, Rows, first_best
 from bagua_autotune.search.problem import Problem
 
 # The cost model is used unless the plain process predicts each left-out measurement better; with
@@ -34,14 +34,6 @@ class Told(NamedTuple):
     configuration: Configuration
     cost: float
     standard_error: float
-
-
-class Prior(NamedTuple):
-    """The cost model's predictions for the points: means and their errors; see Predictor."""
-
-    means: Floats
-    deviations: Floats
-    misfit: float
 
 
 class Posterior:

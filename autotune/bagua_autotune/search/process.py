@@ -21,8 +21,7 @@ from skopt.learning.gaussian_process.kernels import (
     WhiteKernel,
 )
 
-from bagua_autotune.search.points import TIE, Floats, Points, Rows
-from bagua_autotune.search.posterior import Prior
+from bagua_autotune.search.points import TIE, Floats, Points, Prior, Rows
 
 # The level is not known beforehand: 1 is a factor of e.
 LEVEL_VARIANCE = 1.0

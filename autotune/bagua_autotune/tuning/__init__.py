@@ -1,1 +1,1 @@
-"""Tuning a job: when a trial is measured, what follows it, and what the job is left with."""
+"""The tuner: takes in what the ranks tell of a job, and says what they shall run."""

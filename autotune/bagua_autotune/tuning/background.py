@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from bagua_autotune.deciding.next_step import NextStep
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, UnknownJob, claims
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.next_step import NextStep
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,13 @@ logger = logging.getLogger(__name__)
 MOST_AT_ONCE = 2
 
 SUPERFLUOUS = "a decision was not needed any more: the job had moved on meanwhile"
+
+
+class Measured(NamedTuple):
+    """A trial that can be closed, by its index, and its estimate."""
+
+    trial: int
+    estimate: Estimate
 
 
 class Decisions:
@@ -52,16 +60,10 @@ class Decisions:
         self._clock = clock
         self._background = background
 
-    def start(
-        self, job_id: str, closes: int | None = None, estimated: Estimate | None = None
-    ) -> None:
-        """Move the job on soon, if its open trial is measured or there is none.
-
-        Args:
-            closes: this trial is measured, if it is still open, whatever measurement would say.
-            estimated: its estimate.
-        """
-        self._background.start(job_id, lambda: self._decide(job_id, closes, estimated))
+    def start(self, job_id: str, measured: Measured | None = None) -> None:
+        """Move the job on soon, if its open trial is the one that was measured, or if none is
+        open."""
+        self._background.start(job_id, lambda: self._decide(job_id, measured))
 
     def is_busy(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so."""
@@ -74,10 +76,10 @@ class Decisions:
             self.start(job_id)
         return closed
 
-    def _decide(self, job_id: str, closes: int | None, estimated: Estimate | None) -> None:
+    def _decide(self, job_id: str, measured: Measured | None) -> None:
         try:
             with claims.claimed(self._store, job_id, self._clock) as is_ours:
-                while is_ours and not self._advance(job_id, closes, estimated):
+                while is_ours and not self._advance(job_id, measured):
                     pass  # a trial failed while this was decided
         except UnknownJob:
             logger.info("job %s: deleted before it was decided what follows", job_id)
@@ -86,33 +88,30 @@ class Decisions:
                 listener.on_failed(error)
             raise
 
-    def _advance(self, job_id: str, closes: int | None, estimated: Estimate | None) -> bool:
+    def _advance(self, job_id: str, measured: Measured | None) -> bool:
         """Take one step, if it is due; False if the job moved on meanwhile."""
         with self._store.database.reading():
-            job, trials = self._store.job(job_id), self._store.trials(job_id)
-        current = trials[-1] if trials and trials[-1].is_open else None
-        if job.is_over or (closes is not None and (current is None or current.index != closes)):
+            round_ = Round.of(self._store.job(job_id), self._store.trials(job_id))
+        job, closed = round_.job, round_.open_trial
+        if job.is_over:
             return True
-        if current:
-            if closes is None:
-                costs = self._store.step_costs(job_id, current.index)
-                estimated = self._next.estimate(job, trials, current, costs)
-            if estimated is None:
+        if closed:
+            if measured is None or measured.trial != closed.index:
                 return True
-            current = replace(current, state="measured", estimate=estimated)
-            trials = [*trials[:-1], current]
+            closed = replace(closed, state="measured", estimate=measured.estimate)
+            round_ = replace(round_, trials=[*round_.trials[:-1], closed])
         started = time.perf_counter()
-        step = self._next.after(job, trials, current)
+        step = self._next.after(round_, closed)
         for listener in self._listeners:
             listener.on_decided(time.perf_counter() - started)
         is_taken = self._store.advance(job_id, step)
         if is_taken:
-            if current and (remark := self._next.remark(job, trials, current)):
+            if closed and (remark := self._next.remark(round_, closed)):
                 logger.info("job %s: %s", job.id, remark)
                 self._store.add_event(
-                    job.id, Event("note", current.index, message=remark, at=self._clock())
+                    job.id, Event("note", closed.index, message=remark, at=self._clock())
                 )
-            self._announce(job, current, step)
+            self._announce(job, closed, step)
             return True
         logger.info("job %s: %s", job.id, SUPERFLUOUS)
         for listener in self._listeners:

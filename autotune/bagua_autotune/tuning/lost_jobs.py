@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from bagua_autotune.earlier.succession import let_go, take_up
 from bagua_autotune.model.job import LEASE_SECONDS, SILENT_SECONDS, Api, Event, Job
 from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.lives import let_go, take_up
 
 logger = logging.getLogger(__name__)
 

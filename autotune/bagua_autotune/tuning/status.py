@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_autotune.measuring.confirmation import MOST_PAIRS
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_configuration, speedup
 from bagua_autotune.model.job import Job, JobPhase, Purpose, Result, Trial, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.confirmation import MOST_PAIRS
-from bagua_autotune.tuning.rounds import began_at, of_round
-from bagua_autotune.tuning.standing import (
-    best_configuration,
-    speedup,
-)
 
 
 class OpenTrial(View):
@@ -104,37 +101,38 @@ def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobS
 
 
 def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
-    current = of_round(trials, job.round)
-    measured = sum(trial.state == "measured" for trial in current)
+    current, shown = Round.of(job, trials), Round.shown(job, trials)
+    measured = sum(trial.state == "measured" for trial in current.trials)
     end = job.finished_at or job.last_contact_at
-    elapsed_seconds = job.present_seconds(began_at(job, current), end)
+    elapsed_seconds = job.present_seconds(current.began_at, end)
     seconds_left: float | None = None
     if job.is_over:
         seconds_left = 0.0
     elif measured:
-        searching, confirming = _trials_left(job, current)
+        searching, confirming = _trials_left(current)
         searching_seconds = elapsed_seconds / measured * searching
         if job.limits.max_seconds is not None:
             left = max(0.0, job.limits.max_seconds - elapsed_seconds)
             searching_seconds = min(searching_seconds, left)
         seconds_left = searching_seconds + elapsed_seconds / measured * confirming
-    faster = speedup(job, trials)
+    faster = speedup(shown)
     return Progress(
         trials_measured=measured,
         max_trials=job.limits.max_samples,
-        search_trials=sum(trial.purpose == "search" for trial in current),
-        confirming_trials=sum(trial.purpose == "confirm" for trial in current),
+        search_trials=len(current.searched),
+        confirming_trials=len(current.trials) - len(current.searched),
         max_confirming_trials=2 * MOST_PAIRS,
         elapsed_seconds=elapsed_seconds,
         seconds_left=seconds_left,
         speedup=faster.center if faster else None,
-        incumbent=best_configuration(job, trials),
+        incumbent=best_configuration(shown),
     )
 
 
-def _trials_left(job: Job, trials: Sequence[Trial]) -> tuple[int, int]:
+def _trials_left(round_: Round) -> tuple[int, int]:
     """The most trials that can still follow, of the search and confirming ones."""
-    closed = [trial for trial in trials if not trial.is_open]
+    job = round_.job
+    closed = [trial for trial in round_.trials if not trial.is_open]
     confirming = sum(trial.purpose == "confirm" for trial in closed)
     searching = 0
     if job.phase == "tuning":

@@ -13,6 +13,16 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
+from bagua_autotune.deciding.next_step import NextStep, step_cost
+from bagua_autotune.deciding.result import revoke
+from bagua_autotune.earlier.heritage import inherit, model_key, network_key
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.earlier.restart import describe_source
+from bagua_autotune.earlier.succession import goes_on_with
+from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.rounds import Round, refusal
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import (
     BEING_TUNED,
     CONTACT_SECONDS,
@@ -26,21 +36,13 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.reasons import GIVING_UP, HARM
 from bagua_autotune.model.statistics import Estimate, estimate
-from bagua_autotune.model.text import clean, describe
+from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
-from bagua_autotune.tuning.background import AtOnce, Background, Decisions
-from bagua_autotune.tuning.decision import FEWEST_REMAINING_STEPS, GIVING_UP, HARM
-from bagua_autotune.tuning.inheritance import inherit, model_key, network_key
-from bagua_autotune.tuning.knowledge import Knowledge
+from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Measured
 from bagua_autotune.tuning.listener import TunerListener
-from bagua_autotune.tuning.lives import goes_on_with
 from bagua_autotune.tuning.lost_jobs import Leases
-from bagua_autotune.tuning.next_step import NextStep, step_cost
-from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.restart import describe_source
-from bagua_autotune.tuning.result import revoke
-from bagua_autotune.tuning.rounds import of_round, refusal
 from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 
@@ -180,9 +182,10 @@ class Tuner:
         deciding, current = self.is_deciding(job_id), trials[index]
         if deciding or job.is_over or not current.is_open:
             return job_state(job, trials, deciding)
-        if self._next.estimate(job, trials, current, found.costs) is None:
+        estimated = self._next.estimate(Round.of(job, trials), current, found.costs)
+        if estimated is None:
             return job_state(job, trials)
-        self._decisions.start(job_id)
+        self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
 
     def _polled(self, job_id: str) -> JobState:
@@ -211,8 +214,8 @@ class Tuner:
             raise WrongStep(
                 f"buckets: {len(profile.buckets)} are more than the job's {tensors} tensors"
             )
-        before = of_round(self.store.trials(job_id), job.round)
-        if tensors * len(before) <= MOST_READY_TIMES:
+        trials = Round.of(job, self.store.trials(job_id)).trials
+        if tensors * len(trials) <= MOST_READY_TIMES:
             self.store.add_profile(job_id, index, profile, self._clock())
 
     def take_progress(self, job_id: str, step: int, step_seconds: float) -> JobState:
@@ -246,7 +249,8 @@ class Tuner:
         current = self.open_trial(job_id)
         if not values or current is None or current.index != index:
             return False
-        self._decisions.start(job_id, index, self._estimate(self.store.job(job_id), values))
+        found = self._estimate(self.store.job(job_id), values)
+        self._decisions.start(job_id, Measured(index, found))
         return True
 
     def reestimate(self, job_id: str, index: int, values: Sequence[Observation]) -> None:

@@ -30,10 +30,10 @@ from bagua_autotune.views.lists import (
     profile_list,
     trial_list,
 )
-from bagua_autotune.views.lives import Life, name_life
 from bagua_autotune.views.overviews import JobList, JobOverview, Overviews
 from bagua_autotune.views.steps import StepSeries
 from bagua_autotune.views.summary import JobSum, JobSummary, Summaries
+from bagua_autotune.views.training_lives import Life, name_life
 from bagua_autotune.views.trials import ShownTrial, Trial
 
 __all__ = [

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from bagua_autotune.deciding.decision import told_searcher
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.objective import Objective
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import BUCKET_KNOB, EDGE_KNOBS, PARTITION_KNOB, Configuration, Value
 from bagua_autotune.model.text import describe
@@ -16,11 +20,6 @@ from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
 from bagua_autotune.store import UnknownJob
-from bagua_autotune.tuning.decision import told_searcher
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.objective import OBJECTIVES, Objective
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import baseline_estimate, best_trial, shown_round
 from bagua_autotune.views.importance import Importance, make_importance
 
 logger = logging.getLogger(__name__)
@@ -74,28 +73,26 @@ def make_curve(
         trials: of all rounds.
         make_searcher: builds the job's search method.
     """
-    best = best_trial(job, trials)
-    job = replace(job, round=shown_round(job))
-    current = of_round(trials, job.round)
-    known = Curve(trials=closed(current))
-    objective = OBJECTIVES[job.protocol]
-    baseline = baseline_estimate(job, current)
+    round_ = Round.shown(job, trials)
+    best, baseline = best_trial(round_), round_.defaults.first
+    known = Curve(trials=closed(round_.trials))
+    objective = round_.objective
     if baseline is None or best is None:
         return known
     scale, chosen = objective.scale(baseline.center), best.configuration
     has_seconds = objective.seconds(baseline.center) is not None
     try:
-        problem = knowledge.problem(job, trials)
-        importance = make_importance(job, current, chosen, objective, problem, make_searcher)
+        problem = knowledge.problem(round_)
+        importance = make_importance(round_, chosen, problem, make_searcher)
         known = known.model_copy(update={"importance": importance})
-        told = told_searcher(job, current, objective, problem, make_searcher)
+        told = told_searcher(round_, problem, make_searcher)
         if told is None or not has_seconds or not isinstance(told[0], Predicts):
             return known
         searcher, problem = told[0], told[1]
         gain = searcher.expected_gain()
         lines = [
             CurveLine(label=describe(values) or "default", values=values, points=points)
-            for values in _tried_values(current, chosen)
+            for values in _tried_values(round_.trials, chosen)
             if (points := _points(searcher, problem, values, objective, scale))
         ]
     except (SQLAlchemyError, UnknownJob):

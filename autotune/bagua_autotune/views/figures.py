@@ -6,22 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.statistics import Interval
-from bagua_autotune.model.view import View
-from bagua_autotune.tuning.comparison import Defaults
-from bagua_autotune.tuning.confirmation import being_confirmed, run_off
-from bagua_autotune.tuning.result import Bill, bill
-from bagua_autotune.tuning.rounds import of_round, search_seconds
-from bagua_autotune.tuning.standing import (
+from bagua_autotune.deciding.result import Bill, bill
+from bagua_autotune.measuring.confirmation import being_confirmed, run_off
+from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.measuring.standing import (
     best_configuration,
     bounds,
     compare,
-    is_settled,
-    shown_round,
     speedup,
     standing,
 )
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.model.view import View
 from bagua_autotune.views.reading import Reading
 from bagua_autotune.views.steps import exposed_seconds, rank_spread, step_seconds
 
@@ -37,10 +34,8 @@ class Spent:
 
 def spent(reading: Reading, number: int) -> Spent:
     """Of one round, as far as it has come."""
-    job, trials = reading.job, of_round(reading.trials, number)
-    defaults = Defaults(job.baseline, trials)
-    cost = bill(trials, reading.steps, reading.switch_seconds, defaults, reading.objective)
-    return Spent(search_seconds(job, trials), cost)
+    round_ = Round.of(reading.job, reading.trials, number)
+    return Spent(round_.seconds, bill(round_, reading.steps, reading.switch_seconds))
 
 
 def saved_rank_seconds(reading: Reading) -> float | None:
@@ -53,7 +48,8 @@ def saved_rank_seconds(reading: Reading) -> float | None:
     """
     job = reading.job
     has_seconds = reading.objective.seconds(0.0) is not None
-    if not has_seconds or standing(of_round(reading.trials, 0), job.baseline) is None:
+    first = Round.of(job, reading.trials, 0)
+    if not has_seconds or first.defaults.first is None:
         return None
     costs = (spent(reading, number).bill.cost_seconds for number in range(job.round + 1))
     return (job.saved.seconds - sum(costs)) * job.world_size
@@ -121,13 +117,13 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         profiles: of its newest profiled trial, where the ranks do not tell what they compute.
     """
     job, objective = reading.job, reading.objective
-    faster = speedup(job, reading.trials)
+    faster = speedup(reading.shown)
     before_seconds, best_seconds = step_pair(reading)
     has_seconds = objective.seconds(0.0) is not None
     latest = reading.latest if has_seconds else ()
     low, high = bounds(faster) if faster else (None, None)
     spread = rank_spread(latest)
-    search = spent(reading, shown_round(job))
+    search = spent(reading, reading.shown.number)
     cost = search.bill
     is_known, ceiling = before_seconds is not None, reading.ceiling
     is_noise = not is_settled(job) and reading.exceeds_ceiling(faster.center if faster else None)
@@ -163,19 +159,19 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
     out; the two times lie around the middle of what the run-off measured.
     """
     job, shown, objective = reading.job, reading.shown, reading.objective
-    kept = best_configuration(job, reading.trials)
+    kept = best_configuration(shown)
     if objective.seconds(0.0) is None or kept is None:
         return None, None
     result = job.result if is_settled(job) else None
     if result is None:
-        compared = compare(job, reading.trials, kept)
+        compared = compare(shown, kept)
         default = compared.default if compared else None
-        best = compared.measured if compared else standing(shown, kept)
+        best = compared.measured if compared else standing(shown.trials, kept)
     else:
-        candidate = being_confirmed(job, shown)
-        decisive = run_off(candidate, shown) if candidate else shown
+        candidate = being_confirmed(shown)
+        decisive = run_off(candidate, shown.trials) if candidate else shown.trials
         if not {job.baseline, kept} <= {trial.configuration for trial in decisive}:
-            decisive = shown
+            decisive = shown.trials
         default, best = standing(decisive, job.baseline), standing(decisive, kept)
     before = None if default is None else objective.seconds(default.center)
     after = None if best is None else objective.seconds(best.center)

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.deciding.decision import told_searcher
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
-from bagua_autotune.tuning.decision import told_searcher
-from bagua_autotune.tuning.objective import Objective
 
 # So many knobs have 256 mixtures of two configurations.
 MOST_CHANGED = 8
@@ -65,12 +64,7 @@ class Importance(View):
 
 
 def make_importance(
-    job: Job,
-    trials: Sequence[Trial],
-    best: Configuration,
-    objective: Objective,
-    problem: Problem,
-    make_searcher: Factory,
+    round_: Round, best: Configuration, problem: Problem, make_searcher: Factory
 ) -> Importance:
     """Divide the gain of the best configuration over the default among the knobs that differ.
 
@@ -83,17 +77,18 @@ def make_importance(
     the shares divide the logarithm of the speed-up.
 
     Args:
-        trials: of one round, with its default measured.
+        round_: its default is measured.
         best: the best configuration of the round.
         problem: of the round.
         make_searcher: builds the job's search method.
     """
+    job = round_.job
     changed = [knob for knob in job.space if best[knob] != job.baseline[knob]]
     if not changed:
         return Importance(unknown=NO_GAIN)
     if len(changed) == 1:
         return Importance(shares=[KnobShare(knob=changed[0], share=1.0, low=1.0, high=1.0)])
-    measured = {trial.configuration for trial in trials if trial.estimate}
+    measured = {trial.configuration for trial in round_.trials if trial.estimate}
     unknown = _obstacle(changed, len(measured))
     if unknown:
         return Importance(unknown=unknown)
@@ -101,7 +96,7 @@ def make_importance(
     # A mixture need not be a candidate: one that does the same may stand for it.
     candidates = tuple(dict.fromkeys([*problem.candidates, *mixtures.values()]))
     widened = replace(problem, candidates=candidates)
-    found = told_searcher(job, trials, objective, widened, make_searcher)
+    found = told_searcher(round_, widened, make_searcher)
     searcher, allowed = found or (None, widened)
     if not isinstance(searcher, Predicts):
         return Importance(unknown=NO_MODEL)

@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import CUT_SHORT, Event, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration, Knob
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Contact, Store, read_each
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial
 from bagua_autotune.views.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
 from bagua_autotune.views.lists import JobDetail, Page, job_detail
-from bagua_autotune.views.lives import Life, make_lives
 from bagua_autotune.views.reading import LATEST_STEPS, Reading, read
 from bagua_autotune.views.steps import (
     BestSoFar,
@@ -35,8 +34,9 @@ from bagua_autotune.views.steps import (
 )
 from bagua_autotune.views.stock import StockSetting, stock_ddp_snippet, stock_setting
 from bagua_autotune.views.summary import LATEST_PROFILES, JobSummary, Summaries, make_summary
+from bagua_autotune.views.training_lives import Life, make_lives
 from bagua_autotune.views.trials import ShownTrial, shown_trials
-from bagua_autotune.views.words import baseline_trial, explain, machine_change
+from bagua_autotune.views.words import explain, machine_change
 
 # A hundred kilobytes each, and only looked at one by one.
 OVERVIEWS_KEPT = 32
@@ -187,7 +187,7 @@ class Overviews:
         """
         with self.store.database.reading():
             job, stored = self.store.job(job_id), self.store.trials(job_id)
-        trials = closed(of_round(stored, job.round))
+        trials = closed(Round.of(job, stored).trials)
         shown = job.created_at, job.round, job.phase in CUT_SHORT
         known = self._curves.known(job_id)
         if known and (known.shown, known.trials) == (shown, trials):
@@ -208,7 +208,7 @@ class Overviews:
     def buckets(self, job_id: str) -> JobBuckets:
         """How the tensors are cut by default, and by the best configuration so far."""
         job = self.store.job(job_id)
-        best = best_trial(job, self.store.trials(job_id))
+        best = best_trial(Round.shown(job, self.store.trials(job_id)))
         configurations: dict[Role, Configuration] = {"default": job.baseline}
         if best is not None:
             configurations["incumbent"] = best.configuration
@@ -249,8 +249,8 @@ class Overviews:
 
     def _exposed(self, reading: Reading) -> Mapping[int, float]:
         """Communication that computing does not hide, of the best trial and the baseline's."""
-        job = reading.job
-        wanted = [best_trial(job, reading.trials), baseline_trial(job, reading.shown)]
+        job, shown = reading.job, reading.shown
+        wanted = [best_trial(shown), shown.defaults.trial]
         found: dict[int, float] = {}
         for trial in filter(None, wanted):
             steps = self.store.latest_observations(job.id, trial.index, LATEST_STEPS)

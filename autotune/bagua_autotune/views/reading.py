@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from bagua_autotune.measuring.ceiling import Ceiling, read_ceiling
+from bagua_autotune.measuring.objective import OBJECTIVES, Objective
+from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.store import Steps, Store
-from bagua_autotune.tuning.ceiling import Ceiling, read_ceiling
-from bagua_autotune.tuning.objective import OBJECTIVES, Objective
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import is_settled, shown_round
 
 LATEST_STEPS = 20
 
@@ -44,15 +44,10 @@ class Reading:
     def objective(self) -> Objective:
         return OBJECTIVES[self.job.protocol]
 
-    @property
-    def round(self) -> list[Trial]:
-        """The trials of the latest round."""
-        return of_round(self.trials, self.job.round)
-
-    @property
-    def shown(self) -> list[Trial]:
-        """The trials of the round that figures and explanations speak of; see shown_round."""
-        return of_round(self.trials, shown_round(self.job))
+    @cached_property
+    def shown(self) -> Round:
+        """The round that figures and explanations speak of."""
+        return Round.shown(self.job, self.trials)
 
     def exceeds_ceiling(self, speedup: float | None) -> bool:
         """Whether a speed-up is more than hiding all communication would give. It is noise, unless
@@ -86,7 +81,7 @@ def read(store: Store, job_id: str) -> Reading:
             ),
             drifts=drifts,
             drifted_seconds=_drifted_seconds(store, job) if drifts else None,
-            ceiling=read_ceiling(store, job, of_round(trials, shown_round(job))),
+            ceiling=read_ceiling(store, Round.shown(job, trials)),
         )
 
 

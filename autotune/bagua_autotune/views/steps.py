@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 
+from bagua_autotune.measuring.ceiling import paces
+from bagua_autotune.measuring.standing import course
 from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.store import StepTime
-from bagua_autotune.tuning.ceiling import paces
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import course
 from bagua_autotune.views.reading import Reading
 
 MOST_POINTS = 1000
@@ -97,7 +96,7 @@ def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestS
     objective = reading.objective
     found = [
         BestSoFar(trial=trial.index, seconds=seconds)
-        for trial, leader in course(reading.job, reading.shown)
+        for trial, leader in course(reading.shown)
         if trial.estimate
         and leader
         and (seconds := objective.seconds(leader.estimate.center)) is not None
@@ -123,8 +122,8 @@ def _end_of_round(reading: Reading, number: int) -> int | None:
         return None
     observed = [
         reading.steps[trial.index].last
-        for trial in of_round(reading.trials, number)
-        if trial.index in reading.steps
+        for trial in reading.trials
+        if trial.round == number and trial.index in reading.steps
     ]
     return max(observed, default=None)
 

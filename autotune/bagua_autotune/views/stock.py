@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_autotune.measuring.rounds import is_settled
+from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
 from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
-from bagua_autotune.tuning.standing import best_configuration, bounds, fastest, is_settled
 from bagua_autotune.views.reading import Reading
 
 # Without arguments it begins with a small bucket; with ``bucket_cap_mb`` all are of one size.
@@ -39,7 +40,7 @@ class StockSetting(View):
 def stock_setting(reading: Reading) -> StockSetting:
     """Of the round that is shown."""
     job = reading.job
-    best = best_configuration(job, reading.trials) or job.baseline
+    best = best_configuration(reading.shown) or job.baseline
     missing = _missing(best)
     faster: Interval | None = None
     chosen, is_confirmed = job.baseline, False
@@ -47,7 +48,7 @@ def stock_setting(reading: Reading) -> StockSetting:
         chosen, is_confirmed = best, True
         faster = Interval(job.result.speedup, job.result.low, job.result.high)
     else:
-        found = fastest(job, reading.shown, lambda tried: not _missing(tried))
+        found = fastest(reading.shown, lambda tried: not _missing(tried))
         if found and found[1].low > 1 and not reading.exceeds_ceiling(found[1].center):
             chosen, faster = found
     if chosen == job.baseline:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model import job as records
 from bagua_autotune.model.job import Job, Purpose, TrialState
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import Moment, View
-from bagua_autotune.tuning.comparison import Defaults
-from bagua_autotune.tuning.objective import OBJECTIVES
-from bagua_autotune.tuning.rounds import of_round
-from bagua_autotune.tuning.standing import best_trial, shown_round
 from bagua_autotune.views.reading import Reading
 
 
@@ -57,14 +55,13 @@ def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
     Args:
         trials: of all rounds.
     """
-    defaults = [Defaults(job.baseline, of_round(trials, number)) for number in range(job.round + 1)]
-    return [_view(job, trial, defaults[trial.round]) for trial in trials]
+    rounds = [Round.of(job, trials, number) for number in range(job.round + 1)]
+    return [_view(rounds[trial.round], trial) for trial in trials]
 
 
 def shown_trials(reading: Reading) -> list[ShownTrial]:
     """The same, and which of them is the best, and which too good to be true."""
-    job, trials = reading.job, reading.trials
-    best, number = best_trial(job, trials), shown_round(job)
+    best, number = best_trial(reading.shown), reading.shown.number
     return [
         ShownTrial(
             **vars(view),
@@ -72,14 +69,14 @@ def shown_trials(reading: Reading) -> list[ShownTrial]:
             is_best=best is not None and view.index == best.index,
             is_noise=view.round == number and reading.exceeds_ceiling(view.speedup),
         )
-        for view in trial_views(job, trials)
+        for view in trial_views(reading.job, reading.trials)
     ]
 
 
-def _view(job: Job, trial: records.Trial, defaults: Defaults) -> Trial:
-    objective, found = OBJECTIVES[job.protocol], trial.estimate
+def _view(round_: Round, trial: records.Trial) -> Trial:
+    objective, found = round_.objective, trial.estimate
     is_bounded = found is not None and found.count > 1
-    compared = defaults.compare([trial])
+    compared = round_.defaults.compare([trial])
     return Trial(
         index=trial.index,
         round=trial.round,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.measuring.standing import best_trial, bounds, closest
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import CUT_SHORT, Job, Trial
+from bagua_autotune.model.reasons import NOTHING_FASTER, REASON_CODES, result_code
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import (
-    clean,
     describe,
     describe_count,
     describe_left,
     describe_seconds,
     describe_speedup,
 )
-from bagua_autotune.tuning.comparison import Defaults
-from bagua_autotune.tuning.decision import NOTHING_FASTER, REASON_CODES, result_code
-from bagua_autotune.tuning.standing import best_trial, bounds, closest, is_settled
 from bagua_autotune.tuning.status import JobState, Progress
 from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
@@ -85,7 +85,7 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
             of the best trial and of the baseline's, where it is known.
     """
     job = reading.job
-    best = best_trial(job, reading.trials)
+    best = best_trial(reading.shown)
     if job.result and is_settled(job):
         again = _end(job) if job.phase in CUT_SHORT else ""
         sentences = [again + _result(reading, figures)]
@@ -100,7 +100,7 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
 def machine_change(reading: Reading) -> str:
     """One sentence if the default's step time changed during the tuning beyond its noise; else
     empty."""
-    change = Defaults(reading.job.baseline, reading.shown).change(reading.objective)
+    change = reading.shown.defaults.change(reading.objective)
     if change is None:
         return ""
     before, after = (_seconds(reading, trial) for trial in (change.before, change.after))
@@ -123,7 +123,7 @@ def _result(reading: Reading, figures: Figures) -> str:
         return f"The default stays: {reason}; {tried} measured.{_closest(reading)}"
     words = describe(result.configuration)
     times = describe_speedup(result.speedup, result.low, result.high)
-    if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown):
+    if any(trial.purpose == "confirm" and trial.estimate for trial in reading.shown.trials):
         return (
             f"Of {tried}, {words} was the fastest; measured again in turns with the default it "
             f"was {times} as fast{_step_times(figures)}."
@@ -138,7 +138,7 @@ def _closest(reading: Reading) -> str:
     """What came closest to the default, where that was what decided."""
     job, shown = reading.job, reading.shown
     is_decided = job.result and result_code(job.result) == REASON_CODES[NOTHING_FASTER]
-    found = closest(job, shown) if is_decided else None
+    found = closest(shown) if is_decided else None
     if found is None:
         return ""
     words, times = describe(found.configuration), _times(found.speedup)
@@ -147,16 +147,17 @@ def _closest(reading: Reading) -> str:
             f" The best of the others, {words}, was {times} as fast as the default when both were "
             "measured in turns."
         )
-    default = _name_default_trials(job, shown)
+    default = _name_default_trials(shown)
     doubt = ""
     if found.speedup.low > 1:
         doubt = "; the search took that for noise or for a change of the machine"
     return f" The best of the others, {words}, was {times} as fast as {default}{doubt}."
 
 
-def _name_default_trials(job: Job, trials: list[Trial]) -> str:
+def _name_default_trials(round_: Round) -> str:
     """What a trial is compared with; where there is but one, that may have been long before."""
-    own = [t.index for t in trials if t.configuration == job.baseline and t.estimate]
+    baseline = round_.job.baseline
+    own = [t.index for t in round_.trials if t.configuration == baseline and t.estimate]
     if len(own) > 1:
         return "the default beside it"
     return f"the default, which was measured in trial {own[0]} alone"
@@ -190,7 +191,7 @@ def _fastest_so_far(reading: Reading, best: Trial, figures: Figures) -> str:
 
 
 def _configurations(reading: Reading) -> str:
-    measured = {trial.configuration for trial in reading.shown if trial.estimate}
+    measured = {trial.configuration for trial in reading.shown.trials if trial.estimate}
     return describe_count(len(measured), "configuration")
 
 
@@ -198,7 +199,7 @@ def _hidden(
     reading: Reading, figures: Figures, best: Trial, exposed_seconds: Mapping[int, float]
 ) -> str:
     """How much of a step is spent waiting for communication, and what that leaves to be gained."""
-    baseline = baseline_trial(reading.job, reading.shown)
+    baseline = reading.shown.defaults.trial
     own = exposed_seconds.get(best.index)
     default = exposed_seconds.get(baseline.index) if baseline else None
     most = _most(reading, figures)
@@ -222,8 +223,3 @@ def _most(reading: Reading, figures: Figures) -> str:
         f", which took {describe_seconds(reading.ceiling.seconds)}: without it a step would be at "
         f"most {reading.ceiling.speedup:.2f}x as fast{noise}"
     )
-
-
-def baseline_trial(job: Job, trials: list[Trial]) -> Trial | None:
-    """The first measured trial of the default."""
-    return next((t for t in trials if t.configuration == job.baseline and t.estimate), None)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from bagua_autotune.model.job import Job
+from bagua_autotune.deciding.next_step import NextStep
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.store import Step
 from bagua_autotune.tuning.background import SUPERFLUOUS
-from bagua_autotune.tuning.next_step import NextStep
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape
 from tests.autotune.support import Ranks, registration
@@ -58,9 +58,9 @@ def test_a_decision_that_another_replica_has_made_is_counted(
 ) -> None:
     after = NextStep.after
 
-    def outrun(self: NextStep, job: Job, *arguments: Any) -> Step:
-        step = after(self, job, *arguments)
-        assert self._store.advance(job.id, step)
+    def outrun(self: NextStep, round_: Round, *arguments: Any) -> Step:
+        step = after(self, round_, *arguments)
+        assert self._store.advance(round_.job.id, step)
         return step
 
     client.put(JOB, json=registration())

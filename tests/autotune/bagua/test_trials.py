@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.bagua.trials import are_enough, comparable
+from bagua_autotune.measuring.objective import LARGEST_SPEED
 from bagua_autotune.model.job import Observation
-from bagua_autotune.tuning.objective import LARGEST_SPEED
 
 speeds = st.floats(-LARGEST_SPEED, LARGEST_SPEED) | st.sampled_from([5e-324, -5e-324])
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.knobs import (
     SPACE as SPACES,
 )
@@ -13,7 +14,7 @@ from bagua_autotune.model.knobs import (
     Value,
     check_configuration,
 )
-from bagua_autotune.model.text import clean, describe, describe_bytes
+from bagua_autotune.model.text import describe, describe_bytes
 
 SPACE = {
     "bucket_bytes": LogInteger(low=65536, high=2**30),

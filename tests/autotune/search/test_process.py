@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
-from bagua_autotune.search.points import Floats, Points
-from bagua_autotune.search.posterior import Prior
+from bagua_autotune.search.points import Floats, Points, Prior
 from bagua_autotune.search.process import CandidateProcess, make_process
 
 SPACE = {

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search.bayesian import BayesianSearcher
 from bagua_autotune.store import Store
-from bagua_autotune.tuning.knowledge import Knowledge
-from bagua_autotune.tuning.objective import StepTime
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews
 from bagua_autotune.views.importance import (
@@ -120,9 +120,9 @@ def test_a_knob_that_failed_alone_is_not_judged(tuner: Tuner) -> None:
     alone = trial(99, Configuration({**DEFAULT, "bucket_bytes": best["bucket_bytes"]}))
     kept = [each for each in trials if each.configuration != alone.configuration]
     failed = replace(alone, state="failed", failure="the ranks disagreed")
-    problem = Knowledge(tuner.store).problem(job, trials)
+    problem = Knowledge(tuner.store).problem(Round.of(job, trials))
     found = [
-        make_importance(job, each, best, StepTime(), problem, BayesianSearcher)
+        make_importance(Round.of(job, each), best, problem, BayesianSearcher)
         for each in (kept, [*kept, failed])
     ]
     assert found[0].unknown != FAILED

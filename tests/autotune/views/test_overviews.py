@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import event, update
 
-from bagua_autotune.model.job import Event, Job, Observation, Trial
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.search import Problem
 from bagua_autotune.store import Store, UnknownJob, retention
 from bagua_autotune.store.tables import TrialRow
-from bagua_autotune.tuning.knowledge import Knowledge
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
@@ -152,11 +153,11 @@ def test_nobody_waits_for_a_curve_that_is_being_made(tuner: Tuner) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     class SlowKnowledge(Knowledge):
-        def problem(self, job: Job, trials: Sequence[Trial]) -> Problem:
-            if job.id == "slow":
+        def problem(self, round_: Round) -> Problem:
+            if round_.job.id == "slow":
                 begun.set()
                 assert may_end.wait(60)
-            return super().problem(job, trials)
+            return super().problem(round_)
 
     overviews = Overviews(tuner.store, knowledge=SlowKnowledge(tuner.store))
     ranks = Ranks(seed=1, noise=0.005)

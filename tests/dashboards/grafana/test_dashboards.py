@@ -16,9 +16,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_autotune.app import create_app
+from bagua_autotune.model import reasons
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
-from bagua_autotune.tuning import decision
 from tests.dashboards.grafana.dashboards import FILES, expressions, load, panels
 
 pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
@@ -149,9 +149,9 @@ def test_every_metric_and_alert_exists() -> None:
 
 
 def test_every_reason_of_a_result_has_words() -> None:
-    codes = {decision.WINNER_CODE, *decision.REASON_CODES.values()}
-    codes |= {code for _, code in decision.GIVING_UP.values()}
-    assert set(REASONS) == codes | {decision.OTHER_CODE}
+    codes = {reasons.WINNER_CODE, *reasons.REASON_CODES.values()}
+    codes |= {code for _, code in reasons.GIVING_UP.values()}
+    assert set(REASONS) == codes | {reasons.OTHER_CODE}
 
 
 @pytest.mark.parametrize("name", ["datasources/prometheus.yaml", "dashboards/bagua-autotune.yaml"])

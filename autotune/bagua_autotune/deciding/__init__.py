@@ -1,0 +1,1 @@
+"""What follows in a job: the next trial, or the result."""

@@ -1,0 +1,226 @@
+"""What follows in a job: a pure function of its trials and of what is known of it.
+
+Nothing else is remembered, so a restarted service, or another replica, goes on as if
+nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
+from bagua_autotune.earlier.restart import carried_over, offered_again
+from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
+from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
+from bagua_autotune.model.job import Job, Purpose, Trial
+from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
+from bagua_autotune.model.reasons import (
+    BEST_BEFORE,
+    DISAGREED,
+    DIVERGED_CODE,
+    NOTHING_FASTER,
+    NOTHING_TO_TRY,
+    TOO_FEW_STEPS,
+    failure_code,
+)
+from bagua_autotune.model.statistics import Interval
+from bagua_autotune.search import Problem, Searcher
+
+MOST_FAILURES = 3
+# A tuning takes about so many steps at least, and then something must be left to be gained.
+FEWEST_REMAINING_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Try this configuration next."""
+
+    purpose: Purpose
+    configuration: Configuration
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Tuning is over; ``gain`` is the winner's over the baseline, in cost.
+
+    ``reason``: why the baseline is kept; one of REASON_CODES.
+    """
+
+    configuration: Configuration
+    gain: Interval | None = None
+    reason: str = NOTHING_FASTER
+
+
+def decide(
+    round_: Round,
+    problem: Callable[[], Problem],
+    make_searcher: Callable[[Problem], Searcher],
+    trial_steps: float = TRIAL_STEPS,
+    most_gain: float = math.inf,
+) -> Propose | Keep:
+    """Decide what follows when no trial is open.
+
+    Args:
+        round_: none of its trials is open.
+        problem: all that may be tried, the baseline first; takes a while.
+        make_searcher: builds a fresh searcher.
+        trial_steps: of the training, from one trial to the next.
+        most_gain: over the baseline, in cost; see ceiling.
+    """
+    job, trials = round_.job, round_.trials
+    is_new = round_.number == 0 and not trials
+    if is_new and job.limits.remaining_steps < FEWEST_REMAINING_STEPS:
+        return Keep(job.baseline, reason=TOO_FEW_STEPS)
+    if len(trials) <= 1 and len(problem().candidates) == 1:
+        return Keep(job.baseline, reason=NOTHING_TO_TRY)
+    failed = [trial for trial in trials if trial.state == "failed"]
+    if _hopeless(job, failed):
+        return Keep(job.baseline, reason=DISAGREED)
+    known = [*carried_over(round_), *trials]
+    start = _start(round_, known)
+    if start is not None:
+        return start
+    baseline = round_.defaults.first
+    assert baseline is not None  # _start proposes it
+    scale = round_.objective.scale(baseline.center)
+    winner = being_confirmed(round_)
+    if winner is None:
+        allowed = _allowed(job, known, problem())
+        found = _search(job, known, allowed, make_searcher, scale, trial_steps, most_gain)
+        if isinstance(found, Propose):
+            return found
+        winner = found
+    if winner == job.baseline:
+        return Keep(job.baseline)
+    confirmation = confirm(round_, winner, scale)
+    if confirmation.next_configuration is not None:
+        return Propose("confirm", confirmation.next_configuration)
+    if confirmation.gain is None or confirmation.gain.low <= 0:
+        return Keep(job.baseline)
+    return Keep(winner, confirmation.gain)
+
+
+def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
+    """The trials before the search: what runs already, the baseline, what was best before, what
+    was under way.
+
+    Args:
+        known: trials of this round, and those that are carried over.
+    """
+    job, banned = round_.job, _banned(round_.job, known)
+    stored = round_.stored_best if job.limits.max_samples > 1 else None
+    if stored in banned:
+        stored = None
+    # What runs already needs no switch: the baseline at first, the kept one in a later round.
+    first = [job.baseline, stored] if round_.number == 0 else [stored, job.baseline]
+    for configuration in first:
+        if configuration is not None and measured_in(known, configuration) is None:
+            return Propose("search", configuration)
+    again = offered_again(round_, known, banned)
+    if again is not None:
+        return Propose("search", again)
+    baseline = round_.defaults.first
+    if stored is None or baseline is None or len(round_.trials) > len(set(first)):
+        return None
+    if round_.number == 0 and stored == job.baseline:
+        return Keep(job.baseline, reason=BEST_BEFORE)
+    found = measured_in(round_.trials, stored)
+    gain = confirmed_gain(round_, baseline, found) if found else None
+    return Keep(stored, gain) if gain is not None and gain.low > 0 else None
+
+
+def _search(
+    job: Job,
+    trials: Sequence[Trial],
+    problem: Problem,
+    make_searcher: Callable[[Problem], Searcher],
+    scale: float,
+    trial_steps: float,
+    most_gain: float,
+) -> Propose | Configuration:
+    """The next search trial, or the winner of the search."""
+    searches = [trial for trial in trials if trial.purpose == "search"]
+    searcher = _tell(job, trials, make_searcher(problem), scale)
+    is_confirming = len(searches) < len(trials)
+    ends = is_confirming or search_has_ended(
+        searches, problem, searcher, job.limits, trial_steps, most_gain
+    )
+    if not ends:
+        return Propose("search", searcher.ask())
+    winner = searcher.best()
+    gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
+    return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
+
+
+def told_searcher(
+    round_: Round, problem: Problem, make_searcher: Callable[[Problem], Searcher]
+) -> tuple[Searcher, Problem] | None:
+    """What a round's search knows, and what it may try; None before the baseline is measured.
+
+    The searcher's costs are in parts of the baseline's.
+    """
+    baseline = round_.defaults.first
+    if baseline is None:
+        return None
+    known = [*carried_over(round_), *round_.trials]
+    problem = _allowed(round_.job, known, problem)
+    scale = round_.objective.scale(baseline.center)
+    return _tell(round_.job, known, make_searcher(problem), scale), problem
+
+
+def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
+    """What failed. The baseline stays: it is what a job falls back to."""
+    return {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
+
+
+def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
+    """The problem without what failed, and without what is like it."""
+    banned = _banned(job, trials)
+    if not banned:
+        return problem
+    hopeless = _hopeless_values(job, trials)
+    allowed = tuple(
+        c
+        for c in problem.candidates
+        if c == job.baseline or (c not in banned and hopeless.isdisjoint(c.items()))
+    )
+    return replace(problem, candidates=allowed)
+
+
+def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -> Searcher:
+    """Tell it the search trials in parts of the baseline: it knows what a cost of 0.01 means."""
+    banned = _banned(job, trials)
+    for trial in trials:
+        found = trial.estimate
+        if trial.purpose == "search" and found and trial.configuration not in banned:
+            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+    return searcher
+
+
+def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
+    """Whether trials fail that should never: the baseline's, or several confirming ones."""
+    baseline = sum(trial.configuration == job.baseline for trial in failed)
+    confirming = sum(trial.purpose == "confirm" for trial in failed)
+    return max(baseline, confirming) >= MOST_FAILURES
+
+
+def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
+    """What several configurations failed with and none was measured with; and what the training
+    suffered from, whatever else was in force."""
+    failed = Counter(
+        item for c in {t.configuration for t in trials if t.failure} for item in c.items()
+    )
+    measured = {item for t in trials if t.estimate for item in t.configuration.items()}
+    hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
+    harmful = [
+        t.configuration for t in trials if t.failure and failure_code(t.failure) == DIVERGED_CODE
+    ]
+    return hopeless | {
+        (knob, c[knob])
+        for c in harmful
+        for knob in (ALGORITHM_KNOB, "wire_precision")
+        if c.get(knob) != job.baseline.get(knob)
+    }

@@ -1,0 +1,202 @@
+"""The next step of a job: closes its open trial once it is measured, and says what follows.
+
+Takes long (a Gaussian process is fitted) and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from bagua_autotune.deciding.decision import Keep, Propose, decide
+from bagua_autotune.deciding.result import bill, make_result
+from bagua_autotune.earlier.knowledge import Knowledge
+from bagua_autotune.measuring import correction
+from bagua_autotune.measuring.ceiling import read_ceiling
+from bagua_autotune.measuring.objective import OBJECTIVES
+from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps
+from bagua_autotune.measuring.standing import lowest
+from bagua_autotune.measuring.trial_end import measured, warmup_steps
+from bagua_autotune.model.algorithms import algorithm_of
+from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.search import make_searcher
+from bagua_autotune.store import Step, StepCost, Steps, Store
+
+logger = logging.getLogger(__name__)
+
+FALLBACK_SEARCHER = "random"
+
+
+def _rival(round_: Round, trial: Trial) -> Estimate | None:
+    """What the open trial is compared with."""
+    if trial.purpose == "search":
+        fastest = lowest(round_.trials)
+        return fastest.estimate if fastest else None
+    baseline = round_.job.baseline
+    if trial.configuration != baseline:
+        return round_.defaults.first
+    confirming = (t for t in reversed(round_.trials) if t.purpose == "confirm" and t.estimate)
+    winner = next((t for t in confirming if t.configuration != baseline), None)
+    return winner.estimate if winner else None
+
+
+def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
+    """What a step of the trial cost."""
+    apart = algorithm_of(trial.configuration).when == "apart"
+    return OBJECTIVES[job.protocol].cost(observation.values, apart)
+
+
+class _Counted(NamedTuple):
+    """A step that counts."""
+
+    cost: float
+    seconds: float
+    complexity: float | None
+
+
+def _told(trial: Trial, steps: Sequence[_Counted]) -> list[correction.Step]:
+    """The steps with their complexities; none where one is not known, or where no rank waits for
+    the one with the largest batch."""
+    if algorithm_of(trial.configuration).when == "apart":
+        return []
+    told = [correction.Step(s.seconds, s.complexity) for s in steps if s.complexity is not None]
+    return told if len(told) == len(steps) else []
+
+
+def _first(round_: Round) -> Trial:
+    """The trial of a round that teaches what the complexity does."""
+    trials = round_.trials
+    return next((trial for trial in trials if trial.state != "failed"), trials[-1])
+
+
+def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction | None:
+    """What the first trial of a round says of the complexity."""
+    # Steps that come after the trial was closed must not change what was learned.
+    return correction.learn(_told(first, steps[: correction.LEARNING_STEPS]))
+
+
+class NextStep:
+    """Decides for all jobs of a store.
+
+    Args:
+        store: is only read.
+        searcher: name of the search method, see bagua_autotune.search.
+        knowledge: what is known of jobs.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: Store, searcher: str, knowledge: Knowledge, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._searcher = searcher
+        self._knowledge = knowledge
+        self._clock = clock
+        self._has_told_failure = False
+
+    def estimate(self, round_: Round, trial: Trial, stored: Sequence[StepCost]) -> Estimate | None:
+        """The open trial's estimate if its observations suffice to close it.
+
+        Args:
+            stored: the cost of each of its steps, as the store has it.
+        """
+        job, objective = round_.job, round_.objective
+        if not objective.closes_itself:
+            return None
+        steps = self._counted(job, trial, stored)
+        costs, first = [step.cost for step in steps], _first(round_)
+        if told := _told(trial, steps):
+            is_first = trial.index == first.index
+            if is_first and len(told) < correction.LEARNING_STEPS:
+                return None
+            if learned := _learned(first, steps if is_first else self._steps(job, first)):
+                costs = [objective.cost((each,)) for each in learned.seconds(told)]
+        baseline, rival = round_.defaults.first, _rival(round_, trial)
+        scale = objective.scale(baseline.center) if baseline else 1.0
+        seconds = [step.seconds for step in steps]
+        return measured(costs, seconds, job.limits, trial.purpose, rival, scale)
+
+    def remark(self, round_: Round, closed: Trial) -> str:
+        """What the job's users may want to know of a trial that was measured; mostly nothing."""
+        is_first = closed.index == _first(round_).index
+        if not (is_first and closed.estimate and round_.objective.closes_itself):
+            return ""
+        job = round_.job
+        steps = self._steps(job, closed)
+        return correction.describe(_learned(closed, steps)) if _told(closed, steps) else ""
+
+    def _steps(self, job: Job, trial: Trial) -> list[_Counted]:
+        """The trial's steps that count, from the store."""
+        return self._counted(job, trial, self._store.step_costs(job.id, trial.index))
+
+    def _counted(self, job: Job, trial: Trial, stored: Sequence[StepCost]) -> list[_Counted]:
+        """The steps that count; none while the job is warming up."""
+        costs = [(step.cost, step.complexity) for step in stored if step.cost is not None]
+        if len(costs) < len(stored):  # begun under a release that stored none
+            observed = self._store.observations(job.id, trial.index)
+            costs = [(step_cost(job, trial, each), each.complexity) for _, each in observed]
+        objective = OBJECTIVES[job.protocol]
+        steps = [_Counted(cost, objective.seconds(cost) or 0.0, told) for cost, told in costs]
+        first: int | None = 0
+        if trial.index == 0:
+            first = warmup_steps([step.seconds for step in steps], job.limits.warmup_seconds)
+        return [] if first is None else steps[first:]
+
+    def after(self, round_: Round, closing: Trial | None) -> Step:
+        """What follows when no trial is open any more.
+
+        Args:
+            round_: the latest, the closing trial as it will be.
+        """
+        observed = self._store.observed_steps(round_.job.id)
+        decision = self._decide(round_, observed)
+        at = self._clock()
+        step = Step(at)
+        if closing:
+            step = Step(at, closing.index, closing.estimate, closing.failure)
+        if isinstance(decision, Propose):
+            index, what = round_.next_index, decision.configuration
+            trial = Trial(index, decision.purpose, what, round=round_.number)
+            return replace(step, next_trial=trial)
+        cost = bill(round_, observed, self._store.switch_seconds(round_.job.id))
+        return replace(step, result=make_result(round_, decision, cost, at))
+
+    def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
+        now = replace(round_.job, limits=as_of_now(round_, observed.values()))
+        per_trial = trial_steps(round_.trials, observed)
+        ceiling = read_ceiling(self._store, round_)
+        most_gain = ceiling.gain if ceiling else math.inf
+        return self._decide_by(self._searcher, replace(round_, job=now), per_trial, most_gain)
+
+    def _decide_by(
+        self, method: str, round_: Round, per_trial: float, most_gain: float
+    ) -> Propose | Keep:
+        """Decide by a search method; by the random one if it fails, so that no job is held up."""
+        try:
+            return decide(
+                round_,
+                lambda: self._knowledge.problem(round_),
+                partial(make_searcher, method),
+                per_trial,
+                most_gain,
+            )
+        except Exception as error:
+            if method == FALLBACK_SEARCHER:
+                raise
+            # Its traceback once: it fails for many trials in the same way.
+            told, self._has_told_failure = self._has_told_failure, True
+            logger.error(
+                "job %s: the %s search failed (%r); trial %d is chosen by the %s one",
+                round_.job.id,
+                method,
+                error,
+                round_.next_index,
+                FALLBACK_SEARCHER,
+                exc_info=None if told else error,
+            )
+            return self._decide_by(FALLBACK_SEARCHER, round_, per_trial, most_gain)

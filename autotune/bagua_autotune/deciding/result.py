@@ -1,0 +1,187 @@
+"""What a finished job's user reads: what was found, what that cost, and when it is earned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bagua_autotune.deciding.decision import Keep
+from bagua_autotune.measuring.objective import Objective
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import bounds, closest
+from bagua_autotune.model.job import Job, Result
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.reasons import (
+    NOTHING_FASTER,
+    ONE_SAMPLE,
+    ONLY_DEFAULT,
+    REASON_CODES,
+    TIME_WAS_UP,
+    WINNER_CODE,
+)
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import (
+    UNUSED,
+    describe,
+    describe_bytes,
+    describe_count,
+    describe_speedup,
+)
+from bagua_autotune.store import Steps
+
+
+@dataclass(frozen=True)
+class Bill:
+    """``steps`` ran from the first trial to the last; only time beyond the default's is cost.
+
+    Of jobs that report the speed of many steps at once, ``steps`` are those between their reports.
+    """
+
+    steps: int
+    cost_seconds: float
+    cost_steps: float
+
+    def payback_steps(self, speedup: float) -> int | None:
+        """After how many steps at this speed-up the cost is earned; None if never."""
+        if speedup <= 1:
+            return None
+        saved_share = 1 - 1 / speedup
+        return math.ceil(self.cost_steps / saved_share)
+
+
+def bill(round_: Round, observed: Mapping[int, Steps], switch_seconds: Mapping[int, float]) -> Bill:
+    """Add up a round: what its steps took longer than the default did beside them. Of costs that
+    stand for no seconds nothing can be added up.
+
+    Args:
+        round_: an open trial's steps count, and cost once it is closed.
+        observed: by trial index the steps observed under it.
+        switch_seconds: by trial index how long the ranks took to cut their buckets.
+    """
+    defaults, objective = round_.defaults, round_.objective
+    default_seconds = _seconds(defaults.pooled, objective)
+    ran = [trial for trial in round_.trials if trial.index in observed]
+    are_single = objective.seconds(0.0) is not None
+    steps = 0
+    seconds = 0.0
+    for place, trial in enumerate(ran):
+        own = observed[trial.index]
+        count = own.count if are_single else own.last - own.first
+        if place + 1 < len(ran):
+            # A trial's steps run until the next one's begin: those dropped at the switch count too.
+            count = max(count, observed[ran[place + 1].index].first - own.first)
+        steps += count
+        own_seconds = _seconds(trial.estimate, objective)
+        beside_seconds = _seconds(defaults.at(trial.index), objective)
+        if own_seconds is not None and beside_seconds is not None:
+            seconds += count * max(0.0, own_seconds - beside_seconds)
+    seconds += sum(switch_seconds.get(trial.index, 0.0) for trial in round_.trials)
+    return Bill(steps, seconds, seconds / default_seconds if default_seconds else 0.0)
+
+
+def _seconds(found: Estimate | None, objective: Objective) -> float | None:
+    return None if found is None else objective.seconds(found.center)
+
+
+def make_result(round_: Round, kept: Keep, bill: Bill, at: float) -> Result:
+    """The final choice of a round as a result, with its summary line.
+
+    Args:
+        bill: what the round cost.
+        at: when it ended, in seconds since the epoch.
+    """
+    job, baseline = round_.job, round_.defaults.first
+    speedup = low = high = 1.0
+    if kept.gain and baseline:
+        gains = (kept.gain.center, kept.gain.low, kept.gain.high)
+        speedup, low, high = (round_.objective.speedup(gain, baseline.center) for gain in gains)
+    is_winner = kept.configuration != job.baseline
+    reason = "" if is_winner else _reason(round_, kept)
+    result = Result(
+        configuration=kept.configuration,
+        kept="winner" if is_winner else "baseline",
+        speedup=speedup,
+        low=low,
+        high=high,
+        trials=sum(trial.state == "measured" for trial in round_.trials),
+        steps=bill.steps,
+        seconds=job.present_seconds(round_.began_at, at),
+        summary="",
+        cost_steps=bill.cost_steps,
+        cost_seconds=bill.cost_seconds,
+        payback_steps=bill.payback_steps(speedup) if is_winner else None,
+        reason=reason,
+        reason_code=WINNER_CODE if is_winner else REASON_CODES[reason],
+    )
+    if not is_winner:
+        if REASON_CODES[reason] == REASON_CODES[NOTHING_FASTER]:
+            reason += _name_closest(round_)
+        return replace(result, summary=_name_kept(job.baseline, reason, result))
+    text = describe(kept.configuration)
+    times = describe_speedup(speedup, low, high)
+    summary = f"{text}: {times} over {_name_default(job.baseline)}; {_name_cost(result)}"
+    if round_.is_out_of_time:
+        summary += f"; the search ended when {TIME_WAS_UP}"
+    return replace(result, summary=summary)
+
+
+def _reason(round_: Round, kept: Keep) -> str:
+    """Why the default is kept, with the limit that left no room for more."""
+    if kept.reason != NOTHING_FASTER:
+        return kept.reason
+    if round_.is_out_of_time:
+        has_others = any(t.configuration != round_.job.baseline for t in round_.trials)
+        return f"{NOTHING_FASTER if has_others else ONLY_DEFAULT} before {TIME_WAS_UP}"
+    return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER
+
+
+def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
+    """The result of a job whose ranks gave the winner up and run the baseline."""
+    return replace(
+        result,
+        configuration=job.baseline,
+        kept="baseline",
+        speedup=1.0,
+        low=1.0,
+        high=1.0,
+        payback_steps=None,
+        reason=reason,
+        reason_code=code,
+        summary=_name_kept(job.baseline, reason, result),
+    )
+
+
+def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
+    return f"{describe(baseline)} (the default) kept: {reason}; {_name_cost(result)}"
+
+
+def _name_closest(round_: Round) -> str:
+    """``; the best of the others, bucket 1 MiB, was 1.01x (0.98 to 1.04) in turns with it``."""
+    found = closest(round_)
+    if found is None:
+        return ""
+    times = describe_speedup(found.speedup.center, *bounds(found.speedup))
+    how = "in turns with it" if found.in_turns else "in the search"
+    return f"; the best of the others, {describe(found.configuration)}, was {times} {how}"
+
+
+def _name_cost(result: Result) -> str:
+    """Such as ``9 trials, 130 steps, 31 s; cost 4.1 steps, paid back after 18``."""
+    parts = [describe_count(result.trials, "trial")]
+    if result.steps:
+        parts.append(describe_count(result.steps, "step"))
+    text = ", ".join([*parts, f"{result.seconds:.0f} s"])
+    if result.cost_seconds:
+        text += f"; cost {result.cost_steps:.1f} steps"
+    if result.cost_seconds and result.payback_steps is not None:
+        text += f", paid back after {result.payback_steps}"
+    return text
+
+
+def _name_default(baseline: Configuration) -> str:
+    """``the 25 MiB default``, with its other knobs where they are not the usual ones."""
+    usual = {**UNUSED, "bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
+    if "bucket_bytes" in baseline and all(usual.get(k) == v for k, v in baseline.items()):
+        return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
+    return f"the default ({describe(baseline)})"

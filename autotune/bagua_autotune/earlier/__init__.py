@@ -1,0 +1,1 @@
+"""What earlier jobs, and earlier lives of one training, leave to a new job."""

@@ -1,0 +1,144 @@
+"""What is known of a job besides its trials' costs: candidates and the fitted cost model, of which
+an earlier job may have left parts."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model, kinds_of
+from bagua_autotune.earlier.restart import told_before
+from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
+from bagua_autotune.model.job import Job, Trial
+from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
+from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.search import Problem
+from bagua_autotune.search.candidates import enumerate_candidates, explicit_candidates
+from bagua_autotune.store import Store
+
+logger = logging.getLogger(__name__)
+
+JOBS_REMEMBERED = 64
+LONGEST_HORIZON_TRIALS = 200.0
+
+
+Known = tuple[Sequence[float] | None, Costs]
+"""Ready seconds and costs from before this round; what is missing is not known."""
+
+
+class Knowledge:
+    """Reads it from the store; keeps nothing that could not be read again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # They never change and take long to cut; an id may be used again once it is pruned.
+        self._fixed = lru_cache(maxsize=JOBS_REMEMBERED)(self._enumerate)
+        self._known = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_known)
+        self._learned = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_learned)
+
+    def tensors(self, job: Job) -> Sequence[Tensor]:
+        """Of the job, in gradient-ready order."""
+        return self.layouts(job).tensors
+
+    def layouts(self, job: Job) -> Layouts:
+        """Cuts the job's tensors."""
+        return self._fixed(job.id, job.created_at)[1]
+
+    def problem(self, round_: Round) -> Problem:
+        """What is to be searched in this round."""
+        job = round_.job
+        candidates, layouts = self._fixed(job.id, job.created_at)
+        told = told_before(round_) + [t.configuration for t in round_.trials]
+        model = self._fit(round_, told)
+        lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
+        if model and _offers_lists(job, told):
+            # One for each way to reduce: with every fit the list changes a little.
+            own = [c for c in lists if c != round_.stored_best]
+            tried = {configuration.get("hierarchical") for configuration in own}
+            new = explicit_candidates(job.space, job.baseline, candidates, layouts, model)
+            lists += [c for c in new if c.get("hierarchical") not in tried and c not in lists]
+        remaining = job.limits.remaining_steps / TRIAL_STEPS
+        return Problem(
+            space=job.space,
+            candidates=(*candidates, *lists) if lists else candidates,
+            layouts=layouts,
+            # Seeded by what is tuned: another replica, or a restarted one, decides the same.
+            seed=zlib.crc32(job.fingerprint.encode()),
+            predictor=model,
+            horizon_trials=min(remaining, LONGEST_HORIZON_TRIALS),
+        )
+
+    def fit_whole(self, job: Job) -> CostModel | None:
+        """The cost model from the latest round that was profiled, for jobs that are like it."""
+        return self._fit_before(job.id, job.created_at, job.round + 1)
+
+    def learned(self, job: Job) -> Known:
+        """What the job leaves to others: what it found itself, or else had from others."""
+        return self._learned(job.id, job.created_at, job.revision)
+
+    def _fit(self, round_: Round, told: Sequence[Configuration]) -> CostModel | None:
+        """The cost model of this round; the search goes on without one if it cannot be fitted."""
+        job = round_.job
+        candidates, layouts = self._fixed(job.id, job.created_at)
+        profiled = _profiled_in(self._store.profiles(job.id), round_.trials)
+        try:
+            known = self._known(job.id, job.created_at, round_.number)
+            return fit_model(
+                layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
+            )
+        except Exception:
+            logger.exception("job %s: no cost model can be fitted to its profiles", job.id)
+            return None
+
+    def _enumerate(
+        self, job_id: str, _created_at: float
+    ) -> tuple[tuple[Configuration, ...], Layouts]:
+        job, tensors = self._store.job(job_id), self._store.tensors(job_id)
+        return enumerate_candidates(job.space, job.baseline, tensors), Layouts(tensors)
+
+    def _find_known(self, job_id: str, created_at: float, number: int) -> Known:
+        """What the rounds before this one, or jobs before this one, had learned."""
+        model = self._fit_before(job_id, created_at, number)
+        if model:
+            return tuple(model.ready_seconds), model.costs
+        return _inherited(self._store.job(job_id))
+
+    def _find_learned(self, job_id: str, _created_at: float, _revision: int) -> Known:
+        job = self._store.job(job_id)
+        model = self.fit_whole(job)
+        return (tuple(model.ready_seconds), model.costs) if model else _inherited(job)
+
+    def _fit_before(self, job_id: str, created_at: float, number: int) -> CostModel | None:
+        """The cost model of the latest profiled round before this one."""
+        trials, profiles = self._store.trials(job_id), self._store.profiles(job_id)
+        if not profiles:
+            return None
+        _, layouts = self._fixed(job_id, created_at)
+        for earlier in reversed(range(number)):
+            profiled = _profiled_in(profiles, [trial for trial in trials if trial.round == earlier])
+            kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
+            model = fit_model(layouts, kinds, profiled)
+            if model:
+                return model
+        return None
+
+
+def _inherited(job: Job) -> Known:
+    if job.inherited is None:
+        return None, {}
+    costs = {Kind.parse(kind): Cost(*cost) for kind, cost in job.inherited.costs.items()}
+    return job.inherited.ready_seconds, costs
+
+
+def _profiled_in(
+    profiles: Sequence[tuple[int, Profile]], trials: Sequence[Trial]
+) -> list[tuple[Configuration, Profile]]:
+    by_index = {trial.index: trial.configuration for trial in trials}
+    return [(by_index[index], profile) for index, profile in profiles if index in by_index]
+
+
+def _offers_lists(job: Job, told: Sequence[Configuration]) -> bool:
+    return isinstance(job.space.get(PARTITION_KNOB), Partition) and len(set(told)) > 1

@@ -1,0 +1,1 @@
+"""How fast each configuration is: what was observed, and how sure that is."""

@@ -1,0 +1,130 @@
+"""Trials compared with the default that was measured beside them.
+
+A machine becomes slower or faster while a job is tuned, so that a trial says little against a
+default of an hour before. What the default cost at a trial is read off the line between its own
+measurements before and after; before the first and after the last, the nearest one counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, isfinite
+
+from bagua_autotune.measuring.objective import Objective
+from bagua_autotune.model.job import Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval, pooled
+
+# Measurements of one configuration minutes apart differ by some percent on a machine that did not
+# change. It did where more than this lies between the intervals of two of them.
+CHANGE = 0.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a configuration cost, and what the default cost beside it."""
+
+    default: Estimate
+    measured: Estimate
+
+    def speedup(self, objective: Objective) -> Interval:
+        """How many times as fast as the default it was.
+
+        The bounds are the widest that both intervals allow; infinite where one of the two was
+        measured by a single value.
+        """
+        gains = (
+            self.default.center - self.measured.center,
+            self.default.low - self.measured.high,
+            self.default.high - self.measured.low,
+        )
+        scale = self.default.center
+        return Interval(*(objective.speedup(g, scale) if isfinite(g) else g for g in gains))
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two trials of the default, in their order, that a steady machine does not explain."""
+
+    before: Trial
+    after: Trial
+
+
+class Defaults:
+    """The default's measurements in one round.
+
+    Args:
+        configuration: the default.
+        trials: of the round.
+    """
+
+    def __init__(self, configuration: Configuration, trials: Sequence[Trial]) -> None:
+        self._trials = [t for t in trials if t.configuration == configuration and t.estimate]
+        self._indices = [trial.index for trial in self._trials]
+
+    @property
+    def trial(self) -> Trial | None:
+        """Its first measured one; None: it was not measured."""
+        return self._trials[0] if self._trials else None
+
+    @property
+    def first(self) -> Estimate | None:
+        """Its first measurement; None: it was not measured."""
+        return _estimate(self._trials[0]) if self._trials else None
+
+    @property
+    def pooled(self) -> Estimate | None:
+        """All of them together; None: it was not measured."""
+        return pooled([_estimate(trial) for trial in self._trials]) if self._trials else None
+
+    def compare(self, trials: Sequence[Trial]) -> Comparison | None:
+        """Trials of one configuration with the default beside each of them, pooled; None where one
+        of the two was not measured."""
+        own = [trial.estimate for trial in trials if trial.estimate]
+        beside = [self.at(trial.index) for trial in trials if trial.estimate]
+        # One that stands beside several trials is one measurement all the same.
+        defaults = [estimate for estimate in dict.fromkeys(beside) if estimate is not None]
+        return Comparison(pooled(defaults), pooled(own)) if defaults else None
+
+    def change(self, objective: Objective) -> Change | None:
+        """How the machine itself changed in the round; None: it did not, as far as is known."""
+        by_cost = sorted(self._trials, key=lambda trial: _estimate(trial).center)
+        if len(by_cost) < 2:
+            return None
+        fastest, slowest = by_cost[0], by_cost[-1]
+        scale = objective.scale(_estimate(self._trials[0]).center)
+        between = _estimate(slowest).low - _estimate(fastest).high
+        if not between > CHANGE * scale:
+            return None
+        before, after = sorted((fastest, slowest), key=lambda trial: trial.index)
+        return Change(before, after)
+
+    def at(self, index: int) -> Estimate | None:
+        """What the default cost when this trial was measured; None: it was not measured."""
+        if not self._trials:
+            return None
+        place = bisect_left(self._indices, index)
+        if place == len(self._indices):
+            return _estimate(self._trials[-1])
+        after = self._trials[place]
+        if place == 0 or after.index == index:
+            return _estimate(after)
+        before = self._trials[place - 1]
+        share = (index - before.index) / (after.index - before.index)
+        return _between(_estimate(before), _estimate(after), share)
+
+
+def _between(before: Estimate, after: Estimate, share: float) -> Estimate:
+    """On the line from one to the other."""
+    return Estimate(
+        center=before.center + share * (after.center - before.center),
+        standard_error=hypot((1 - share) * before.standard_error, share * after.standard_error),
+        count=min(before.count, after.count),
+    )
+
+
+def _estimate(trial: Trial) -> Estimate:
+    assert trial.estimate is not None  # only measured ones are kept
+    return trial.estimate

@@ -1,0 +1,167 @@
+"""Whether a gain is real, before what promises it is kept.
+
+The winner of a search is partly the luckiest one, so it is measured again beside the baseline and
+the trials of the search do not count here, unless the gain is far larger than luck; turns (winner,
+baseline, baseline, winner, ...) let a drift of the machine cancel. What was best in an earlier run
+of the same job was confirmed there: one trial says whether it still is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+from statistics import fmean
+
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.model.job import Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval, difference
+
+FEWEST_PAIRS = 2
+MOST_PAIRS = 6
+# What is less is not worth another pair.
+GAIN_THAT_MATTERS = 0.01
+# Where so much lies between all blocks of the two sides, those of the search too, the gain is
+# neither luck nor drift: one pair is enough.
+CLEAR_GAIN = 0.1
+# Where the search saw so much, so many pairs are measured before it is given up.
+PROMISE, PROMISED_PAIRS = 0.04, 4
+# By what the gain of one run differs from that of another, as a share of the gain, and at least.
+GAIN_VARIES = 0.3
+GAIN_VARIES_AT_LEAST = 0.01
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Where a confirmation stands: what to measure next, or the gain it found.
+
+    ``gain`` is the baseline's cost less the winner's.
+    """
+
+    next_configuration: Configuration | None
+    gain: Interval | None = None
+
+
+def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
+    """Decide from the confirming trials measured so far.
+
+    Args:
+        winner: what is to be confirmed, and must beat the baseline; other than that.
+        scale: the difference of costs that is a gain of 100 %.
+    """
+    trials, baseline = round_.trials, round_.job.baseline
+    measured = run_off(winner, trials)
+    # The winner first: its trial says from then on who is being confirmed.
+    upcoming = winner if len(measured) % 4 in (0, 3) else baseline
+    pairs, half_done = divmod(len(measured), 2)
+    if half_done or not pairs:
+        return Confirmation(upcoming)
+    if pairs < FEWEST_PAIRS:
+        both = _searched(trials, (winner, baseline)) + measured
+        clear = _gain(trials, both, baseline, scale)
+        if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
+            return Confirmation(None, clear)
+        return Confirmation(upcoming)
+    # The winner's trials of the search were chosen for being low; the baseline's were not.
+    gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
+    assert gain is not None  # there are two pairs
+    is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
+    is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
+    # A lucky block of the baseline is not the end of what the search saw clearly.
+    is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
+    if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
+        return Confirmation(upcoming)
+    return Confirmation(None, gain)
+
+
+def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Interval | None:
+    """The gain of the stored best over the baseline, or None if it is not what it was.
+
+    Two short trials say little by themselves; together with the gain of the earlier run, which
+    was confirmed at length, they say whether that still holds (the usual weighted mean of two
+    measurements).
+    """
+    inherited = round_.job.inherited
+    if round_.number > 0 or inherited is None or inherited.gain is None:
+        return None
+    scale = round_.objective.scale(baseline.center)
+    expected = inherited.gain * scale
+    measured = baseline.center - stored.center
+    error = math.hypot(*(e.half_width / 1.96 for e in (baseline, stored)))
+    spread = max(GAIN_VARIES * expected, GAIN_VARIES_AT_LEAST * scale)
+    if not math.isfinite(error) or abs(measured - expected) > 1.96 * math.hypot(error, spread):
+        return None
+    weight = spread**2 / (spread**2 + error**2)
+    center = weight * measured + (1 - weight) * expected
+    half_width = 1.96 * error * math.sqrt(weight)
+    return Interval(center, center - half_width, center + half_width)
+
+
+def _gain(
+    trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
+) -> Interval | None:
+    """What the chosen trials of both sides say; None with less than two of one.
+
+    Args:
+        trials: all of the round: what was repeated shows what blocks differ by.
+    """
+    sides = [trial.configuration == baseline for trial in chosen]
+    if min(sides.count(True), sides.count(False)) < 2:
+        return None
+    others: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    compared = {trial.configuration for trial in chosen}
+    for trial in trials:
+        if trial.estimate and trial.configuration not in compared:
+            others[trial.configuration].append(trial.estimate)
+    return difference(
+        [trial.estimate for trial in chosen if trial.estimate],
+        sides,
+        [trial.index for trial in chosen],
+        [blocks for blocks in others.values() if len(blocks) > 1],
+        scale,
+    )
+
+
+def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configuration) -> float:
+    """The gain by the trials of the search alone, partly luck."""
+    centers = {
+        side: [t.estimate.center for t in _searched(trials, (side,)) if t.estimate]
+        for side in (winner, baseline)
+    }
+    if not all(centers.values()):
+        return 0.0
+    return fmean(centers[baseline]) - fmean(centers[winner])
+
+
+def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
+    """From the slowest block of the winner to the fastest of the baseline, of their intervals."""
+    lows = [t.estimate.low for t in trials if t.estimate and t.configuration == baseline]
+    highs = [t.estimate.high for t in trials if t.estimate and t.configuration != baseline]
+    return min(lows) - max(highs)
+
+
+def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list[Trial]:
+    """The measured search trials of these configurations."""
+    return [
+        trial
+        for trial in trials
+        if trial.purpose == "search" and trial.estimate and trial.configuration in sides
+    ]
+
+
+def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+    """The measured confirming trials from the candidate's first on: none of an earlier one's."""
+    measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
+    return list(dropwhile(lambda trial: trial.configuration != candidate, measured))
+
+
+def being_confirmed(round_: Round) -> Configuration | None:
+    """What the latest run-off of a round is, or was, about; None before there is one, or where the
+    ranks failed in it."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    excluded = failed | {round_.job.baseline}
+    confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")
+    return next((t.configuration for t in confirming if t.configuration not in excluded), None)

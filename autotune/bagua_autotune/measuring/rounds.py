@@ -1,0 +1,182 @@
+"""The rounds of a job: it is tuned again after a lasting change of its step times."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bagua_autotune.measuring.comparison import Defaults
+from bagua_autotune.measuring.objective import OBJECTIVES, Objective
+from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.text import describe_count
+from bagua_autotune.store import Steps
+
+# From the second time on a job trains for so many steps before it is tuned again, twice as many
+# after each round: a machine that changes all the time is not worth following.
+FIRST_PAUSE_STEPS = 100
+# From one trial to the next it is usually so many; of few trials nobody can tell.
+TRIAL_STEPS = 16
+FEWEST_TRIALS = 4
+
+
+@dataclass(frozen=True)
+class Round:
+    """One tuning of a job. Only trials of one round are compared: between two the machine changed.
+
+    Attributes:
+        trials: of this round.
+        number: 0 is the first.
+        before: how many trials the rounds before made.
+    """
+
+    job: Job
+    trials: Sequence[Trial]
+    number: int = 0
+    before: int = 0
+
+    @classmethod
+    def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
+        """The round of this number; without one the latest.
+
+        Args:
+            trials: of all rounds.
+        """
+        number = job.round if number is None else number
+        own = [trial for trial in trials if trial.round == number]
+        return cls(job, own, number, sum(trial.round < number for trial in trials))
+
+    @classmethod
+    def shown(cls, job: Job, trials: Sequence[Trial]) -> Round:
+        """The round that is spoken of: the result's own where that is the last word, else the
+        latest. They differ where the training ended while the job was tuned again.
+
+        Args:
+            trials: of all rounds.
+        """
+        was_cut_short = is_settled(job) and job.phase in CUT_SHORT
+        return cls.of(job, trials, job.round - 1 if was_cut_short else job.round)
+
+    @property
+    def objective(self) -> Objective:
+        """What its costs mean."""
+        return OBJECTIVES[self.job.protocol]
+
+    @cached_property
+    def defaults(self) -> Defaults:
+        """The default's measurements."""
+        return Defaults(self.job.baseline, self.trials)
+
+    @property
+    def searched(self) -> list[Trial]:
+        """The trials of the search, without those that confirm."""
+        return [trial for trial in self.trials if trial.purpose == "search"]
+
+    @property
+    def open_trial(self) -> Trial | None:
+        """What its ranks run now; None where that is decided, or the round is over."""
+        return self.trials[-1] if self.trials and self.trials[-1].is_open else None
+
+    @property
+    def next_index(self) -> int:
+        """The index of the trial that follows."""
+        return self.before + len(self.trials)
+
+    @property
+    def stored_best(self) -> Configuration | None:
+        """What the round begins with: the best of an earlier run, or of the round before."""
+        if self.number > 0 and self.job.result:
+            return self.job.result.configuration
+        if self.job.inherited and self.job.inherited.configuration is not None:
+            return Configuration(self.job.inherited.configuration)
+        return None
+
+    @property
+    def began_at(self) -> float:
+        """When its first trial began, in seconds since the epoch."""
+        return _began_at(self.job, self.trials)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time from its first trial to the end of its last."""
+        return _seconds(self.job, self.trials)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether its search took all the time that it may."""
+        most = self.job.limits.max_seconds
+        return most is not None and _seconds(self.job, self.searched) >= most
+
+
+def _began_at(job: Job, trials: Sequence[Trial]) -> float:
+    starts = [trial.started_at for trial in trials if trial.started_at is not None]
+    return min(starts, default=job.last_contact_at)
+
+
+def _seconds(job: Job, trials: Sequence[Trial]) -> float:
+    """From the first of these trials to the end of the last; while one is open, up to the job's
+    last word. Without the time in which the job was lost."""
+    last_word = job.last_contact_at
+    ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
+    return job.present_seconds(_began_at(job, trials), max(ends)) if ends else 0.0
+
+
+def is_settled(job: Job) -> bool:
+    """Whether its result is the last word: it is not if the job is tuned again."""
+    return job.result is not None and job.phase not in BEING_TUNED
+
+
+def measured_in(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
+    """The first measurement of a configuration."""
+    return next(
+        (t.estimate for t in trials if t.configuration == configuration and t.estimate), None
+    )
+
+
+def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
+    """The job's limits, its remaining steps less those that it made since it was registered. A
+    training that outlives what was expected of it is expected to run as long again. When the time
+    is up there are as many samples as were taken.
+
+    Args:
+        observed: the steps of all the job's trials.
+    """
+    limits, changes = round_.job.limits, {}
+    if observed:
+        made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
+        changes["remaining_steps"] = limits.remaining_steps - made % limits.remaining_steps
+    if round_.is_out_of_time:
+        changes["max_samples"] = len(round_.searched)
+    return limits.model_copy(update=changes)
+
+
+def trial_steps(trials: Sequence[Trial], observed: Mapping[int, Steps]) -> float:
+    """How many steps of the training lay between the first steps of two trials, on average.
+
+    Args:
+        trials: of a round.
+        observed: the steps of all trials, by their index.
+    """
+    first_steps = [observed[trial.index].first for trial in trials if trial.index in observed]
+    if len(first_steps) < FEWEST_TRIALS:
+        return TRIAL_STEPS
+    return (first_steps[-1] - first_steps[1]) / (len(first_steps) - 2)
+
+
+def refusal(job: Job, steps_since: int | None) -> str | None:
+    """Why no new round is opened; None if one is.
+
+    Args:
+        job: finished.
+        steps_since: steps that it trained since its last trial, where that is known.
+    """
+    if job.round + 1 >= job.limits.max_rounds:
+        return f"it has been tuned {job.limits.max_rounds} times, which is the limit"
+    if job.round == 0 or steps_since is None:
+        return None
+    pause = FIRST_PAUSE_STEPS * 2 ** (job.round - 1)
+    if steps_since < pause:
+        return f"it was tuned {describe_count(steps_since, 'step')} ago, less than {pause}"
+    return None

@@ -1,0 +1,194 @@
+"""How fast each configuration of a job is: the baseline, the best, the lowest.
+
+Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
+luckiest of many measurements is too good to be true, so of what is shown the trials of one
+configuration are pooled: its standing, and the best. Only trials of one round are compared: between
+two rounds the machine changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bagua_autotune.measuring.comparison import Comparison
+from bagua_autotune.measuring.confirmation import being_confirmed, confirm
+from bagua_autotune.measuring.rounds import Round, is_settled
+from bagua_autotune.model.job import Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval, pooled
+
+
+def lowest(trials: Sequence[Trial]) -> Trial | None:
+    """The measured trial of the lowest cost, lucky or not: what an open one is compared with."""
+    measured = [(t.estimate.center, t.index, t) for t in trials if t.estimate]
+    return min(measured)[2] if measured else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A configuration, and what all its trials say of its cost."""
+
+    configuration: Configuration
+    estimate: Estimate
+
+
+def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
+    """What the trials of a configuration say of its cost; None if none was measured.
+
+    Args:
+        trials: of one round.
+    """
+    found = [t.estimate for t in trials if t.configuration == configuration and t.estimate]
+    return pooled(found) if found else None
+
+
+def best(round_: Round) -> Standing | None:
+    """The configuration of the lowest cost; what failed is none, unless it is the baseline."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    failed.discard(round_.job.baseline)
+    measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    for trial in round_.trials:
+        if trial.estimate and trial.configuration not in failed:
+            measured[trial.configuration].append(trial.estimate)
+    standings = (Standing(tried, pooled(found)) for tried, found in measured.items())
+    return min(standings, key=_cost, default=None)
+
+
+def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
+    """What was best after each trial of a round.
+
+    Its cost rises where a configuration turns out to be slower when it is measured again, or fails.
+    """
+    measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
+    standings: dict[Configuration, Standing] = {}
+    failed: set[Configuration] = set()
+    leader: Standing | None = None
+    for trial in round_.trials:
+        tried = trial.configuration
+        if trial.state == "failed" and tried != round_.job.baseline:
+            failed.add(tried)
+            standings.pop(tried, None)
+        elif trial.estimate and tried not in failed:
+            measured[tried].append(trial.estimate)
+            standings[tried] = Standing(tried, pooled(measured[tried]))
+        if leader is None or leader.configuration == tried:
+            leader = min(standings.values(), key=_cost, default=None)
+        elif tried in standings:
+            leader = min(leader, standings[tried], key=_cost)
+        yield trial, leader
+
+
+def _cost(found: Standing) -> float:
+    return found.estimate.center
+
+
+def best_configuration(round_: Round) -> Configuration | None:
+    """What was kept, or else the best so far; None before something is measured.
+
+    Args:
+        round_: the round that is shown.
+    """
+    job = round_.job
+    if job.result and is_settled(job):
+        return job.result.configuration
+    if job.phase == "confirming" and (candidate := being_confirmed(round_)):
+        return candidate
+    found = best(round_)
+    return found.configuration if found else None
+
+
+def best_trial(round_: Round) -> Trial | None:
+    """The first measured one of the best configuration.
+
+    Args:
+        round_: the round that is shown.
+    """
+    wanted = best_configuration(round_)
+    return next((t for t in round_.trials if t.estimate and t.configuration == wanted), None)
+
+
+def speedup(round_: Round) -> Interval | None:
+    """Of the result once there is one, else of the best so far over the default beside it.
+
+    The latter is not confirmed: that of many configurations which seems the best is partly the
+    luckiest.
+
+    Args:
+        round_: the round that is shown.
+    """
+    job = round_.job
+    if job.result and is_settled(job):
+        return Interval(job.result.speedup, job.result.low, job.result.high)
+    wanted = best_configuration(round_)
+    if wanted == job.baseline:
+        return Interval(1.0, 1.0, 1.0)
+    found = compare(round_, wanted) if wanted is not None else None
+    return found.speedup(round_.objective) if found else None
+
+
+def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
+    """What the latest run-off of a round was about, and how many times as fast as the default it
+    was there; None without one that says something."""
+    candidate, baseline = being_confirmed(round_), round_.defaults.first
+    if candidate is None or baseline is None:
+        return None
+    gain = confirm(round_, candidate, round_.objective.scale(baseline.center)).gain
+    if gain is None:
+        return None
+    gains = (gain.center, gain.low, gain.high)
+    return candidate, Interval(*(round_.objective.speedup(g, baseline.center) for g in gains))
+
+
+def compare(round_: Round, configuration: Configuration) -> Comparison | None:
+    """What all trials of a configuration say against the default beside them; None while one of the
+    two is not measured."""
+    own = [trial for trial in round_.trials if trial.configuration == configuration]
+    return round_.defaults.compare(own)
+
+
+def fastest(
+    round_: Round, is_wanted: Callable[[Configuration], bool]
+) -> tuple[Configuration, Interval] | None:
+    """Of the measured configurations that are wanted the one with the highest speed-up over the
+    default beside it; None without one. What failed is none."""
+    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    compared = (
+        (each, found.speedup(round_.objective))
+        for each in dict.fromkeys(trial.configuration for trial in round_.trials if trial.estimate)
+        if each not in failed and is_wanted(each) and (found := compare(round_, each))
+    )
+    return max(compared, key=lambda found: found[1].center, default=None)
+
+
+class Closest(NamedTuple):
+    """What came closest to the default where that stays, and how many times as fast it was;
+    ``in_turns``: measured so with the default, and not by trials of the search alone."""
+
+    configuration: Configuration
+    speedup: Interval
+    in_turns: bool
+
+
+def closest(round_: Round) -> Closest | None:
+    """What came closest to the default; None where nothing else was measured."""
+    found = run_off_speedup(round_)
+    if found is not None:
+        return Closest(*found, in_turns=True)
+    found = fastest(round_, lambda configuration: configuration != round_.job.baseline)
+    return Closest(*found, in_turns=False) if found else None
+
+
+def bounds(faster: Interval) -> tuple[float | None, float | None]:
+    """Those that are known.
+
+    Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
+    that the baseline is as fast as itself is sure.
+    """
+    if faster.low == faster.high != 1.0:
+        return None, None
+    low, high = (bound if math.isfinite(bound) else None for bound in (faster.low, faster.high))
+    return low, high

@@ -1,0 +1,61 @@
+"""Why a job was left with what it has and why a trial failed: for people, and as a code for
+programs."""
+
+from __future__ import annotations
+
+from bagua_autotune.model.job import Result
+
+# Why a baseline is kept.
+NOTHING_FASTER = "nothing was clearly faster"
+ONLY_DEFAULT = "only the default was measured"
+ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"
+TIME_WAS_UP = "BAGUA_AUTOTUNE_MAX_MINUTES was over"
+BEST_BEFORE = "it was the best in an earlier run"
+NOTHING_TO_TRY = "there is nothing else to try"
+TOO_FEW_STEPS = "too few steps remain to make up for a search"
+DISAGREED = "the ranks disagreed too often"
+# The same for programs.
+WINNER_CODE = "winner"
+DISAGREEMENT_CODE = "disagreement"
+DIVERGED_CODE = "diverged"
+OTHER_CODE = "other"
+HARM = "the training suffered"
+# By the event with which ranks give up what they run: what happened, and its code.
+GIVING_UP = {
+    "disagreement": ("the ranks disagreed", DISAGREEMENT_CODE),
+    "diverged": (HARM, DIVERGED_CODE),
+}
+REASON_CODES = {
+    NOTHING_FASTER: "nothing_faster",
+    f"{NOTHING_FASTER} before {TIME_WAS_UP}": "nothing_faster",
+    ONE_SAMPLE: "only_default",
+    f"{ONLY_DEFAULT} before {TIME_WAS_UP}": "only_default",
+    BEST_BEFORE: "earlier_best",
+    NOTHING_TO_TRY: "nothing_to_try",
+    TOO_FEW_STEPS: "too_few_steps",
+    DISAGREED: DISAGREEMENT_CODE,
+}
+# As releases said it that stored no code.
+OLDER_REASONS = {
+    "nothing measured faster": NOTHING_FASTER,
+    "the best of an earlier run": BEST_BEFORE,
+    "nothing else to try": NOTHING_TO_TRY,
+    "too few steps remain to earn a search": TOO_FEW_STEPS,
+}
+
+
+def result_code(result: Result) -> str:
+    """Why a job was left with what it has, for programs."""
+    if result.reason_code:
+        return result.reason_code
+    # Of a release that stored none: from its sentence.
+    if result.kept == "winner":
+        return WINNER_CODE
+    if result.reason.startswith(GIVING_UP["disagreement"][0]):
+        return DISAGREEMENT_CODE
+    return REASON_CODES.get(OLDER_REASONS.get(result.reason, result.reason), OTHER_CODE)
+
+
+def failure_code(failure: str) -> str:
+    """Why a trial failed, for programs."""
+    return DIVERGED_CODE if failure.startswith(HARM) else DISAGREEMENT_CODE

@@ -1,0 +1,272 @@
+"""What follows what, in jobs whose trials are written down by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from bagua_autotune.deciding.decision import Keep, Propose, decide
+from bagua_autotune.deciding.result import Bill, make_result
+from bagua_autotune.measuring.objective import Speed, StepTime
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.standing import lowest
+from bagua_autotune.model.job import Job, Limits, Trial
+from bagua_autotune.model.knobs import Categorical, Configuration
+from bagua_autotune.model.reasons import HARM
+from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.search import Problem, make_searcher
+from bagua_autotune.search.candidates import enumerate_candidates
+from tests.autotune.support import MIB, make_spec
+
+SPEC = make_spec()
+BASELINE = Configuration(SPEC.default_configuration)
+FAST = Configuration(bucket_bytes=4 * MIB, hierarchical="leaders")
+SLOW = Configuration(bucket_bytes=64 * MIB, hierarchical="off")
+CANDIDATES = enumerate_candidates(SPEC.knobs, BASELINE, SPEC.tensors)
+
+
+def make_job(**limits: int) -> Job:
+    return Job(
+        id="job", name="digits", protocol="v2", phase="tuning", world_size=4,
+        ranks_per_node=(2, 2), space=SPEC.knobs, baseline=BASELINE, fingerprint="f",
+        limits=Limits(**limits), software={}, created_at=100.0, last_contact_at=100.0,
+    )  # fmt: skip
+
+
+def history(*steps: tuple[str, Configuration, float | None], error: float = 0.002) -> list[Trial]:
+    """Trials from (purpose, configuration, seconds or None for failed)."""
+    return [
+        Trial(index, purpose, configuration, "failed", failure="no")
+        if seconds is None
+        else Trial(
+            index, purpose, configuration, "measured", Estimate(math.log(seconds), error, 20)
+        )
+        for index, (purpose, configuration, seconds) in enumerate(steps)
+    ]
+
+
+def follow(
+    trials: Sequence[Trial],
+    job: Job | None = None,
+    candidates: Sequence[Configuration] = CANDIDATES,
+) -> Propose | Keep:
+    job = job or make_job()
+
+    problem = Problem(job.space, candidates)
+    return decide(Round(job, trials), lambda: problem, partial(make_searcher, "random"))
+
+
+FASTER = 0.188
+"""So little faster than the default's 0.2 that the confirmation takes its turns."""
+SEARCHED = (("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.3))
+CLOSE = (("search", BASELINE, 0.2), ("search", FAST, FASTER), ("search", SLOW, 0.3))
+ONCE_EACH = [BASELINE, FAST, SLOW]
+
+
+def test_the_baseline_is_trial_0() -> None:
+    assert follow([]) == Propose("search", BASELINE)
+
+
+def test_a_single_candidate_needs_no_other_trial() -> None:
+    only = Keep(BASELINE, reason="there is nothing else to try")
+    assert follow([], candidates=[BASELINE]) == only
+    assert follow(history(("search", BASELINE, 0.2)), candidates=[BASELINE]) == only
+
+
+def test_the_search_ends_at_max_samples_failed_ones_too() -> None:
+    assert isinstance(follow(history(*SEARCHED), make_job(max_samples=4)), Propose)
+    ended = follow(history(*SEARCHED), make_job(max_samples=3))
+    assert ended == Propose("confirm", FAST)
+    failed = history(("search", BASELINE, 0.2), ("search", SLOW, None), ("search", FAST, 0.15))
+    assert follow(failed, make_job(max_samples=3)) == Propose("confirm", FAST)
+
+
+def test_the_search_ends_when_all_candidates_are_measured() -> None:
+    assert follow(history(*SEARCHED), candidates=ONCE_EACH) == Propose("confirm", FAST)
+
+
+def test_winner_and_baseline_are_measured_in_turns_until_decided() -> None:
+    steps = [*CLOSE]
+    turns = []
+    for _ in range(4):
+        decision = follow(history(*steps), candidates=ONCE_EACH)
+        assert isinstance(decision, Propose)
+        turns.append(decision.configuration)
+        steps.append(("confirm", turns[-1], FASTER if turns[-1] == FAST else 0.2))
+    assert turns == [FAST, BASELINE, BASELINE, FAST]
+    final = follow(history(*steps), candidates=ONCE_EACH)
+    assert isinstance(final, Keep)
+    assert final.configuration == FAST
+    assert final.gain is not None
+    assert math.exp(final.gain.center) == pytest.approx(0.2 / FASTER)
+
+
+def test_a_gain_far_beyond_luck_is_confirmed_by_one_pair() -> None:
+    steps = [*SEARCHED, ("confirm", FAST, 0.15), ("confirm", BASELINE, 0.2)]
+    final = follow(history(*steps), candidates=ONCE_EACH)
+    assert isinstance(final, Keep)
+    assert final.configuration == FAST
+    assert final.gain is not None
+    assert math.exp(final.gain.center) == pytest.approx(0.2 / 0.15)
+
+
+@pytest.mark.parametrize(("winner", "baseline"), [(0.18, 0.2), (0.15, 0.16), (0.19, 0.25)])
+def test_a_pair_that_does_not_repeat_the_search_is_not_enough(
+    winner: float, baseline: float
+) -> None:
+    steps = [*SEARCHED, ("confirm", FAST, winner), ("confirm", BASELINE, baseline)]
+    assert isinstance(follow(history(*steps), candidates=ONCE_EACH), Propose)
+
+
+def test_an_undecided_confirmation_goes_on_and_ends_after_six_pairs() -> None:
+    noisy = [0.17, 0.2, 0.17, 0.19] * 3
+    steps = [*CLOSE]
+    for seconds in noisy:
+        decision = follow(history(*steps), candidates=ONCE_EACH)
+        assert isinstance(decision, Propose)
+        steps.append(("confirm", decision.configuration, seconds))
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_winner_by_luck_is_not_kept() -> None:
+    steps = [
+        *SEARCHED,
+        ("confirm", FAST, 0.21),
+        *[("confirm", BASELINE, 0.2)] * 2,
+        ("confirm", FAST, 0.21),
+    ]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_baseline_that_wins_needs_no_confirmation() -> None:
+    steps = [("search", BASELINE, 0.1), *SEARCHED[1:]]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Keep(BASELINE)
+
+
+def test_a_failed_configuration_is_not_proposed_again() -> None:
+    steps = [("search", BASELINE, 0.2), ("search", FAST, None)]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Propose("search", SLOW)
+
+
+def test_a_value_that_fails_with_whatever_else_is_given_up() -> None:
+    """Such as a way to reduce that the ranks cannot run at all."""
+    leaders = [c for c in CANDIDATES if c["hierarchical"] == "leaders"]
+    steps = [("search", BASELINE, 0.2), *[("search", c, None) for c in leaders[:3]]]
+    while isinstance(decision := follow(history(*steps)), Propose) and len(steps) < 40:
+        assert decision.configuration["hierarchical"] == "off"
+        steps.append(("search", decision.configuration, 0.2))
+    assert len(steps) > 4
+    # One that was measured was not to blame.
+    steps = [("search", BASELINE, 0.2), ("search", FAST, 0.15)]
+    others = [c for c in leaders if c != FAST]
+    steps += [("search", c, None) for c in others[:3]]
+    following = follow(history(*steps), candidates=[BASELINE, *others])
+    assert isinstance(following, Propose)
+    assert following.configuration in others[3:]
+
+
+def test_a_winner_that_fails_gives_way_to_the_next_best() -> None:
+    steps = [("search", BASELINE, 0.2), ("search", FAST, 0.15), ("search", SLOW, 0.18)]
+    steps += [("confirm", FAST, 0.15), ("confirm", BASELINE, 0.2), ("confirm", FAST, None)]
+    assert follow(history(*steps), candidates=ONCE_EACH) == Propose("confirm", SLOW)
+
+
+def test_a_failed_baseline_is_tried_again_but_not_for_ever() -> None:
+    fails = [("search", BASELINE, None)]
+    assert follow(history(*fails * 2)) == Propose("search", BASELINE)
+    final = follow(history(*fails * 3))
+    assert isinstance(final, Keep)
+    assert final.configuration == BASELINE
+
+
+def test_an_open_trial_is_compared_with_the_lowest_measured() -> None:
+    best = lowest(history(*SEARCHED, ("search", SLOW, None)))
+    assert best is not None
+    assert best.configuration == FAST
+    assert lowest([]) is None
+
+
+def test_the_summary_of_a_winner() -> None:
+    steps = [*SEARCHED, ("confirm", FAST, 0.15), *[("confirm", BASELINE, 0.2)] * 2]
+    steps.append(("confirm", FAST, 0.15))
+    trials = history(*steps)
+    final = follow(trials, candidates=ONCE_EACH)
+    assert isinstance(final, Keep)
+    bill = Bill(steps=140, cost_seconds=0.82, cost_steps=4.1)
+    result = make_result(Round(make_job(), trials), final, bill, at=141.2)
+    assert result.summary == (
+        "bucket 4 MiB, hierarchical: 1.33x (1.27 to 1.40) over the 25 MiB default; "
+        "7 trials, 140 steps, 41 s; cost 4.1 steps, paid back after 17"
+    )
+    assert (result.kept, result.trials, result.steps) == ("winner", 7, 140)
+    assert (result.cost_steps, result.cost_seconds, result.payback_steps) == (4.1, 0.82, 17)
+    assert 1 < result.low < result.speedup < result.high
+
+
+def test_the_summary_of_a_kept_baseline() -> None:
+    trials = history(*SEARCHED)
+    bill = Bill(steps=60, cost_seconds=1.3, cost_steps=6.5)
+    result = make_result(Round(make_job(), trials), Keep(BASELINE), bill, at=141.2)
+    assert result.summary == (
+        "bucket 25 MiB, flat (the default) kept: nothing was clearly faster; the best "
+        "of the others, bucket 4 MiB, hierarchical, was 1.33x (1.32 to 1.34) in the search; "
+        "3 trials, 60 steps, 41 s; cost 6.5 steps"
+    )
+    assert result.payback_steps is None
+    assert (result.kept, result.speedup, result.low, result.high) == ("baseline", 1.0, 1.0, 1.0)
+
+
+def test_one_trial_of_one_step_is_said_in_the_singular() -> None:
+    bill = Bill(steps=1, cost_seconds=0.0, cost_steps=0.0)
+    single = Round(make_job(), history(SEARCHED[0]))
+    result = make_result(single, Keep(BASELINE), bill, at=1.0)
+    assert "; 1 trial, 1 step, " in result.summary
+
+
+def test_the_slowest_rank_decides_and_missing_ranks_do_not() -> None:
+    objective = StepTime()
+    assert objective.seconds(objective.cost([0.1, 0.4, None])) == pytest.approx(0.4)
+    assert objective.speedup(1e9, 0.0) < math.inf
+
+
+def test_speeds_may_be_negative_and_higher_is_better() -> None:
+    objective = Speed()
+    assert objective.cost([-3.0, -5.0, None]) == 4.0
+    assert objective.cost([10.0]) < objective.cost([5.0])
+    assert objective.speedup(gain=5.0, baseline_cost=-10.0) == pytest.approx(1.5)
+    assert objective.speedup(gain=5.0, baseline_cost=10.0) == pytest.approx(1.5)
+    assert math.isfinite(objective.cost([1.7e308, 1.7e308]) ** 2)
+
+
+def test_what_the_training_suffered_from_is_not_tried_in_another_size() -> None:
+    space = {**SPEC.knobs, "algorithm": Categorical(values=("gradient_allreduce", "bytegrad"))}
+    baseline = Configuration({**BASELINE, "algorithm": "gradient_allreduce"})
+    candidates = enumerate_candidates(space, baseline, SPEC.tensors)
+    job = replace(make_job(max_samples=len(candidates)), space=space, baseline=baseline)
+    harmful = next(c for c in candidates if c["algorithm"] == "bytegrad")
+    trials = [
+        *history(("search", baseline, 0.2)),
+        Trial(1, "search", harmful, "failed", failure=f"{HARM}: the loss is not finite"),
+    ]
+    tried = set()
+    while isinstance(found := follow(trials, job, candidates), Propose):
+        if found.purpose == "confirm":
+            break
+        tried.add(found.configuration)
+        trials += history(("search", found.configuration, 0.3))
+    assert len(tried) > 5
+    assert {c["algorithm"] for c in tried} == {"gradient_allreduce"}
+    # One that could not be run says nothing of others with that algorithm.
+    trials[1] = replace(trials[1], failure="rank 3 ran out of memory")
+    after = follow(trials[:2], job, candidates)
+    assert isinstance(after, Propose)
+
+
+def test_ranks_that_do_not_wait_make_steps_at_their_own_speed() -> None:
+    # In 6 s the fast rank makes three and the slow one one: as two ranks of 3 s would.
+    assert StepTime().seconds(StepTime().cost([2.0, 6.0], apart=True)) == pytest.approx(3.0)
+    assert StepTime().seconds(StepTime().cost([2.0, 6.0])) == pytest.approx(6.0)

@@ -1,0 +1,100 @@
+"""Confirmation on simulated blocks: what it keeps, and how often it is wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from bagua_autotune.measuring.confirmation import confirm
+from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.trial_end import measured
+from bagua_autotune.model.job import Limits, Trial
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.statistics import Estimate, Interval
+from tests.autotune.deciding.test_decision import make_job
+
+WINNER = Configuration(bucket_bytes=1)
+BASELINE = Configuration(bucket_bytes=2)
+OTHER = Configuration(bucket_bytes=3)
+NOISE = 0.02
+
+
+def round_of(trials: list[Trial]) -> Round:
+    return Round(replace(make_job(), baseline=BASELINE), trials)
+
+
+@dataclass
+class Machine:
+    """Blocks of noisy steps, slower by ``drift`` with each block."""
+
+    gain: float
+    drift: float
+    seed: int
+
+    def confirm(self) -> Interval:
+        """The confirmed gain, after as many blocks as are asked for."""
+        self._random = random.Random(self.seed)
+        trials: list[Trial] = []
+        while True:
+            found = confirm(round_of(trials), WINNER, 1.0)
+            if found.next_configuration is None:
+                assert found.gain is not None
+                return found.gain
+            center = self.drift * len(trials)
+            if found.next_configuration == WINNER:
+                center -= self.gain
+            block = self._block(center)
+            trials.append(
+                Trial(len(trials), "confirm", found.next_configuration, "measured", block)
+            )
+
+    def _block(self, center: float) -> Estimate:
+        costs: list[float] = []
+        while (found := measured(costs, [0.2] * len(costs), Limits(), "confirm")) is None:
+            costs.append(self._random.gauss(center, NOISE))
+        return found
+
+
+def kept(gain: float, drift: float, times: int) -> float:
+    """How often the winner is kept."""
+    found = [Machine(gain, drift, seed).confirm() for seed in range(times)]
+    return sum(interval.low > 0 for interval in found) / times
+
+
+@pytest.mark.parametrize("drift", [0.0, -0.02, 0.02])
+def test_where_nothing_is_to_be_gained_the_winner_is_seldom_kept(drift: float) -> None:
+    assert kept(0.0, drift, 400) <= 0.05
+
+
+@pytest.mark.parametrize("drift", [0.0, -0.02, 0.02])
+@pytest.mark.parametrize("gain", [0.05, 0.1])
+def test_a_gain_is_found_under_noise_and_drift(gain: float, drift: float) -> None:
+    assert kept(gain, drift, 60) >= 0.9
+
+
+def test_turns_alternate_so_that_a_drift_cancels() -> None:
+    trials: list[Trial] = []
+    for turn, center in enumerate([0.0, 0.0, 0.1, -0.1] * 3):
+        following = confirm(round_of(trials), WINNER, 1.0).next_configuration
+        assert following == (WINNER if turn % 4 in (0, 3) else BASELINE)
+        estimate = Estimate(center, 0.001, 20)
+        trials.append(Trial(turn, "confirm", following, "measured", estimate))
+    assert confirm(round_of(trials), WINNER, 1.0).next_configuration is None
+
+
+def test_blocks_of_an_earlier_winner_do_not_count() -> None:
+    def trial(index: int, configuration: Configuration, center: float | None) -> Trial:
+        if center is None:
+            return Trial(index, "confirm", configuration, "failed", failure="no")
+        return Trial(index, "confirm", configuration, "measured", Estimate(center, 0.001, 20))
+
+    earlier = [trial(0, OTHER, 0.0), trial(1, BASELINE, 9.0), trial(2, OTHER, None)]
+    assert confirm(round_of(earlier), WINNER, 1.0).next_configuration == WINNER
+    own = [trial(3, WINNER, 0.0), trial(4, BASELINE, 0.2), trial(5, BASELINE, None)]
+    assert confirm(round_of([*earlier, *own]), WINNER, 1.0).next_configuration == BASELINE
+    own += [trial(6, BASELINE, 0.2), trial(7, WINNER, 0.0)]
+    found = confirm(round_of([*earlier, *own]), WINNER, 1.0)
+    assert found.gain is not None
+    assert found.gain.center == pytest.approx(0.2)

@@ -1,0 +1,121 @@
+"""The few words that reasons are told in, from what the service and the client really say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from bagua_autotune.metrics import labels
+from bagua_autotune.model import reasons
+from bagua_autotune.store import rows
+from tests.autotune.api.driving import JOB, drive, settle
+from tests.autotune.metrics.scraping import of, scrape
+from tests.autotune.support import MIB, Ranks, registration
+from tests.autotune.views.jobs import RESULT
+
+ONE_SIZE = {
+    "knobs": {"bucket_bytes": {"type": "log_integer", "low": 25 * MIB, "high": 25 * MIB}},
+    "default_configuration": {"bucket_bytes": 25 * MIB},
+}
+
+
+def flat(configuration: object) -> float:
+    return 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "nothing_faster"),
+        ({"limits": {"remaining_steps": 50}}, "too_few_steps"),
+        (ONE_SIZE, "nothing_to_try"),
+        ({"limits": {"max_samples": 1}}, "only_default"),
+    ],
+)
+def test_why_a_default_is_kept(client: FlaskClient, changes: dict[str, Any], reason: str) -> None:
+    client.put(JOB, json=registration(**changes))
+    drive(client, Ranks(noise=0.001, step_seconds=flat), steps=10)
+    assert of(scrape(client), "job_result") == {("digits", reason): 1}
+
+
+def test_the_best_of_an_earlier_job_is_kept(client: FlaskClient) -> None:
+    client.put("/api/v2/jobs/before", json=registration())
+    drive(client, Ranks(noise=0.001, step_seconds=flat), 10, "/api/v2/jobs/before")
+    client.put(JOB, json=registration())
+    drive(client, Ranks(noise=0.001, step_seconds=flat), steps=10)
+    assert of(scrape(client), "job_result") == {("digits", "earlier_best"): 1}
+
+
+def test_ranks_that_disagree_all_the_time(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    for trial in range(3):
+        said = {"kind": "disagreement", "trial": trial, "message": "rank 3 disagreed with the rest"}
+        settle(client, client.post(f"{JOB}/events", json=said).get_json())
+    found = scrape(client)
+    assert of(found, "job_result") == {("digits", "disagreement"): 1}
+    assert of(found, "trial_failures_total")["digits", "disagreement"] == 3
+
+
+def test_what_clients_say_changes_no_reason(client: FlaskClient) -> None:
+    """Neither of a trial nor of the result, whose final choice the ranks could not carry out."""
+    client.put(JOB, json=registration())
+    said = {"kind": "disagreement", "message": "nothing was clearly faster"}
+    client.post(f"{JOB}/events", json={**said, "trial": 0})
+    drive(client, Ranks(noise=0.001), steps=10)
+    assert of(scrape(client), "job_result") == {("digits", "winner"): 1}
+    client.post(f"{JOB}/events", json=said)
+    found = scrape(client)
+    assert of(found, "job_result") == {("digits", "disagreement"): 1}
+    failures = {("digits", "disagreement"): 1, ("digits", "diverged"): 0}
+    assert of(found, "trial_failures_total") == failures
+
+
+def test_a_training_that_suffers(client: FlaskClient) -> None:
+    client.put(JOB, json=registration())
+    said = {"kind": "diverged", "message": "the loss is not finite"}
+    client.post(f"{JOB}/events", json={**said, "trial": 0})
+    drive(client, Ranks(noise=0.001), steps=10)
+    client.post(f"{JOB}/events", json=said)
+    found = scrape(client)
+    assert of(found, "job_result") == {("digits", "diverged"): 1}
+    assert of(found, "trial_failures_total")["digits", "diverged"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence", "reason"),
+    [
+        ("winner", "", "winner"),
+        ("baseline", "nothing measured faster", "nothing_faster"),
+        ("baseline", "nothing was clearly faster", "nothing_faster"),
+        ("baseline", "the best of an earlier run", "earlier_best"),
+        ("baseline", "nothing else to try", "nothing_to_try"),
+        ("baseline", "too few steps remain to earn a search", "too_few_steps"),
+        ("baseline", "the ranks disagreed too often", "disagreement"),
+        ("baseline", "the ranks disagreed: no reason given", "disagreement"),
+        ("baseline", "", "other"),
+    ],
+)
+def test_results_of_older_releases_have_reasons_too(kept: Any, sentence: str, reason: str) -> None:
+    column = rows.result_column(replace(RESULT, kept=kept, reason=sentence))
+    del column["reason_code"]
+    assert reasons.result_code(rows.result_record(column)) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PoolTimeout("QueuePool limit reached"), "busy"),
+        (OperationalError("BEGIN", {}, Exception("database is locked")), "busy"),
+        (OperationalError("SELECT", {}, Exception("disk I/O error")), "unavailable"),
+        (IntegrityError("INSERT", {}, Exception("UNIQUE constraint failed")), "statement"),
+        (SQLAlchemyError("?"), "other"),
+    ],
+)
+def test_errors_of_the_store(error: SQLAlchemyError, reason: str) -> None:
+    assert labels.of_store_error(error) == reason
+    assert reason in labels.STORE_ERRORS
