@@ -4,12 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
-# Tests that leave the cores to each other, or mostly wait; whole jobs, hosts and browsers want them
-# alone.
-TOGETHER := tests/autotune tests/simulator tests/dashboards tests/deploy tests/client tests/integrations tests/docs
+# What protects users: the service, the client beside torch's class, and whole jobs that are tuned.
+CORE := tests/client tests/autotune tests/simulator
+JOBS := tests/e2e/test_tuning.py
+# Slow, or seldom broken by a change, and neither disturbed by others nor timed.
+SLOW := tests/docs tests/integrations tests/deploy tests/client/compat tests/client/launcher \
+	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
+	$(addprefix tests/benchmarks/test_,fused_optimizer.py noise.py reducer.py sampler.py) \
+	$(addprefix tests/benchmarks/,bagua_0_9 gain jobs workloads) tests/dashboards
+# All else (faults, hosts, browsers, what is timed) wants the cores for itself.
+# In this order, so that the longest are not begun last.
+TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --durations 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test test-slow test-alone test-all upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -29,16 +38,35 @@ $(STAMP): $(DEMO)
 demo: $(DEMO) ## Tune a real training on two emulated hosts of this machine, end to end
 	$(BIN)/python -m examples.demo
 
-test: lint ## Lint, types and the whole test suite (ARGS="-k name" to choose)
+test: $(STAMP) ## Lint, types and the tests of what protects users (ARGS="-k name" to choose others)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 ifdef ARGS
+	$(BIN)/mypy
 	$(BIN)/python -m pytest $(ARGS)
 else
 	@status=0; set -x; \
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(TOGETHER) || status=1; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(TOGETHER)) || status=1; \
-	$(MAKE) upstream-ddp || status=1; \
+	$(BIN)/mypy > $(VENV)/.types 2>&1 & \
+	$(PYTEST) $(TOGETHER) $(CORE) $(addprefix --ignore=,$(SLOW)) || status=1; \
+	$(PYTEST) $(JOBS) || status=1; \
+	wait $$! || status=1; cat $(VENV)/.types; \
 	exit $$status
 endif
+
+test-slow: $(STAMP) ## The tests of documents, frameworks, deployment, compatibility with Bagua
+	$(PYTEST) $(TOGETHER) $(SLOW)
+
+test-alone: $(STAMP) ## All other tests, one at a time: faults, emulated hosts, browsers
+	$(PYTEST) $(addprefix --ignore=,$(CORE) $(JOBS) $(SLOW))
+
+test-all: $(STAMP) ## All tests: "make test", then the other parts; says how long each took
+	@status=0; times=; \
+	for part in test test-slow test-alone upstream-ddp; do \
+		began=$$(date +%s); \
+		$(MAKE) $$part || status=1; \
+		times="$$times$$part $$(($$(date +%s) - began)) s\n"; \
+	done; \
+	printf "$$times"; exit $$status
 
 upstream-ddp: $(STAMP) ## PyTorch's own DDP tests with torch's class, ours, and ours being re-cut
 	$(BIN)/python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 $(ARGS)
