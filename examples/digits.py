@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16, help="images of each rank in a step")
+    parser.add_argument("--images", type=int, help="train with the first so many of 1437")
     parser.add_argument("--minutes", type=float, default=60, help="no new epoch after these")
     parser.add_argument("--until-tuned", action="store_true", help="as many epochs as that takes")
     arguments = parser.parse_args()
@@ -91,6 +92,7 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     images, labels, test_images, test_labels = (data.to(device) for data in digits())
+    images, labels = images[: arguments.images], labels[: arguments.images]
     model = bagua_client.DistributedDataParallel(resnet18().to(device))  # the one changed line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     steps = len(labels) // (world_size * arguments.batch)

@@ -80,6 +80,8 @@ class ResNet50(nn.Module):
     """ResNet-50 on images of 224 x 224; gives the loss of a batch (images, labels)."""
 
     SIDE = 224
+    STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+    """Width and number of blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +92,7 @@ class ResNet50(nn.Module):
             nn.MaxPool2d(3, 2, 1),
         ]
         inputs = 64
-        for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for width, blocks in self.STAGES:
             for block in range(blocks):
                 stride = 2 if block == 0 and width > 64 else 1
                 layers.append(_Bottleneck(inputs, width, stride))

@@ -89,15 +89,19 @@ class Run(Check):
     Attributes:
         instead: what is replaced by what.
         prints: a regular expression that its output must match.
+        has_service: it finds the service that runs already, and starts none.
     """
 
     instead: tuple[tuple[str, str], ...] = ()
     prints: str = ""
+    has_service: bool = False
 
     def __call__(self, command: str, place: Place) -> None:
         for printed, other in self.instead:
             assert printed in command, f"{printed} is no longer a part of {command}"
             command = command.replace(printed, other)
+        if self.has_service:
+            command = f"set -a; . ~/.bagua-autotune/environment; set +a; {command}"
         output = place.run(command)
         assert re.search(self.prints, output), output
 

@@ -21,7 +21,7 @@ import requests
 from tests.bagua_release import release_path
 from tests.e2e.service import ServiceProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MI = 1024**2
 WORLD_SIZE = 2
@@ -193,12 +193,12 @@ def tune(
             process.start()
         if restart:
             for meeting in meetings:
-                assert meeting.reached.wait(120)
+                assert meeting.reached.wait(240)
             service.kill()
             service.start()
             for meeting in meetings:
                 meeting.go_on.set()
-        return sorted(results.get(timeout=200) for _ in processes)
+        return sorted(results.get(timeout=400) for _ in processes)
     finally:
         for process in processes:
             process.terminate()

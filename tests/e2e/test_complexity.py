@@ -21,7 +21,7 @@ from bagua_client.measuring.clock import CpuClock
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SECONDS_PER_TOKEN = 0.5
 SETTINGS = {
@@ -72,7 +72,7 @@ def test_the_intervals_of_trials_are_narrower_with_the_complexity(
     service.start()
     pool = tuned_ranks(service.url, (2,))
     for tells in (False, True):
-        pool.run(_train, tells, timeout_seconds=90)
+        pool.run(_train, tells, timeout_seconds=180)
     job, before = (found["id"] for found in service.get("jobs")["jobs"])
     told, untold = _widths(service, job), _widths(service, before)
     assert len(told) >= 3
