@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.model.job import Job, Purpose, Result, Trial
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
+from bagua_autotune.model.knobs import LOSSLESS_KNOBS, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import Problem, Searcher
 from bagua_autotune.tuning.confirmation import being_confirmed, confirm, confirmed_gain
@@ -274,6 +274,6 @@ def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]
     return hopeless | {
         (knob, c[knob])
         for c in harmful
-        for knob in (ALGORITHM_KNOB, "wire_precision")
-        if c.get(knob) != job.baseline.get(knob)
+        for knob in c
+        if knob not in LOSSLESS_KNOBS and c[knob] != job.baseline.get(knob)
     }

@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration import MIB, Configuration
+from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
+from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import LEAVES_FIRST_STEP_OUT, configuration_of, refusal_of
 from bagua_client.reducer.reconfiguration import Reconfiguration
 from bagua_client.reducer.tunable_reducer import TunableReducer
