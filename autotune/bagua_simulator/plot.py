@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
+from bagua_autotune.model.text import describe, describe_bytes, describe_knob
 from bagua_simulator.sweep import Point, Sweep
 
 FORMATS = (".png", ".svg")
@@ -31,7 +31,7 @@ def plot(path: Path, sweep: Sweep) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(title=sweep.title, xlabel="bucket size", ylabel="ms per step")
     for hierarchical, points in sweep.lines.items():
-        axes.plot(*_coordinates(points), label=HIERARCHICAL_WORDS[hierarchical])
+        axes.plot(*_coordinates(points), label=describe_knob("hierarchical", hierarchical))
     for name, marker, point in (("default", "o", sweep.default), ("best", "*", sweep.best)):
         label = f"{name}: {describe(point.configuration)}"
         axes.plot(*_coordinates([point]), "k" + marker, markersize=9, label=label)

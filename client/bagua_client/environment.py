@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bagua_client.algorithms import GlobalAlgorithmRegistry
-from bagua_client.configuration import CHANNELS_VALUES
 from bagua_client.knob_choices import Choice, read_choices
+from bagua_client.knobs import ALLOWED_WORDS, CHANNELS_VALUES
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +24,6 @@ MOST_SAMPLES = 500
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
 """What a switch may be instead of a number, in any case."""
-ALLOWED_WORDS = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
-"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the knob values they allow."""
 
 
 @dataclass(frozen=True)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
+from bagua_client.knob_kinds import Value
+from bagua_client.knobs import KNOBS
 
-Value = int | str
-
-UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
-SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
 MOST_VALUES = 8
 """Limit for one knob: the search looks at each value with all values of the other knobs."""
-WORDS: dict[str, Collection[Value]] = {
-    "hierarchical": HIERARCHICAL_VALUES,
-    "channels": CHANNELS_VALUES,
-}
-EDGES = ("first_bucket_bytes", "last_bucket_bytes")
-MAY_SAY = {
-    "bucket_bytes": "a size such as 4MiB, or a range such as 1MiB..64MiB",
-    **{knob: f"one or some of {'/'.join(map(str, words))}" for knob, words in WORDS.items()},
-    **dict.fromkeys(EDGES, "one or some sizes such as 0/1MiB/4MiB"),
-    "buckets": "",
-    # BAGUA_AUTOTUNE_ALLOW says which values of these are tried.
-    "wire_precision": "",
-    "algorithm": "",
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +42,7 @@ class Choice:
             sizes = [int(size) for size in (default, *self.values)]
             return {**domain, "low": min(sizes), "high": max(sizes)}
         # Any size may be tried; of the other knobs only the values that are possible here.
-        offered = self.values if knob in EDGES else domain["values"]
+        offered = self.values if KNOBS[knob].kind.is_open else domain["values"]
         kept = [v for v in offered if v in self.values and v != default]
         return {**domain, "values": [default, *kept]}
 
@@ -77,41 +59,21 @@ def read_choices(text: str) -> dict[str, Choice]:
     found: dict[str, Choice] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         knob, equals, said = (word.strip() for word in part.removeprefix("-").partition("="))
-        if knob not in MAY_SAY:
+        if knob not in KNOBS:
             raise ValueError(
                 f"BAGUA_AUTOTUNE_KNOBS names {knob!r}, which is not a knob; the knobs are "
-                f"{', '.join(MAY_SAY)}"
+                f"{', '.join(KNOBS)}"
             )
         if knob in found:
             raise ValueError(f"BAGUA_AUTOTUNE_KNOBS names {knob} twice")
         is_off = part.startswith("-")
-        values = () if is_off else _values(knob, said)
+        values = () if is_off else KNOBS[knob].read(said)
         if is_off == bool(equals) or not (is_off or 0 < len(values) <= MOST_VALUES):
-            others = f", or {knob}= and {MAY_SAY[knob]}" if MAY_SAY[knob] else ""
+            may_say = KNOBS[knob].may_say
+            others = f", or {knob}= and {may_say}" if may_say else ""
             raise ValueError(
                 f"BAGUA_AUTOTUNE_KNOBS says {part!r}; it may say -{knob}, which leaves it at its "
                 f"default{others}"
             )
         found[knob] = Choice(values)
     return found
-
-
-def _values(knob: str, said: str) -> tuple[Value, ...]:
-    """The values in ``said``; empty if one of them cannot be read."""
-    if knob in WORDS:
-        known = {str(word): word for word in WORDS[knob]}
-        values = [known.get(word.strip().lower()) for word in said.split("/")]
-    elif knob == "bucket_bytes":
-        values = [_size(word) or None for word in said.split("..", 1)]
-    else:
-        values = [_size(word) for word in said.split("/")] if knob in EDGES else []
-    known_values = [value for value in values if value is not None]
-    is_understood = len(known_values) == len(values)
-    return tuple(dict.fromkeys(known_values)) if is_understood else ()
-
-
-def _size(word: str) -> int | None:
-    found = SIZE.fullmatch(word.strip())
-    if found is None or found[2].lower() not in UNITS:
-        return None
-    return int(found[1]) * UNITS[found[2].lower()]

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES, Configuration
+from bagua_client.configuration import Configuration
+from bagua_client.knobs import KNOBS
 
 configurations = st.builds(
     Configuration,
     bucket_bytes=st.integers(1, 2**40),
-    hierarchical=st.sampled_from(HIERARCHICAL_VALUES),
-    channels=st.sampled_from(CHANNELS_VALUES),
+    hierarchical=st.sampled_from(KNOBS["hierarchical"].kind.tried),
+    channels=st.sampled_from(KNOBS["channels"].kind.tried),
     first_bucket_bytes=st.integers(0, 2**40),
     last_bucket_bytes=st.integers(0, 2**40),
     buckets=st.lists(st.integers(1, 1000)).map(tuple),
@@ -105,7 +106,7 @@ def test_a_log_line_has_the_size_in_its_unit(bucket_bytes: int, text: str) -> No
 @pytest.mark.parametrize(
     ("configuration", "text"),
     [
-        (Configuration(4096, "leaders"), "bucket 4 KiB, hierarchical leaders"),
+        (Configuration(4096, "leaders"), "bucket 4 KiB, hierarchical"),
         (Configuration(4096, channels=2), "bucket 4 KiB, 2 channels"),
         (
             Configuration(4096, first_bucket_bytes=1024, last_bucket_bytes=2048),
@@ -113,7 +114,7 @@ def test_a_log_line_has_the_size_in_its_unit(bucket_bytes: int, text: str) -> No
         ),
         (
             Configuration(4096, "shards", 4, first_bucket_bytes=1024, buckets=(3, 5, 1)),
-            "3 explicit buckets, hierarchical shards, 4 channels",
+            "3 explicit buckets, hierarchical (sharded), 4 channels",
         ),
         (Configuration(buckets=(3,)), "1 explicit bucket"),
     ],

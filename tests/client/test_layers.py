@@ -17,10 +17,11 @@ from bagua_client import reporter
 PACKAGE = Path(bagua_client.__file__).parent
 # Torch's private names, and what is known of a job: settings, buckets, what came of a tuning.
 TORCHS = {"torch_private"}
-KNOWN = {"configuration", "configuration_file", "environment", "knob_choices", "layout"}
+KNOBS = {"knobs", "knob_kinds"}
+KNOWN = {*KNOBS, "configuration", "configuration_file", "environment", "knob_choices", "layout"}
 TOLD = {"announcement", "callbacks", "profile", "result_line", "tuning"}
 # What each folder, and each module beside the folders, may import of the others.
-BUCKETS = {"communication", "compression", "configuration", "layout", *TORCHS}
+BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *TORCHS}
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
 AGENT = {"service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
@@ -29,18 +30,20 @@ STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
     "compression": set[str](),
-    "configuration": set[str](),
+    "knob_kinds": set[str](),
+    "knobs": {"knob_kinds"},
+    "configuration": KNOBS,
     "layout": {"configuration"},
     "configuration_file": {"configuration", "layout"},
-    "knob_choices": {"configuration"},
+    "knob_choices": {"configuration", *KNOBS},
     "tuning": {"configuration"},
     "callbacks": {"tuning"},
     "result_line": {"tuning"},
     "announcement": set[str](),
     "profile": set[str](),
-    "communication": {"compression", "configuration", *TORCHS},
+    "communication": {"compression", "configuration", *KNOBS, *TORCHS},
     "algorithms": BUCKETS,
-    "environment": {"algorithms", "configuration", "knob_choices"},
+    "environment": {"algorithms", "configuration", "knob_choices", *KNOBS},
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
     "measuring": {"profile", *TUNABLE},

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from bagua_autotune.cli.output import print_table, say, times
-from bagua_autotune.model.text import HIERARCHICAL_WORDS, describe, describe_bytes
+from bagua_autotune.model.text import describe, describe_bytes, describe_knob
 from bagua_simulator import Cluster, Simulator
 from bagua_simulator.fitting import fit_record
 from bagua_simulator.plot import PlotError, plot
@@ -147,7 +147,7 @@ def _changed(
 
 def _print(found: Sweep) -> None:
     say(found.title)
-    columns = ["bucket", *(f"{HIERARCHICAL_WORDS[name]} ms" for name in found.lines)]
+    columns = ["bucket", *(f"{describe_knob('hierarchical', name)} ms" for name in found.lines)]
     rows = [
         [describe_bytes(points[0].configuration.number("bucket_bytes")), *map(_ms, points)]
         for points in zip(*found.lines.values(), strict=True)

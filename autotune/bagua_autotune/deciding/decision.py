@@ -16,7 +16,7 @@ from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.model.job import Job, Purpose, Trial
-from bagua_autotune.model.knobs import ALGORITHM_KNOB, Configuration, Value
+from bagua_autotune.model.knobs import LOSSLESS_KNOBS, Configuration, Value
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     DISAGREED,
@@ -221,6 +221,6 @@ def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]
     return hopeless | {
         (knob, c[knob])
         for c in harmful
-        for knob in (ALGORITHM_KNOB, "wire_precision")
-        if c.get(knob) != job.baseline.get(knob)
+        for knob in c
+        if knob not in LOSSLESS_KNOBS and c[knob] != job.baseline.get(knob)
     }

@@ -22,11 +22,11 @@ from bagua_autotune.model.reasons import (
 )
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import (
-    UNUSED,
     describe,
     describe_bytes,
     describe_count,
     describe_speedup,
+    is_unused,
 )
 from bagua_autotune.store import Steps
 
@@ -181,7 +181,7 @@ def _name_cost(result: Result) -> str:
 
 def _name_default(baseline: Configuration) -> str:
     """``the 25 MiB default``, with its other knobs where they are not the usual ones."""
-    usual = {**UNUSED, "bucket_bytes": baseline.get("bucket_bytes"), "hierarchical": "off"}
-    if "bucket_bytes" in baseline and all(usual.get(k) == v for k, v in baseline.items()):
+    others = {item for item in baseline.items() if not is_unused(*item)}
+    if {knob for knob, _ in others - {("hierarchical", "off")}} == {"bucket_bytes"}:
         return f"the {describe_bytes(baseline.number('bucket_bytes'))} default"
     return f"the default ({describe(baseline)})"

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from bagua_autotune.model.knobs import Value
 
-HIERARCHICAL_WORDS = {
-    "off": "flat",
-    "leaders": "hierarchical",
-    "shards": "hierarchical (sharded)",
+
+class KnobWords(NamedTuple):
+    """How a knob reads: here as in the client's own list, its knobs.py.
+
+    Attributes:
+        name: what people call it.
+        phrase: what a configuration says of it, with ``{}`` for the value.
+        unused: with these values a configuration says nothing of it.
+        values: the words of values that are not their own.
+    """
+
+    name: str
+    phrase: str
+    unused: tuple[Value, ...] = ()
+    values: Mapping[str, str] = {}
+
+
+KNOB_WORDS: Mapping[str, KnobWords] = {
+    "bucket_bytes": KnobWords("bucket size", "bucket {}"),
+    "hierarchical": KnobWords(
+        "hierarchical reduce",
+        "{}",
+        values={"off": "flat", "leaders": "hierarchical", "shards": "hierarchical (sharded)"},
+    ),
+    "channels": KnobWords("channels", "{} channels", (1,)),
+    "first_bucket_bytes": KnobWords("first bucket", "first bucket {}", (0,)),
+    "last_bucket_bytes": KnobWords("last bucket", "last bucket {}", (0,)),
+    "buckets": KnobWords("explicit buckets", "{}", ((),)),
+    "wire_precision": KnobWords(
+        "wire precision", "{} on the wire (changes the numbers)", ("as_is",)
+    ),
+    "algorithm": KnobWords(
+        "algorithm", "algorithm {} (changes the numbers)", ("gradient_allreduce",)
+    ),
 }
-# What these knobs say where they are not in use.
-UNUSED: dict[str, Value] = {
-    "channels": 1,
-    "first_bucket_bytes": 0,
-    "last_bucket_bytes": 0,
-    "buckets": (),
-    "wire_precision": "as_is",
-    "algorithm": "gradient_allreduce",
-}
+# With these values a knob that no words are known for is taken not to be in use.
+UNUSED: tuple[Value, ...] = ("off", "as_is", 0)
 # An explicit list of buckets makes these meaningless.
 SIZES = ("bucket_bytes", "first_bucket_bytes", "last_bucket_bytes")
 
@@ -69,34 +92,40 @@ def describe_speedup(speedup: float, low: float | None = None, high: float | Non
     return f"{speedup:.2f}x ({low:.2f} to {high:.2f})" if is_known else f"{speedup:.2f}x"
 
 
+def words_of(knob: str) -> KnobWords:
+    """The knob's words; where none are known, those that its name has."""
+    name = knob.replace("_", " ")
+    return KNOB_WORDS.get(knob) or KnobWords(name, f"{name} {{}}", UNUSED)
+
+
+def is_unused(knob: str, value: Value) -> bool:
+    """Whether a configuration with this value says nothing of the knob."""
+    return value in words_of(knob).unused
+
+
 def describe_knob(knob: str, value: Value) -> str:
-    """Its value in words; of a knob that no words are known for, name and value."""
-    if knob == "bucket_bytes" and isinstance(value, int):
-        return f"bucket {describe_bytes(value)}"
-    if knob == "hierarchical" and value in HIERARCHICAL_WORDS:
-        return HIERARCHICAL_WORDS[str(value)]
-    if knob == "buckets" and isinstance(value, tuple):
-        return f"custom split, {len(value)} buckets"
-    if knob in ("first_bucket_bytes", "last_bucket_bytes") and isinstance(value, int):
-        return f"{knob.split('_')[0]} bucket {describe_bytes(value)}"
-    if knob == "channels":
-        return f"{value} channels"
-    if knob == "wire_precision" and value != UNUSED[knob]:
-        return f"{value} on the wire (changes the numbers)"
-    if knob == "algorithm" and value != UNUSED[knob]:
-        return f"algorithm {value} (changes the numbers)"
-    return f"{knob} {value}"
+    """The value in words, as a configuration says it: ``bucket 4 MiB``, ``2 channels``."""
+    known = words_of(knob)
+    if isinstance(value, tuple):
+        words = describe_count(len(value), "explicit bucket")
+    elif isinstance(value, int) and knob.endswith("_bytes"):
+        words = describe_bytes(value)
+    else:
+        words = known.values.get(str(value), str(value))
+        if known.values and str(value) not in known.values:
+            return f"{knob} {value}"
+    return known.phrase.replace("{}", words)
 
 
 def describe(configuration: Mapping[str, Value]) -> str:
     """For example ``bucket 4 MiB, hierarchical``; refinements only where they are in use."""
-    hidden: set[tuple[str, Value | None]] = set(UNUSED.items())
-    if configuration.get("buckets"):
-        hidden |= {(knob, configuration.get(knob)) for knob in SIZES}
+    hidden = SIZES if configuration.get("buckets") else ()
     # From JSON a list of buckets comes as a list.
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in configuration.items()}
     return ", ".join(
-        describe_knob(knob, value) for knob, value in values.items() if (knob, value) not in hidden
+        describe_knob(knob, value)
+        for knob, value in values.items()
+        if knob not in hidden and not is_unused(knob, value)
     )
 
 

@@ -12,7 +12,8 @@ from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import best_trial
 from bagua_autotune.model.job import CUT_SHORT, Event, Job, Limits, Trial
-from bagua_autotune.model.knobs import Configuration, Knob
+from bagua_autotune.model.knobs import Configuration, Knob, Space
+from bagua_autotune.model.text import KNOB_WORDS, words_of
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Contact, Store, read_each
@@ -51,6 +52,13 @@ class JobList(Page):
     jobs: list[JobSummary]
 
 
+class KnobInWords(View):
+    """What people call a knob, and its values that have other words than their own."""
+
+    name: str
+    values: dict[str, str]
+
+
 class JobOverview(View):
     """All that is shown of a job while it runs.
 
@@ -60,7 +68,7 @@ class JobOverview(View):
     ``machine_change``: one sentence if the machine itself became slower or faster during the
     tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and
     ``stock_ddp`` the Python for it. ``events``: the newest. ``lives``: those of its training, if
-    it has several.
+    it has several. ``knob_words``: of the job's knobs, and of those that the service knows.
     """
 
     job: JobSummary
@@ -81,6 +89,7 @@ class JobOverview(View):
     stock_ddp: str
     events: list[Event]
     lives: Sequence[Life] = ()
+    knob_words: Mapping[str, KnobInWords] = {}
 
 
 class FittedCurve(NamedTuple):
@@ -245,6 +254,7 @@ class Overviews:
             stock=stock,
             stock_ddp=stock_ddp_snippet(stock),
             events=self.store.events(job_id, NEWEST_EVENTS),
+            knob_words=_knob_words(job.space),
         )
 
     def _exposed(self, reading: Reading) -> Mapping[int, float]:
@@ -259,6 +269,11 @@ class Overviews:
             if exposed is not None:
                 found[trial.index] = exposed
         return found
+
+
+def _knob_words(space: Space) -> dict[str, KnobInWords]:
+    known = {knob: words_of(knob) for knob in (*KNOB_WORDS, *space)}
+    return {k: KnobInWords(name=w.name, values=dict(w.values)) for k, w in known.items()}
 
 
 def _as_of_now(summary: JobSummary, contact: Contact, deciding: bool) -> JobSummary:

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.configuration import WIRE_PRECISIONS
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
-from bagua_client.knob_choices import Choice, Value
+from bagua_client.knob_choices import Choice
+from bagua_client.knob_kinds import Value
+from bagua_client.knobs import ALLOWED_WORDS, BUCKET_SIZES
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_BUCKET_BYTES = 64 * 1024
-LARGEST_BUCKET_BYTES = 1024**3
 LONGEST_RANKS = 40
 """Characters of a list of ranks in a job's name."""
 
@@ -59,7 +58,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 def without_unwatched(environment: Environment, knows_losses: bool) -> Environment:
     """The settings, without the algorithms that they list where nobody tells the loss: speed alone
     is no reason for one."""
-    precisions = environment.allowed & frozenset(WIRE_PRECISIONS)
+    precisions = environment.allowed & frozenset(ALLOWED_WORDS.values())
     if knows_losses or environment.allowed == precisions:
         return environment
     logger.warning(
@@ -191,8 +190,8 @@ def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
     knobs: dict[str, Any] = {
         "bucket_bytes": {
             "type": "log_integer",
-            "low": min(SMALLEST_BUCKET_BYTES, default),
-            "high": max(LARGEST_BUCKET_BYTES, default),
+            "low": min(BUCKET_SIZES.low_bytes, default),
+            "high": max(BUCKET_SIZES.high_bytes, default),
         }
     }
     for knob, values in offer.values(tunable.communicator, allowed).items():

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bagua_client.knob_choices import WORDS, Choice
+from bagua_client.knob_choices import Choice
+from bagua_client.knobs import KNOBS
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,9 @@ def pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
             continue
         pinned: dict[str, Any] = {knob: choice.pinned}
         try:
-            if knob in WORDS and choice.pinned not in offered[knob]:
-                raise ValueError(f"this job can have {', '.join(map(str, offered[knob]))}")
+            possible = offered.get(knob, [getattr(tunable.default, knob)])
+            if choice.pinned not in possible and not KNOBS[knob].kind.is_open:
+                raise ValueError(f"this job can have {', '.join(map(str, possible))}")
             tunable.start_from(replace(tunable.default, **pinned))
         except (RuntimeError, ValueError) as error:
             if tunable.communicator.rank == 0:

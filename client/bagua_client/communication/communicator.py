@@ -20,7 +20,8 @@ from bagua_client.communication.operations import (
     ReduceScatter,
 )
 from bagua_client.communication.topology import discover
-from bagua_client.configuration import CHANNELS_VALUES, Configuration
+from bagua_client.configuration import Configuration
+from bagua_client.knobs import CHANNELS_VALUES
 from bagua_client.torch_private import groups as torch_groups
 
 

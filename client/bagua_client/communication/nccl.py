@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from bagua_client.configuration import CHANNELS_VALUES
+from bagua_client.knobs import CHANNELS_VALUES
 from bagua_client.torch_private import groups as torch_groups
 
 GROUPS_BY_NODE = 3

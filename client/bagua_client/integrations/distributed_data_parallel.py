@@ -16,12 +16,13 @@ from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from bagua_client.algorithms import Algorithm, find
-from bagua_client.configuration import MIB, Configuration
+from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
 from bagua_client.integrations.new_tunable import channels_of, new_tunable
+from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,
     configuration_of,

@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
-from bagua_client.configuration import CHANNELS_VALUES, MIB, WIRE_PRECISIONS, Configuration
+from bagua_client.configuration import Configuration
+from bagua_client.knob_kinds import Value
+from bagua_client.knobs import CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
@@ -21,8 +23,6 @@ LEAVES_FIRST_STEP_OUT = (
     "torch has not reduced the first step of this static graph, as its backward pass did not begin "
     "at the wrapper's output; it would not reduce the first one after a re-cut either"
 )
-EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
-"""Sizes tried for the first and the last bucket; 0: no size of its own."""
 
 
 @dataclass(frozen=True)
@@ -67,38 +67,62 @@ class Offer:
 
     def values(
         self, communicator: Communicator, allowed: Collection[str] = ()
-    ) -> dict[str, list[int] | list[str]]:
+    ) -> dict[str, Sequence[Value]]:
         """The values worth trying of each knob that has few, by knob.
 
         Args:
             allowed: the values that the user allows although they change the numbers.
         """
+        limited: dict[str, Sequence[Value]] = {
+            "hierarchical": self._ways(communicator),
+            "channels": self._channels(communicator),
+            "first_bucket_bytes": self._first_sizes(),
+            "last_bucket_bytes": [0] if self._obstacle else EDGE_BUCKET_BYTES,
+            "wire_precision": self._usual("wire_precision", allowed) if self._is_wide else (),
+            "algorithm": self._algorithms(allowed),
+        }
+        found = {name: limited.get(name, self._usual(name, allowed)) for name in KNOBS}
+        return {name: list(values) for name, values in found.items() if values}
+
+    def _usual(self, name: str, allowed: Collection[str]) -> Sequence[Value]:
+        """The values of a knob that nothing limits but the user; none if there is no choice."""
+        knob, default = KNOBS[name], getattr(self.default, name)
+        if self.hook is not None and not knob.cuts:
+            return ()
+        tried = [v for v in knob.kind.tried if not knob.changes_numbers or str(v) in allowed]
+        others = [value for value in tried if value != default]
+        return [default, *others] if others else ()
+
+    def _ways(self, communicator: Communicator) -> Sequence[Value]:
         topology = communicator.topology
-        hierarchical, channels = ["off"], [self.default.channels]
-        if not communicator.obstacle and self.hook is None:
-            if not _fills_links(communicator):
-                most = communicator.most_channels
-                channels = [c for c in CHANNELS_VALUES if c <= most]
-            if topology.is_hierarchical:
-                # Which of the two is faster depends on the links inside and between the nodes.
-                hierarchical += ["leaders", "shards"] if topology.is_uniform else ["leaders"]
-        first = {self.default.first_bucket_bytes}
+        if communicator.obstacle or self.hook is not None or not topology.is_hierarchical:
+            return ("off",)
+        # Which of the two is faster depends on the links inside and between the nodes.
+        return ("off", "leaders", "shards") if topology.is_uniform else ("off", "leaders")
+
+    def _channels(self, communicator: Communicator) -> Sequence[Value]:
+        if communicator.obstacle or self.hook is not None or _fills_links(communicator):
+            return (self.default.channels,)
+        return [count for count in CHANNELS_VALUES if count <= communicator.most_channels]
+
+    def _first_sizes(self) -> Sequence[Value]:
+        sizes = {self.default.first_bucket_bytes}
         if self.in_ready_order:
-            first |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
-        is_wide = any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
+            sizes |= {size for size in EDGE_BUCKET_BYTES if torchs.can_cut(_ends(MOST, size))}
+        return sorted(sizes)
+
+    def _algorithms(self, allowed: Collection[str]) -> Sequence[Value]:
         choices = self.algorithms(allowed) if self.hook is None else []
         # Buckets do not matter to an algorithm that communicates weights. The service must be told
         # its name to know that, even when there is no other choice.
-        has_algorithms = len(choices) > 1 or any(each.moves_weights for each in choices)
-        precisions = [p for p in WIRE_PRECISIONS if p in allowed and is_wide and self.hook is None]
-        return {
-            "hierarchical": hierarchical,
-            "channels": channels,
-            "first_bucket_bytes": sorted(first),
-            "last_bucket_bytes": [0] if self._obstacle else list(EDGE_BUCKET_BYTES),
-            **({"wire_precision": ["as_is", *precisions]} if precisions else {}),
-            **({"algorithm": [each.name for each in choices]} if has_algorithms else {}),
-        }
+        if len(choices) > 1 or any(each.moves_weights for each in choices):
+            return [each.name for each in choices]
+        return ()
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether some gradient has more than 16 bits."""
+        return any(tensor.bytes > 2 * tensor.elements for tensor in self.tensors)
 
     def caps(self, layout: Layout) -> Caps:
         """The bucket caps with which torch cuts ``layout``.
@@ -107,7 +131,7 @@ class Offer:
             ValueError: torch cannot cut it, or its buckets cannot travel as it says.
         """
         asked = layout.configuration
-        if asked == self.default and _cut(asked) == _cut(configuration_of(self.baseline)):
+        if asked == self.default and asked.cut == configuration_of(self.baseline).cut:
             return self.baseline
         if self.hook is not None and self.hook.run is not None and why_not_recut(self.hook.run):
             raise ValueError(_obstacle_of(self.hook))
@@ -192,12 +216,6 @@ def _obstacle_of(hook: UserHook) -> str:
 
 def _ends(bucket_bytes: int, first_bucket_bytes: int) -> Caps:
     return Caps(bucket_bytes, min(first_bucket_bytes or bucket_bytes, bucket_bytes))
-
-
-def _cut(configuration: Configuration) -> tuple[object, ...]:
-    """The settings that decide how buckets are cut."""
-    its = configuration
-    return its.bucket_bytes, its.first_bucket_bytes, its.last_bucket_bytes, its.buckets
 
 
 def configuration_of(caps: Caps) -> Configuration:

@@ -337,7 +337,7 @@ class TunableReducer:
 
     def give_way(self) -> None:
         """Remove our hook: the user is about to register one, and torch takes only one."""
-        self._next, self.default = None, replace(self.default, channels=1, hierarchical="off")
+        self._next, self.default = None, self.default.torchs_way
         if self._cut.is_hooked:
             self._build(plan(self.tensors, self.order, self.default), bare=True)
         elif not self.layout.configuration.is_torchs_way:  # Before the first step.

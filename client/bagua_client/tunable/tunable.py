@@ -12,6 +12,7 @@ import torch.distributed as dist
 from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
+from bagua_client.knob_kinds import Value
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.timeline import Timeline
@@ -33,7 +34,7 @@ class Offer(Protocol):
 
     def values(
         self, communicator: Communicator, allowed: Collection[str] = ()
-    ) -> dict[str, list[int] | list[str]]:
+    ) -> dict[str, Sequence[Value]]:
         """The values worth trying of each knob that has few, by knob.
 
         Args:

@@ -118,12 +118,12 @@ def test_refinements_are_named_only_where_they_are_in_use() -> None:
     assert describe(usual) == "bucket 25 MiB, flat"
     sized = {**usual, "first_bucket_bytes": 1 << 20, "last_bucket_bytes": 4 << 20}
     assert describe(sized) == "bucket 25 MiB, flat, first bucket 1 MiB, last bucket 4 MiB"
-    assert describe({**sized, "buckets": (3, 1)}) == "flat, custom split, 2 buckets"
+    assert describe({**sized, "buckets": (3, 1)}) == "flat, 2 explicit buckets"
 
 
 def test_values_that_no_words_are_known_for_are_told_as_they_are() -> None:
     odd = describe({"bucket_bytes": "huge", "hierarchical": 8, "wire": "bf16"})
-    assert odd == "bucket_bytes huge, hierarchical 8, wire bf16"
+    assert odd == "bucket huge, hierarchical 8, wire bf16"
 
 
 def test_text_of_others_is_made_harmless() -> None:

@@ -75,7 +75,7 @@ def test_the_line_names_the_best_flat_setting_and_its_own_speed_up(
     [
         ({"channels": 1, "first_bucket_bytes": 0, "last_bucket_bytes": 0, "buckets": ()}, ""),
         ({"channels": 2}, "2 channels"),
-        ({"buckets": (3, 2)}, "custom split, 2 buckets"),
+        ({"buckets": (3, 2)}, "2 explicit buckets"),
         ({"hierarchical": "shards"}, "hierarchical (sharded)"),
         ({"wire_precision": "bf16"}, "bf16 on the wire (changes the numbers)"),
     ],

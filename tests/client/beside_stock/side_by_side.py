@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 from bagua_client import Configuration, DistributedDataParallel
-from bagua_client.configuration import MIB
+from bagua_client.knobs import MIB
 from bagua_client.torch_private import reducer as torchs
 from tests.client import comparison
 

@@ -101,7 +101,7 @@ def test_all_ranks_train_with_it_from_the_first_step_on(
     asked = Configuration(3000, "leaders", channels=2)
     first, *others = _trained(four_ranks, tmp_path / "tuned.json", _document(asked))
     assert first["seen"] == [(asked, [3, 3, 3, 1])] * 8
-    words = "bucket 2.93 KiB, hierarchical leaders, 2 channels (tuned.json, of job before)"
+    words = "bucket 2.93 KiB, hierarchical, 2 channels (tuned.json, of job before)"
     assert first["lines"] == [f"BAGUA_CONFIGURATION: {words}"]
     assert not any(other["lines"] for other in others)
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_client import Configuration
-from bagua_client.configuration import CHANNELS_VALUES, HIERARCHICAL_VALUES
+from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.reducer import carrier
 from tests.client.comparison import Summands, difference, pair
 from tests.client.setting import Setting
@@ -77,7 +77,7 @@ sizes_bytes = st.sampled_from([1, 100, 400, 1000, 1 << 20])
 configurations = st.builds(
     Configuration,
     bucket_bytes=sizes_bytes,
-    hierarchical=st.sampled_from(HIERARCHICAL_VALUES),
+    hierarchical=st.sampled_from(KNOBS["hierarchical"].kind.tried),
     # Sixteen take long to make, and are eight twice.
     channels=st.sampled_from(CHANNELS_VALUES[:-1]),
     first_bucket_bytes=st.just(0) | sizes_bytes,

@@ -13,6 +13,7 @@ import { Part } from "./job/part.js";
 import { showStockDdp } from "./job/stock_ddp.js";
 import { trialsTable } from "./job/trials.js";
 import { showWarnings } from "./job/warnings.js";
+import { learnWords } from "./knobs.js";
 import { keepLive } from "./live.js";
 import { bestPlot } from "./plots/best.js";
 import { byKnobPlot } from "./plots/by_knob.js";
@@ -41,6 +42,7 @@ const buckets = new Part(path("buckets"), null, "buckets-trouble", showLayout);
 
 keepLive(async () => {
   const overview = await getJson(path("overview"));
+  learnWords(overview.knob_words);
   byId("content").hidden = false; // plots need to know their size
   showHeadline(overview);
   showNow(overview);

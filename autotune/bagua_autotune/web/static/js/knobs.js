@@ -1,25 +1,21 @@
-// Knobs and their values in words; a knob that no words are known for has its own name.
+// Knobs and their values in words: the service's, which come with what it tells of a job.
 
 import { bytes, count } from "./format.js";
 
-const NAMES = {
-  bucket_bytes: "bucket size",
-  first_bucket_bytes: "first bucket",
-  last_bucket_bytes: "last bucket",
-  buckets: "custom split",
-  hierarchical: "hierarchical reduce",
-  channels: "channels",
-  wire_precision: "wire precision",
-  algorithm: "algorithm",
-};
+let words = {};
 
-export const WAYS = { off: "flat", leaders: "hierarchical", shards: "hierarchical (sharded)" };
+/** Use these from now on: by knob its `name`, and the words of its `values`. */
+export function learnWords(told) {
+  words = told;
+}
 
-export const knobName = (knob) => NAMES[knob] ?? knob;
+export const knobName = (knob) => words[knob]?.name ?? knob;
+
+/** The values with words of their own, in the service's order. */
+export const namedValues = (knob) => Object.keys(words[knob]?.values ?? {});
 
 export function knobValue(knob, value) {
   if (Array.isArray(value)) return value.length ? count(value.length, "bucket") : "none";
-  if (knob === "hierarchical") return WAYS[value] ?? String(value);
   if (knob.endsWith("_bytes")) return value ? bytes(value) : "like the others";
-  return String(value).replaceAll("_", " ");
+  return words[knob]?.values[value] ?? String(value).replaceAll("_", " ");
 }

@@ -16,8 +16,9 @@ from bagua_client.compat.torch_api.backend import backend_of
 from bagua_client.compat.torch_api.bucket import BaguaBucket
 from bagua_client.compat.torch_api.tensor import keeps_gradient
 from bagua_client.compat.torch_api.trained import Trained
-from bagua_client.configuration import MIB, Configuration
+from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
+from bagua_client.knobs import MIB
 from bagua_client.layout import Partition, cut, describe
 from bagua_client.torch_private.reducer import GradBucket
 

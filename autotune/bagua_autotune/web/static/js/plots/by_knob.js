@@ -112,7 +112,7 @@ function legend({ ways, lines }) {
 function notes({ points, measure, lines }) {
   const parts = [];
   if (measure.areSeconds && points.some(({ low }) => low !== null)) parts.push("Lines through points: 95 % interval of the step time.");
-  if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow points: custom splits, at the size of their average bucket.");
+  if (points.some(({ isAverage }) => isAverage)) parts.push("Hollow points: explicit buckets, at their average size.");
   if (lines.length) parts.push("Curves: what the search expects of each size, with the best trial's other settings.");
   return parts;
 }

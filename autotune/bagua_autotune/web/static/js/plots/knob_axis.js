@@ -15,7 +15,7 @@ export function knobAxis(knob, domain, trials, totalBytes) {
   return domain?.type === "log_integer" ? sizes(knob, trials, totalBytes) : choices(knob, domain, trials);
 }
 
-/** log2 of the size; of a custom split that of the average bucket. */
+/** log2 of the size; of explicit buckets that of the average one. */
 function sizes(knob, trials, totalBytes) {
   const place = ({ configuration }) => {
     const split = knob === "bucket_bytes" ? configuration.buckets?.length : 0;

@@ -1,19 +1,21 @@
 // The ways to reduce, in a fixed order, so that each keeps its colour and shape.
 
-import { WAYS } from "../knobs.js";
+import { knobValue, namedValues } from "../knobs.js";
 import { SHAPES } from "./marks.js";
 
+const KNOB = "hierarchical";
+
 export function wayOf(configuration) {
-  return String(configuration.hierarchical ?? "off");
+  return String(configuration[KNOB] ?? "off");
 }
 
 /** The ways among these configurations: { name, label, shape, index }. */
 export function waysOf(configurations) {
-  const order = Object.keys(WAYS);
+  const order = namedValues(KNOB);
   const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
   const names = [...new Set(configurations.map(wayOf))].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
   return names.map((name) => {
     const index = Math.min(rank(name), SHAPES.length - 1);
-    return { name, label: WAYS[name] ?? name, shape: SHAPES[index], index };
+    return { name, label: knobValue(KNOB, name), shape: SHAPES[index], index };
   });
 }

@@ -1,0 +1,246 @@
+"""What a knob is, and the kinds of them: which values one can have, and how people write and read
+them. The knobs themselves are in knobs.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+Value = int | str
+T = TypeVar("T")
+
+UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
+
+
+class Kind(Protocol):
+    """What the knobs of one kind have in common.
+
+    Attributes:
+        tried: the values that a tuning tries, if they are few; those of a job may be fewer.
+        is_open: whether a user may have other values tried.
+        may_say: what a user may choose, in words; empty: nothing.
+    """
+
+    @property
+    def tried(self) -> tuple[Value, ...]: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def may_say(self) -> str: ...
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value, as a configuration holds it.
+
+        Raises:
+            ValueError: the knob of this name cannot have it.
+        """
+
+    def words(self, value: Any) -> str:
+        """The value, for people."""
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        """The values that a user chose; empty if one of them cannot be read."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What is known of a knob.
+
+    Attributes:
+        name: in configurations, in files, and on the wire.
+        default: the value with which it does nothing.
+        kind: the values that it can have.
+        phrase: how a configuration tells it, with ``{}`` for the value; empty: its name and value.
+        cuts: it says how buckets are cut; the others say how they travel.
+        changes_numbers: it changes what the model learns by more than the order in which sums are
+            rounded, so it is only tried if the user allows its values.
+    """
+
+    name: str
+    default: Any
+    kind: Kind
+    phrase: str
+    cuts: bool
+    changes_numbers: bool
+
+    @property
+    def may_say(self) -> str:
+        """What BAGUA_AUTOTUNE_KNOBS may choose for it, in words; empty: it can only be left out."""
+        return "" if self.changes_numbers else self.kind.may_say
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        """The values that BAGUA_AUTOTUNE_KNOBS chose; empty if it may not say that."""
+        return self.kind.read(said) if self.may_say else ()
+
+    def told(self, value: Any) -> str:
+        """The value in words, as a part of a configuration."""
+        phrase = self.phrase or f"{self.name.replace('_', ' ')} {{}}"
+        note = " (changes the numbers)" * self.changes_numbers
+        return phrase.format(self.kind.words(value)) + note
+
+
+def knob(
+    default: T,
+    kind: Kind,
+    phrase: str = "",
+    *,
+    cuts: bool = False,
+    changes_numbers: bool = False,
+) -> T:
+    """An entry; its arguments are the attributes of :class:`Knob`."""
+    return field(
+        default=default,
+        metadata={
+            "kind": kind,
+            "phrase": phrase,
+            "cuts": cuts,
+            "changes_numbers": changes_numbers,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of a few names or numbers.
+
+    Attributes:
+        tried: all of its values.
+        in_words: the words of those that are not their own.
+        aliases: other names of values, where a user allows them.
+    """
+
+    tried: tuple[Value, ...]
+    in_words: Mapping[Value, str] = field(default_factory=dict)
+    aliases: Mapping[str, Value] = field(default_factory=dict)
+    is_open = False
+
+    @property
+    def may_say(self) -> str:
+        return f"one or some of {'/'.join(map(str, self.tried))}"
+
+    def checked(self, name: str, value: Any) -> Any:
+        # Compare the types too, because True == 1.
+        if not any(type(value) is type(choice) and value == choice for choice in self.tried):
+            values = ", ".join(map(str, self.tried))
+            raise ValueError(f"{name} must be one of {values}, not {value!r}")
+        return value
+
+    def words(self, value: Any) -> str:
+        return self.in_words.get(value, str(value))
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        known = {str(value): value for value in self.tried}
+        return _all_known([known.get(word.strip().lower()) for word in said.split("/")])
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of bytes, of which a few are tried."""
+
+    tried: tuple[Value, ...]
+    is_open = True
+    may_say = "one or some sizes such as 0/1MiB/4MiB"
+
+    def checked(self, name: str, value: Any) -> Any:
+        return check_number(name, value, at_least=0)
+
+    def words(self, value: Any) -> str:
+        return size_in_words(value)
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        return _all_known([_size(word) for word in said.split("/")])
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """A number of bytes, of which a tuning tries any from ``low_bytes`` to ``high_bytes``."""
+
+    low_bytes: int
+    high_bytes: int
+    tried = ()
+    is_open = True
+    may_say = "a size such as 4MiB, or a range such as 1MiB..64MiB"
+
+    def checked(self, name: str, value: Any) -> Any:
+        return check_number(name, value, at_least=1)
+
+    def words(self, value: Any) -> str:
+        return size_in_words(value)
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        return _all_known([_size(word) or None for word in said.split("..", 1)])
+
+
+class Counts:
+    """A list: how many tensors each bucket holds. The search finds those that are tried."""
+
+    tried = ()
+    is_open = False
+    may_say = ""
+
+    def checked(self, name: str, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be a list of tensor counts, not {value!r}")
+        for count in value:
+            check_number("a bucket's number of tensors", count, at_least=1)
+        # JSON gives a list; a configuration must be hashable.
+        return tuple(value)
+
+    def words(self, value: Any) -> str:
+        return f"{len(value)} explicit bucket{'s' * (len(value) != 1)}"
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        return ()
+
+
+class Name:
+    """The name of something that is looked up elsewhere."""
+
+    tried = ()
+    is_open = False
+    may_say = ""
+
+    def checked(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a name, not {value!r}")
+        return value
+
+    def words(self, value: Any) -> str:
+        return str(value)
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        return ()
+
+
+def check_number(name: str, value: Any, at_least: int) -> int:
+    """The value. Raises ValueError unless it is a whole number of at least that."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, not {value}")
+    return value
+
+
+def size_in_words(size_bytes: float) -> str:
+    """With three significant digits, as the service says it: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if unit == "GiB" or round(size_bytes) < 1024:
+            break
+        size_bytes /= 1024
+    return f"{size_bytes:.0f} {unit}" if size_bytes >= 100 else f"{size_bytes:.3g} {unit}"
+
+
+def _size(word: str) -> int | None:
+    found = SIZE.fullmatch(word.strip())
+    if found is None or found[2].lower() not in UNITS:
+        return None
+    return int(found[1]) * UNITS[found[2].lower()]
+
+
+def _all_known(values: list[Value | None]) -> tuple[Value, ...]:
+    """The values, each once; none if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return tuple(dict.fromkeys(known)) if len(known) == len(values) else ()

@@ -1,0 +1,78 @@
+"""The list of knobs: all that can be tuned, an entry each.
+
+From an entry comes how a configuration is read, checked and told, what a tuning tries, and what
+BAGUA_AUTOTUNE_KNOBS and BAGUA_AUTOTUNE_ALLOW may say. What carries the knob out reads its value in
+the configuration. docs/extending.md adds one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from bagua_client.knob_kinds import Counts, Knob, Name, OneOf, Size, SizeRange, knob
+
+MIB = 1024 * 1024
+DEFAULT_BUCKET_BYTES = 25 * MIB
+BUCKET_SIZES = SizeRange(64 * 1024, 1024**3)
+CHANNELS_VALUES = (1, 2, 4, 8, 16)
+EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
+"""Sizes tried for the first and the last bucket; 0: no size of its own."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """A value for every knob.
+
+    Attributes:
+        bucket_bytes: a bucket is closed as soon as it holds at least this many bytes.
+        hierarchical: ``off``: one flat all-reduce over all ranks. ``leaders``: reduce to one
+            rank of each node, all-reduce between those, broadcast inside the node.
+            ``shards``: reduce-scatter inside the node, all-reduce each shard across the
+            nodes, all-gather inside the node (needs the same number of ranks on every node).
+        channels: number of process groups that buckets use in turn. A bucket that is large enough
+            is split into up to this many parts, which travel at once, each on its own group.
+        first_bucket_bytes: the first bucket (of each dtype and device) is closed as soon as
+            it holds this many bytes, if that is less than ``bucket_bytes``; 0: like the others.
+        last_bucket_bytes: the last bucket holds the fewest tensors that amount to this many
+            bytes, if that is less than ``bucket_bytes``; 0: it holds the tensors left over.
+        buckets: the number of tensors of each bucket, in the order in which gradients become
+            ready; the sizes in bytes above are then not used. Empty: buckets are cut by bytes.
+        wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
+        algorithm: the algorithm's name; it runs with its default arguments. Empty: the algorithm
+            that the model was wrapped with.
+    """
+
+    bucket_bytes: int = knob(DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True)
+    hierarchical: str = knob(
+        "off",
+        OneOf(
+            ("off", "leaders", "shards"),
+            {"off": "flat", "leaders": "hierarchical", "shards": "hierarchical (sharded)"},
+        ),
+        "{}",
+    )
+    channels: int = knob(1, OneOf(CHANNELS_VALUES), "{} channels")
+    first_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "first bucket {}", cuts=True)
+    last_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "last bucket {}", cuts=True)
+    buckets: tuple[int, ...] = knob((), Counts(), "{}", cuts=True)
+    wire_precision: str = knob(
+        "as_is",
+        OneOf(("as_is", "bf16", "fp16"), aliases={"bfloat16": "bf16", "float16": "fp16"}),
+        "{} on the wire",
+        changes_numbers=True,
+    )
+    algorithm: str = knob("", Name(), changes_numbers=True)
+
+
+KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}
+"""By name."""
+ALLOWED_WORDS: dict[str, str] = {
+    str(word): str(value)
+    for each in KNOBS.values()
+    if each.changes_numbers and isinstance(each.kind, OneOf)
+    for word, value in [
+        *each.kind.aliases.items(),
+        *((value, value) for value in each.kind.tried if value != each.default),
+    ]
+}
+"""Words that BAGUA_AUTOTUNE_ALLOW may list besides algorithms, and the values they allow."""
