@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.rates import (
@@ -13,6 +15,7 @@ from benchmarks.rates import (
     show_beside,
     show_cluster,
 )
+from benchmarks.support import one_process
 from benchmarks.support.bagua_0_9.environment import prepare
 from benchmarks.support.many_jobs import Load, measure
 from tests.autotune.store.postgresql import find_binaries
@@ -59,6 +62,17 @@ def test_jobs_report_on_time_and_are_tuned(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(load.replica_cores) == 2
     assert min(load.replica_cores) > 0
     assert load.database_cores > 0
+
+
+def test_one_process_takes_reports_and_is_judged_by_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_process, "JOBS", 16)
+    rate = one_process.measure_rate(f"sqlite:///{tmp_path}/store.db", seconds=1.0)
+    assert (rate.database, rate.goal) == ("sqlite", 1200.0)
+    assert rate.reports_per_second > 0
+    assert rate.cpu_ms > 0
+    assert 0 < rate.median_ms <= rate.p99_ms
 
 
 def test_a_goal_that_is_missed_says_what_holds_and_what_bounds_it(
