@@ -87,6 +87,11 @@ def test_who_reads_builds_no_tuner(folder: str) -> None:
     assert [pair for pair in imports_of(folder) if pair[1] == WRITER] == []
 
 
+def test_only_the_store_reaches_its_tables() -> None:
+    outside = [name for name in MODULES if not name.startswith("store")]
+    assert [name for name in outside if "store.tables" in imports(name)] == []
+
+
 def test_every_folder_has_its_place() -> None:
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert folders - {"web"} == set(LAYERS)

@@ -62,7 +62,7 @@ class Directory:
         job ends and a new one takes its place.
         """
         key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
-        before = storage.resolve(self._store, self._alias(model_name))
+        before = self._store.family_of(self._alias(model_name))
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
         baseline = hyperparameters.baseline(default_bucket_bytes)
         new = Family.new(label, baseline, self._clock())
@@ -78,7 +78,7 @@ class Directory:
         Raises:
             NotRegistered: no worker has registered the name.
         """
-        key = storage.resolve(self._store, self._alias(model_name))
+        key = self._store.family_of(self._alias(model_name))
         if key is None:
             raise NotRegistered(model_name)
         return key

@@ -13,10 +13,11 @@ from flask import Blueprint, Response
 
 from bagua_autotune.api.bodies import parse
 from bagua_autotune.api.errors import failure
-from bagua_autotune.bagua import messages, storage
+from bagua_autotune.bagua import messages
 from bagua_autotune.bagua.directory import NotRegistered
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
+from bagua_autotune.store import UnknownFamily
 
 
 def blueprint(tuning: BaguaTuning) -> Blueprint:
@@ -59,8 +60,8 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
         # Bagua's own status for this; its workers know no other.
         return failure(405, f"No model {str(error)!r} is registered; call register_tensors first.")
 
-    @api.errorhandler(storage.UnknownFamily)
-    def _deleted(_error: storage.UnknownFamily) -> Response:
+    @api.errorhandler(UnknownFamily)
+    def _deleted(_error: UnknownFamily) -> Response:
         return failure(405, "The model has just been deleted; call register_tensors again.")
 
     @api.errorhandler(RankOutsideWorld)

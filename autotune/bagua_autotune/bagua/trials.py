@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from bagua_autotune.bagua import storage
 from bagua_autotune.bagua.family import Family, Grant, Model, Window
 from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import Job, Observation
@@ -60,7 +59,7 @@ class Trials:
         if index is None or ran != Configuration(grant.configuration):
             return
         step, now = model.steps_before + window.iteration, self._clock()
-        is_new = storage.put_value(self._store, job.id, index, step, rank, window.speed, now)
+        is_new = self._store.add_value(job.id, index, step, rank, window.speed, now)
         if is_new and index != model.grant.trial:
             self._reestimate(job, family, index)
 

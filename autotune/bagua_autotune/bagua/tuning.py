@@ -132,7 +132,7 @@ class BaguaTuning:
         names are dropped.
         """
         names = list(dict.fromkeys(names))
-        tuned = storage.tuned(self._store, self._clock() - SPAN_SECONDS)
+        tuned = self._store.families_being_tuned(self._clock() - SPAN_SECONDS)
         known: dict[str, frozenset[str]] = {}
         for key, job_id in tuned.items():
             known[key] = self._names.get(key) or frozenset(
@@ -140,7 +140,7 @@ class BaguaTuning:
             )
             new = [name for name in names if name in known[key]]
             if new:
-                storage.extend_order(self._store, key, new)
+                self._store.extend_order(key, new)
         self._names = known
 
     def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
@@ -160,7 +160,7 @@ class BaguaTuning:
         elif now - job.last_contact_at >= CONTACT_SECONDS:
             self._store.touch(job.id, now)
         if self._world_size is None and job.world_size < len(family.present):
-            storage.widen(self._store, job.id, len(family.present))
+            self._store.widen(job.id, len(family.present))
         return job
 
     def _warn_apart(self, job: Job, family: Family) -> None:

@@ -12,11 +12,13 @@ from bagua_autotune.store.errors import (
     NoDatabase,
     OtherSchema,
     StoreError,
+    UnknownFamily,
     UnknownJob,
     UnknownTrial,
     trouble,
 )
 from bagua_autotune.store.events import Events
+from bagua_autotune.store.families import Families
 from bagua_autotune.store.jobs import Contact, Jobs, read_each
 from bagua_autotune.store.lives import Lives, Place
 from bagua_autotune.store.observations import Observations, StepCost, Steps, StepTime
@@ -38,6 +40,7 @@ __all__ = [
     "Steps",
     "Store",
     "StoreError",
+    "UnknownFamily",
     "UnknownJob",
     "UnknownTrial",
     "read_each",
@@ -45,7 +48,7 @@ __all__ = [
 ]
 
 
-class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events):
+class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events, Families):
     """Jobs, their trials, and what the ranks reported of them, in one database.
 
     Each operation is one transaction.

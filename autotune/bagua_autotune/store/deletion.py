@@ -14,7 +14,7 @@ from bagua_autotune.model.text import describe_seconds
 from bagua_autotune.model.view import Moment, View
 from bagua_autotune.store import Store
 from bagua_autotune.store.errors import JobLives, UnknownJob
-from bagua_autotune.store.tables import FamilyRow, JobRow, ObservationRow, TrialRow
+from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
 ROWS_AT_ONCE = 1000
 
@@ -60,7 +60,7 @@ def delete_training(store: Store, job_id: str, force: bool = False) -> Deleted:
     if not deleted:
         _refuse_living(store, ids, may_go, now)  # it was heard of again just now
         raise UnknownJob(job_id)  # another replica was the first
-    forget_families(store)
+    store.forget_families()
     return Deleted(jobs=deleted)
 
 
@@ -86,10 +86,3 @@ def delete_where(store: Store, which: ColumnElement[bool]) -> DeletedJob | None:
     with store.database.writing() as session:
         row = session.execute(deletion).mappings().one_or_none()
         return None if row is None else DeletedJob.model_validate(row)
-
-
-def forget_families(store: Store) -> None:
-    """Delete the families (see bagua.family) of which no job is left, with their names."""
-    left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
-    with store.database.writing() as session:
-        session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))

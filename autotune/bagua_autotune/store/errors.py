@@ -56,6 +56,10 @@ class UnknownTrial(Exception):
     """The job has no trial of this index."""
 
 
+class UnknownFamily(Exception):
+    """No family has this key."""
+
+
 class JobLives(Exception):
     """The job's training may still run."""
 

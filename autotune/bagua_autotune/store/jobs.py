@@ -241,6 +241,13 @@ class Jobs:
             row.data = {**row.data, rows.SAVED: {"step": saved.step, "seconds": sum_seconds}}
             return True
 
+    def widen(self, job_id: str, ranks: int) -> None:
+        """Note that the job has at least so many ranks, of one node."""
+        with self.database.writing() as session:
+            row = locked_row(session, job_id)
+            if row.spec["world_size"] < ranks:
+                row.spec = {**row.spec, "world_size": ranks, "ranks_per_node": [ranks]}
+
     def end_job(self, job_id: str, at: float) -> None:
         """Note that the training ended; a job that was being tuned gets no further result."""
         with self.database.writing() as session:

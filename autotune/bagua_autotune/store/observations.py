@@ -184,6 +184,27 @@ class Observations:
                     trials[index] = _start(connection, trial_id, trials[index], at)
         return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
 
+    def add_value(
+        self, job_id: str, index: int, step: int, rank: int, value: float, at: float
+    ) -> bool:
+        """Store one rank's value of one step of a trial. False if that rank's is there already."""
+        with self.database.writing() as session:
+            rows.locked_row(session, job_id).last_contact_at = at
+            trial = trial_row(session, job_id, index)
+            rows.start(trial, at)
+            of_step = ObservationRow.trial_id == trial.id, ObservationRow.step == step
+            known = session.scalar(select(ObservationRow.values).where(*of_step))
+            values = [*(known or ()), *[None] * (rank + 1 - len(known or ()))]
+            if values[rank] is not None:
+                return False
+            values[rank] = value
+            if known is None:
+                new = insert(ObservationRow).values(trial_id=trial.id, step=step, values=values)
+                session.execute(new)
+            else:
+                session.execute(update(ObservationRow).where(*of_step).values(values=values))
+            return True
+
     def observations(
         self,
         job_id: str,

@@ -20,7 +20,6 @@ from bagua_autotune.store.deletion import (
     ROWS_AT_ONCE,
     DeletedJob,
     delete_where,
-    forget_families,
 )
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
@@ -98,7 +97,7 @@ def prune(store: Store, before: float) -> list[DeletedJob]:
     gone = (delete_where(store, (JobRow.id == old.id) & _is_old(before)) for old in found)
     deleted = [job for job in gone if job]
     if deleted:
-        forget_families(store)
+        store.forget_families()
     return deleted
 
 

@@ -9,7 +9,7 @@ import pytest
 from bagua_autotune.bagua import storage
 from bagua_autotune.bagua.family import Family
 from bagua_autotune.model.job import Observation
-from bagua_autotune.store import Store, retention
+from bagua_autotune.store import Store, UnknownFamily, retention
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 
@@ -37,7 +37,7 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
     def write(rank: int) -> None:
         try:
             for step in range(10):
-                storage.put_value(store, job, 0, step, rank, float(rank), 1.0)
+                store.add_value(job, 0, step, rank, float(rank), 1.0)
                 storage.update(store, "family", one_later)
         except BaseException as error:
             failures.append(error)
@@ -54,29 +54,29 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
 
 def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
     store.advance(job, FIRST)
-    assert storage.put_value(store, job, 0, 100, 1, 2.5, 1.0)
-    assert not storage.put_value(store, job, 0, 100, 1, 9.0, 1.0)
+    assert store.add_value(job, 0, 100, 1, 2.5, 1.0)
+    assert not store.add_value(job, 0, 100, 1, 9.0, 1.0)
     assert store.observations(job, 0) == [(0, Observation(100, (None, 2.5)))]
 
 
 def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
     store.create_job("bagua", make_spec(world_size=1, ranks_per_node=[1]), at=1.0, protocol="v1")
     for count in (3, 2):
-        storage.widen(store, "bagua", count)
+        store.widen("bagua", count)
     job = store.job("bagua")
     assert (job.world_size, job.ranks_per_node) == (3, (3,))
 
 
 def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> None:
-    assert storage.resolve(store, "DDP_140") is None
+    assert store.family_of("DDP_140") is None
     storage.register(store, "DDP_140", "family", NEW)
     storage.register(store, "DDP_141", "family", entered(99))
-    assert storage.resolve(store, "DDP_141") == storage.resolve(store, "DDP_140") == "family"
+    assert store.family_of("DDP_141") == store.family_of("DDP_140") == "family"
     storage.update(store, "family", one_later)
-    storage.extend_order(store, "family", ["b", "a"])
-    storage.extend_order(store, "family", ["a", "c", "b"])
+    store.extend_order("family", ["b", "a"])
+    store.extend_order("family", ["a", "c", "b"])
     assert storage.load(store, "family") == (entered(1), ["b", "a", "c"])
-    with pytest.raises(storage.UnknownFamily):
+    with pytest.raises(UnknownFamily):
         storage.load(store, "other")
 
 
@@ -86,7 +86,7 @@ def test_only_families_of_jobs_still_tuned_and_heard_of_are_listed(store: Store)
         store.create_job(f"j{number}", make_spec(), at=number, protocol="v1", data=data)
     store.end_job("j2", 3.0)
     store.create_job("other", make_spec(), at=2.0)
-    assert storage.tuned(store, since=0.5) == {"f1": "j1"}
+    assert store.families_being_tuned(0.5) == {"f1": "j1"}
 
 
 def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> None:
@@ -95,14 +95,14 @@ def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> N
     for key in ("kept", "orphan"):
         storage.register(store, f"{key}_140", key, NEW)
     assert [pruned.id for pruned in retention.prune(store, 1.0)] == ["old"]
-    assert storage.resolve(store, "kept_140") == "kept"
-    assert storage.resolve(store, "orphan_140") is None
+    assert store.family_of("kept_140") == "kept"
+    assert store.family_of("orphan_140") is None
 
 
 def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:
     store.advance(job, FIRST)
     before = store.job(job).revision
-    assert storage.put_value(store, job, 0, 1, 0, 2.5, 9.0)
+    assert store.add_value(job, 0, 1, 0, 2.5, 9.0)
     assert store.job(job).revision == before + 1
-    storage.widen(store, job, 7)
+    store.widen(job, 7)
     assert store.job(job).revision == before + 2

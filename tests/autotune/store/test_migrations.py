@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, create_engine, inspect
 
-from bagua_autotune.bagua import storage
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.store import OtherSchema, Step, Store, StoreError
@@ -105,7 +104,7 @@ def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
     first = Observation(31, (0.2255, 0.2269, 0.2273, 0.2262))
     assert store.observations("half")[0] == (0, first)
     assert [event.message for event in store.events("done")] == ["grüße"]
-    assert storage.resolve(store, "DDP_140") == "family"
+    assert store.family_of("DDP_140") == "family"
     store.close()
 
 
