@@ -10,7 +10,7 @@ JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
 SLOW := tests/docs tests/integrations tests/deploy tests/client/compat tests/client/launcher \
 	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
-	$(addprefix tests/benchmarks/test_,fused_optimizer.py noise.py reducer.py sampler.py) \
+	$(addprefix tests/benchmarks/test_,noise.py reducer.py) \
 	$(addprefix tests/benchmarks/,gain jobs workloads) tests/dashboards
 # All else (faults, hosts, browsers, what is timed) wants the cores for itself.
 # In this order, so that the longest are not begun last.
