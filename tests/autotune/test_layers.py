@@ -1,4 +1,4 @@
-"""Dependencies point one way, as DESIGN.md has them; a reader may rely on it."""
+"""Dependencies point one way, as docs/design.md has them; a reader may rely on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dependencies point one way, as docs/extending.md has them, those that only types need too; and
+"""Dependencies point one way, as docs/design.md has them, those that only types need too; and
 what runs on the training thread makes no request."""
 
 from __future__ import annotations
