@@ -33,7 +33,7 @@ FALLBACK_SEARCHER = "random"
 
 
 def _rival(round_: Round, trial: Trial) -> Estimate | None:
-    """What the open trial is compared with."""
+    """The estimate that the open trial has to beat; None while there is none."""
     if trial.purpose == "search":
         fastest = lowest(round_.trials)
         return fastest.estimate if fastest else None

@@ -96,7 +96,7 @@ def _patience_with_model(measured: Sequence[Trial]) -> int:
 
 
 def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:
-    """Of the next one, in steps: those of the trial are longer by what it is slower."""
+    """The cost of the next trial, in steps: its own are longer by what it is slower."""
     slower = searcher.expected_cost(searcher.ask()) - searcher.expected_cost(searcher.best())
     return SWITCH_STEPS + trial_steps * max(0.0, math.expm1(min(slower, 10.0)))
 

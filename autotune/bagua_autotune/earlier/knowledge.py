@@ -40,7 +40,7 @@ class Knowledge:
         self._learned = lru_cache(maxsize=JOBS_REMEMBERED)(self._find_learned)
 
     def tensors(self, job: Job) -> Sequence[Tensor]:
-        """Of the job, in gradient-ready order."""
+        """The job's tensors, in gradient-ready order."""
         return self.layouts(job).tensors
 
     def layouts(self, job: Job) -> Layouts:

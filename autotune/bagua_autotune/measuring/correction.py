@@ -104,5 +104,5 @@ def _corrected(steps: Sequence[Step], seconds_each: float, usual: float) -> list
 
 
 def _width(seconds: Sequence[float]) -> float:
-    """Of the interval; relative, as costs are."""
+    """The half width of the interval; relative, as costs are."""
     return estimate([math.log(value) for value in seconds]).half_width

@@ -112,7 +112,8 @@ def best_trial(round_: Round) -> Trial | None:
 
 
 def speedup(round_: Round) -> Interval | None:
-    """Of the result once there is one, else of the best so far over the default beside it.
+    """The speed-up of the result once there is one, else of the best so far over the default beside
+    it.
 
     The latter is not confirmed: that of many configurations which seems the best is partly the
     luckiest.
@@ -153,8 +154,8 @@ def compare(round_: Round, configuration: Configuration) -> Comparison | None:
 def fastest(
     round_: Round, is_wanted: Callable[[Configuration], bool]
 ) -> tuple[Configuration, Interval] | None:
-    """Of the measured configurations that are wanted the one with the highest speed-up over the
-    default beside it; None without one. What failed is none."""
+    """The measured configuration that is wanted with the highest speed-up over the default beside
+    it; None without one. What failed is left out."""
     failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     compared = (
         (each, found.speedup(round_.objective))
@@ -183,7 +184,7 @@ def closest(round_: Round) -> Closest | None:
 
 
 def bounds(faster: Interval) -> tuple[float | None, float | None]:
-    """Those that are known.
+    """The bounds that are known.
 
     Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
     that the baseline is as fast as itself is sure.

@@ -132,7 +132,7 @@ def _points(
 
 
 def closed(trials: Sequence[Trial]) -> int:
-    """How many of them."""
+    """Counts those that are not open."""
     return sum(not trial.is_open for trial in trials)
 
 

@@ -93,7 +93,7 @@ class LossGuard:
         self._is_paused = True
 
     def begin(self, changes_numbers: bool) -> None:
-        """It is."""
+        """Another configuration is in force from now on; forgets the losses of the one before."""
         self._is_paused, self._is_usual = False, not changes_numbers
         self._own.clear()
         self._tried.clear()
