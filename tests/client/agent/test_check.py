@@ -29,8 +29,9 @@ STEPS = 25
 def _train(path: str, models: int, passes: int) -> None:
     """So many models beside a stock one, which takes the same steps."""
     rank = torch.distributed.get_rank()
-    check._checks.clear()
-    with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE_CHECK": path}):
+    # A process checks one model, and keeps it; these ranks serve other tests, too.
+    kept = mock.patch.object(check, "_checks", [])
+    with kept, mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE_CHECK": path}):
         wrapped = [DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(models)]
     model = wrapped[0]
     stock = TorchDistributedDataParallel(torch.nn.Linear(64, 64))
