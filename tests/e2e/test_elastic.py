@@ -103,5 +103,5 @@ def test_what_is_known_outlives_the_host_of_rank_0(nodes: Nodes) -> None:
     assert inherited.earlier is not None
     carried = {Configuration(trial.configuration) for trial in inherited.earlier.trials}
     assert carried
-    assert carried < tried
+    assert carried <= tried
     assert [life.end for life in lives(left, third)[-3:]] == ["resized", "killed", "running"]

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -268,10 +269,12 @@ def test_a_model_that_was_dropped_is_gone(two_ranks: RankPool) -> None:
         assert two_ranks.run(_drop, service.url) == [True, True]
 
 
-def _interpreter_ends() -> None:
-    """But the process goes on with other tests, whose wrappers are finalised as ever."""
-    atexit._run_exitfuncs()
-    weakref.finalize._shutdown = False  # type: ignore[attr-defined]
+@pytest.fixture
+def ending_ranks() -> Iterator[RankPool]:
+    """Of their own: a process that ran the interpreter's exit hooks is no good to other tests."""
+    pool = RankPool([2])
+    yield pool
+    pool.close()
 
 
 def _leave(url: str, path: str) -> int:
@@ -283,16 +286,16 @@ def _leave(url: str, path: str) -> int:
         atexit._run_exitfuncs()  # a worker of the training's: nothing has ended
         os._exit(0)
     os.waitpid(child, 0)
-    _interpreter_ends()
+    atexit._run_exitfuncs()
     return len(job.seen)
 
 
 def test_a_process_that_ends_leaves_a_line_and_tells_its_last_step(
-    two_ranks: RankPool, tmp_path: Path
+    ending_ranks: RankPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.jsonl"
     with ScriptedService([FIRST], steps=1000) as service:
-        steps, _ = two_ranks.run(_leave, service.url, str(path))
+        steps, _ = ending_ranks.run(_leave, service.url, str(path))
         deadline = time.monotonic() + 60
         while not (told := service.bodies("ended")):
             assert time.monotonic() < deadline
@@ -321,19 +324,19 @@ def _leave_in_second_round(url: str, path: str) -> list[str]:
         job.train(clock, 0.1, steps=300)
         job.train(clock, 0.2, until="tuning")
     lines.clear()
-    _interpreter_ends()
+    atexit._run_exitfuncs()
     logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     return lines
 
 
 def test_a_training_that_ends_while_it_is_tuned_again_says_which_result_is_of_which_round(
-    two_ranks: RankPool, tmp_path: Path
+    ending_ranks: RankPool, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.jsonl"
     summary = f"{ENDED_FIRST}; before that (round 0): {RESULT['summary']}"
     with ScriptedService([FIRST, SECOND]) as service:
-        said, _ = two_ranks.run(_leave_in_second_round, service.url, str(path))
+        said, _ = ending_ranks.run(_leave_in_second_round, service.url, str(path))
     line = f"autotune: {summary.replace(ENDED_FIRST, f'{ENDED_FIRST}; its trials are kept')}"
     assert [each for each in said if "autotune" in each] == [line]
     first, second = map(json.loads, path.read_text().splitlines())
