@@ -24,11 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.communication import spares
+
 START_SECONDS = 100.0
 # Importing torch takes seconds, as does what an optimizer's first step imports. One process does
 # so, and every rank is forked from it.
 _FORK_SERVER = multiprocessing.get_context("forkserver")
-_FORK_SERVER.set_forkserver_preload(["torch._dynamo"])
+_FORK_SERVER.set_forkserver_preload(["torch._dynamo", "bagua_client"])
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -212,6 +214,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], timeout: time
     os.environ.clear()  # That of when the fork server was started.
     os.environ.update(environment)
     torch.set_num_threads(1)
+    gc.freeze()  # Torch's modules are 285,000 objects, which each collection would go through.
     try:
         connection.send(Outcome())
         while True:
@@ -245,3 +248,5 @@ def _leave_groups() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+    spares.forget_destroyed()
+    gc.collect()

@@ -35,14 +35,22 @@ def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
 def offer(kind: Hashable) -> list[int]:
     """This rank's spare groups, for :func:`choose`: so many births, then as many operations
     issued."""
-    found = {b: g for b, g in _spares.pop(kind, {}).items() if torch_groups.is_alive(g)}
-    if not found:
-        return [NONE] * (2 * OFFERED)
-    _spares[kind] = found
+    forget_destroyed()
+    found = _spares.get(kind, {})
     births = sorted(found)[:OFFERED]
     rest = [NONE] * (OFFERED - len(births))
     issued = [torch_groups.operations_of(found[birth]) for birth in births]
     return [*births, *rest, *issued, *rest]
+
+
+def forget_destroyed() -> None:
+    """Let go of groups that the training destroyed with its own; each has threads until then."""
+    for kind, groups in list(_spares.items()):
+        alive = {birth: group for birth, group in groups.items() if torch_groups.is_alive(group)}
+        if alive:
+            _spares[kind] = alive
+        else:
+            del _spares[kind]
 
 
 def choose(offers: Sequence[Sequence[int]], partition: Sequence[Sequence[int]]) -> int | None:
