@@ -8,17 +8,18 @@ STAMP := $(VENV)/.installed
 CORE := tests/client tests/autotune tests/simulator
 JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
-SLOW := tests/docs tests/integrations tests/deploy tests/client/compat tests/client/launcher \
+SLOW := tests/docs tests/integrations tests/deploy \
+	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
 	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
 	$(addprefix tests/benchmarks/test_,noise.py reducer.py) \
 	$(addprefix tests/benchmarks/,gain jobs workloads) tests/dashboards
-# All else (faults, hosts, browsers, what is timed) wants the cores for itself.
+# All else (faults, hosts, browsers) mostly waits, and what it starts wants a core: two at a time.
 # In this order, so that the longest are not begun last.
-TOGETHER := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+TOGETHER := --dist loadfile --no-loadscope-reorder --numprocesses
 PYTEST := $(BIN)/python -m pytest --durations 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-alone test-all upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test test-slow test-jobs test-all upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -47,21 +48,21 @@ ifdef ARGS
 else
 	@status=0; set -x; \
 	$(BIN)/mypy > $(VENV)/.types 2>&1 & \
-	$(PYTEST) $(TOGETHER) $(CORE) $(addprefix --ignore=,$(SLOW)) || status=1; \
+	$(PYTEST) $(TOGETHER) 3 $(CORE) $(addprefix --ignore=,$(SLOW)) || status=1; \
 	$(PYTEST) $(JOBS) || status=1; \
 	wait $$! || status=1; cat $(VENV)/.types; \
 	exit $$status
 endif
 
-test-slow: $(STAMP) ## The tests of documents, frameworks, deployment, compatibility with Bagua
-	$(PYTEST) $(TOGETHER) $(SLOW)
+test-slow: $(STAMP) ## The tests of documents, frameworks, deployment, torch's class beside ours, Bagua
+	$(PYTEST) $(TOGETHER) 3 $(SLOW)
 
-test-alone: $(STAMP) ## All other tests, one at a time: faults, emulated hosts, browsers
-	$(PYTEST) $(addprefix --ignore=,$(CORE) $(JOBS) $(SLOW))
+test-jobs: $(STAMP) ## All other tests: whole jobs with faults, emulated hosts, browsers
+	$(PYTEST) $(TOGETHER) 2 $(addprefix --ignore=,$(CORE) $(JOBS) $(SLOW))
 
 test-all: $(STAMP) ## All tests: "make test", then the other parts; says how long each took
 	@status=0; times=; \
-	for part in test test-slow test-alone upstream-ddp; do \
+	for part in test test-slow test-jobs upstream-ddp; do \
 		began=$$(date +%s); \
 		$(MAKE) $$part || status=1; \
 		times="$$times$$part $$(($$(date +%s) - began)) s\n"; \

@@ -176,7 +176,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return False
 
     def buffered_bytes(self) -> int:
-        """Of all requests that are here or on their way."""
+        """The bytes of all requests that are here or on their way."""
         coming = [self.request] if self.request else []
         return sum(request.buffered_bytes for request in [*self.requests, *coming])
 

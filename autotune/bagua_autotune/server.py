@@ -36,7 +36,7 @@ class ServeError(Exception):
 
 
 class Unguarded(ServeError):
-    """It must not start: everybody in the network could use it."""
+    """The service must not start: everybody in the network could use it."""
 
 
 def serve(settings: Settings) -> None:
@@ -104,7 +104,8 @@ def _from_other_machines(host: str, port: int, is_loopback: bool) -> str:
 
 
 def _share_one_heap() -> None:
-    """Else glibc gives each thread a heap, which keeps the memory of its largest request."""
+    """Have all threads share one heap. Glibc would give each its own, which keeps the memory of its
+    largest request."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
@@ -130,7 +131,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.soc
 
 
 def _name_of(port: int) -> str:
-    """What the port was set by. A training passes its own variable on as an option."""
+    """The name by which the port was set. A training passes its own variable on as an option."""
     variable = ENVIRONMENT["port"]
     is_set = os.environ.get(variable, "").strip() == str(port)
     return f"{variable} (it is {port})" if is_set else "--port"

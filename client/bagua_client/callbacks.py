@@ -110,7 +110,7 @@ class MLflow:
 
 
 def _figures(tuning: Tuning) -> dict[str, float]:
-    """Those that are known."""
+    """The figures that are known."""
     if tuning.state != "finished":
         return {}
     values = {name: getattr(tuning, name) for name in FIGURES}

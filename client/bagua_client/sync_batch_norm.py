@@ -131,7 +131,7 @@ class _Normalised(torch.autograd.Function):
 
 
 def _statistics(input: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, int]:
-    """Of each channel, over all ranks: mean and variance (biased) in float64, number of values."""
+    """For each channel, over all ranks: mean and variance (biased) in float64, number of values."""
     channels = input.shape[1]
     values = input.detach().transpose(0, 1).reshape(channels, -1).double()
     count = values.shape[1]

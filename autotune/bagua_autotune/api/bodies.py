@@ -33,7 +33,7 @@ IN_JSON = {
 
 
 class Bounds(NamedTuple):
-    """Of a body.
+    """The limits of a body.
 
     Attributes:
         bytes: its length.

@@ -43,7 +43,7 @@ def say_beside(line: str) -> None:
 
 
 def print_json(message: BaseModel) -> None:
-    """As the API answers it, indented; what is not ASCII is escaped."""
+    """The answer as the API gives it, indented; what is not ASCII is escaped."""
     click.echo(json.dumps(message.model_dump(mode="json"), indent=2))
 
 

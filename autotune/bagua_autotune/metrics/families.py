@@ -43,7 +43,7 @@ def state_families(name: str | None) -> list[Metric]:
 
 
 def state_values(contact: Contact) -> list[float]:
-    """Of all samples of the job, in their order."""
+    """The states of all samples of the job, in their order."""
     states = [float(contact.phase == phase) for phase in PHASES]
     return [*states, contact.last_contact_at, contact.created_at]
 

@@ -82,7 +82,7 @@ class StepHistograms:
 
 
 def _family(job_name: str) -> Metric:
-    """Of a job without steps."""
+    """The family of a job without steps."""
     empty = Histogram(NAME, HELP, [JOB], buckets=BUCKETS, registry=None)
     empty.labels(job_name)
     return next(iter(empty.collect()))

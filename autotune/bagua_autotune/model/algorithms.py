@@ -38,7 +38,7 @@ class Algorithm:
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Those that change what it costs, beside where a bucket begins and ends."""
+        """The knobs that change its cost, beside where a bucket begins and ends."""
         if self.when == "apart":
             return ()
         sizes = () if self.when == "begin" else (BUCKET_KNOB,)
@@ -58,7 +58,7 @@ OTHER = Algorithm()
 
 
 def algorithm_of(values: Mapping[str, Value]) -> Algorithm:
-    """Of a configuration; of one without that knob the usual one."""
+    """The algorithm of a configuration; the usual one where it has no such knob."""
     return KNOWN.get(values.get(ALGORITHM_KNOB, USUAL_ALGORITHM), OTHER)
 
 

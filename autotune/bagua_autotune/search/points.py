@@ -83,7 +83,7 @@ class Points:
         self.is_size = np.repeat([isinstance(d, LogInteger) for d in knobs.values()], widths)
 
     def rows(self, configurations: Sequence[Configuration]) -> list[int]:
-        """Their rows in ``inputs``. Raises KeyError for an unknown configuration."""
+        """The configurations' rows in ``inputs``. Raises KeyError for an unknown configuration."""
         return [self._row_of[configuration] for configuration in configurations]
 
 

@@ -18,7 +18,7 @@ CHECK_FILE = "check.json"
 PROBED_STEPS = 10
 """So many steps after the warm-up show that no DistributedDataParallel is in the job."""
 NEEDED_STEPS = 10
-"""Of the training, until there are some to read: the warm-up, and the first block."""
+"""Steps of the training until there are some to read: the warm-up, and the first block."""
 SHARDED = "only DistributedDataParallel has buckets to tune"
 WHY_NOT = {
     "FullyShardedDataParallel": f"the model is sharded by FSDP; {SHARDED}",

@@ -23,8 +23,8 @@ HEARD_AGAIN = "the training is heard from again, so its tuning continues"
 
 
 class Leases:
-    """Of all jobs of a store. A service that was away, or just begins, cannot know who spoke
-    meanwhile: for as long as a lease lasts it goes by an hour instead.
+    """The leases of all jobs of a store. A service that was away, or just begins, cannot know who
+    spoke meanwhile: for as long as a lease lasts it goes by an hour instead.
 
     Args:
         clock: seconds since the epoch.

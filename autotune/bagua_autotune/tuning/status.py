@@ -13,7 +13,7 @@ from bagua_autotune.model.view import View
 
 
 class OpenTrial(View):
-    """What the ranks shall run now."""
+    """The trial that the ranks shall run now."""
 
     index: int
     purpose: Purpose

@@ -332,7 +332,7 @@ class Tuner:
         return trials[-1] if trials and trials[-1].is_open else None
 
     def ask(self, job_id: str) -> JobState:
-        """What the ranks shall run now."""
+        """The trial that the ranks shall run now."""
         return self._with_what_was_left(self.status(job_id))
 
     def _with_what_was_left(self, status: JobState) -> JobState:

@@ -112,7 +112,8 @@ def _points(
     objective: Objective,
     scale: float,
 ) -> list[CurvePoint]:
-    """Of the candidates that have these values, by size; empty if nothing can be said of them."""
+    """The curve's points of the candidates that have these values, by size; empty if nothing can be
+    said of them."""
     along = [candidate for candidate in problem.candidates if _without_size(candidate) == values]
     along.sort(key=_size)
     costs = searcher.predict(along)
@@ -137,7 +138,8 @@ def closed(trials: Sequence[Trial]) -> int:
 
 
 def _tried_values(trials: Sequence[Trial], best: Configuration) -> list[Configuration]:
-    """Of the knobs that make a line; refinements are as in the best, and no explicit buckets."""
+    """The tried values of the knobs that make a line; refinements are as in the best, and no
+    explicit buckets."""
     refined = {knob: best[knob] for knob in REFINEMENTS if knob in best}
     if PARTITION_KNOB in refined:
         refined[PARTITION_KNOB] = ()

@@ -178,7 +178,7 @@ def event_list(
 
 
 def profile_list(store: Store, job_id: str, trial: int | None = None) -> ProfileList:
-    """Of one trial, or all."""
+    """The profiles of one trial, or of all."""
     found = store.profiles(job_id, trial)
     profiles = [TrialProfile(trial=index, **dict(profile)) for index, profile in found]
     return ProfileList(profiles=profiles)

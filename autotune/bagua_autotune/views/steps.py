@@ -188,7 +188,7 @@ class Spread:
 
 
 def step_seconds(observations: Sequence[Observation]) -> float | None:
-    """Of the slowest rank; the median. None without steps."""
+    """The median of the slowest rank's step times; None without steps."""
     slowest = [_slowest(observation.values) for observation in observations]
     return median(slowest) if slowest else None
 

@@ -38,7 +38,7 @@ class StockSetting(View):
 
 
 def stock_setting(reading: Reading) -> StockSetting:
-    """Of the round that is shown."""
+    """The setting of torch's own class, for the round that is shown."""
     job = reading.job
     best = best_configuration(reading.shown) or job.baseline
     missing = _missing(best)

@@ -46,7 +46,7 @@ class JobSummary(JobState):
 
 
 def make_summary(store: Store, reading: Reading) -> JobSummary:
-    """Of what was read; whether the job is deciding is nothing that is stored."""
+    """Sum up what was read; whether the job is deciding is nothing that is stored."""
     job = reading.job
     profiles = []
     if not any(observation.compute for observation in reading.latest):
@@ -72,7 +72,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of all rounds, and whether the latest steps are of what runs now.
+    """The steps and seconds of all rounds, and whether the latest steps are of what runs now.
 
     Attributes:
         trials: how many are in each state.
@@ -119,18 +119,19 @@ class JobSum:
 
 
 class Summaries:
-    """Of the jobs of a store. Thread-safe."""
+    """Keeps the summaries of a store's jobs. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: Cache[JobSum] = Cache(MOST_JOBS)
 
     def of(self, contact: Contact) -> JobSum:
-        """As new as the contact, or newer. Raises UnknownJob if there is no such job."""
+        """The job's summary, as new as the contact, or newer. Raises UnknownJob if there is no such
+        job."""
         return self._kept.get(contact.id, contact.version, lambda: self._make(contact.id))
 
     def known(self, contact: Contact) -> JobSum | None:
-        """As the job was when it was last summed up, if it was."""
+        """The job's latest summary; None if it was never summed up."""
         found = self._kept.known(contact.id)
         is_of_it = found is not None and found.summary.created_at == contact.created_at
         return found if is_of_it else None

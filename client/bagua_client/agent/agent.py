@@ -66,7 +66,7 @@ CPU = torch.device("cpu")
 
 
 class State(enum.Enum):
-    """Of an agent; the same on all ranks in the same step."""
+    """The state of an agent; the same on all ranks in the same step."""
 
     TUNING = enum.auto()
     SETTLING = enum.auto()
@@ -160,7 +160,7 @@ class Agent:
             self._in_flight = self._start_report()
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Of this rank's batch in this step."""
+        """Tell the loss of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._observers.tell(self._guard.tell, loss)
 
@@ -218,7 +218,7 @@ class Agent:
         return self._reporter.take_command()
 
     def _read(self, command: bytes | None, start_seconds: float, reductions: int) -> Message | None:
-        """Of a report that began after so many reductions."""
+        """Read the report that began after so many reductions."""
         began = time.perf_counter()
         reports = self._exchange.conclude()
         if any(report.stop for report in reports):

@@ -108,7 +108,7 @@ class Check:
                 self._steps.append((slowest, _known(max, computing), _known(min, travelling)))
 
     def _give_up(self, ranks: Sequence[int]) -> None:
-        """These cannot measure, as all know: nothing more is, and the training goes on."""
+        """Measure nothing more, as these ranks cannot and all know it; the training goes on."""
         where = ", ".join(map(str, ranks))
         _replace(self._path, {"refusal": f"an error on rank {where}; see the log of that rank"})
         self._observe(self._measurement.close)

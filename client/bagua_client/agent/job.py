@@ -212,7 +212,7 @@ def _works(tunable: Tunable, knob: str, value: int | str) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """Of what the ranks train on, for people."""
+    """The name, for people, of what the ranks train on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} cpu"

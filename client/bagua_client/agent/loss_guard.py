@@ -19,7 +19,7 @@ MOST_UNREAD = 1024
 
 
 class Losses(NamedTuple):
-    """Of some steps, of any ranks."""
+    """The losses of some steps, of any ranks."""
 
     steps: int = 0
     total: float = 0.0
@@ -36,7 +36,7 @@ class Losses(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Of one loss."""
+        """The variance of one loss."""
         return max(self.squares / self.steps - self.mean**2, 0.0)
 
 
@@ -78,7 +78,7 @@ class LossGuard:
         self._own.append((value, event))
 
     def take(self) -> Losses:
-        """Those of this rank that are known by now, once; none while configurations change."""
+        """This rank's losses that are known by now, each once; none while configurations change."""
         known = []
         while self._own and (self._own[0][1] is None or self._own[0][1].query()):
             known.append(float(self._own.popleft()[0]))

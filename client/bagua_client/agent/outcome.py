@@ -22,8 +22,8 @@ from bagua_client.tuning import State, Tuning, tell
 
 
 class Outcome:
-    """Of one model's tuning, on one rank. All ranks do each of this in the same step, but for
-    :meth:`close`.
+    """The outcome of one model's tuning, on one rank. All ranks do each of this in the same step,
+    but for :meth:`close`.
 
     The end of a round comes to be known in a backward pass, which on a GPU is another thread's:
     who waits for it is called at the optimizer's step, or at the next forward pass.

@@ -10,7 +10,8 @@ from statistics import median
 SHORTEST_SECONDS = 0.15
 """A report wakes the reporter's thread, which then competes for the interpreter."""
 LARGEST_SHARE = 0.004
-"""Of the step time, for reports on the training thread; 0.5 % may be spent in all."""
+"""The largest share of the step time for reports on the training thread; 0.5 % may be spent in
+all."""
 MOST_REDUCTIONS = 16
 MOST_FOR_COST = 6
 """So many at most because a report is dear: where the gradients fill the link it waits behind them,

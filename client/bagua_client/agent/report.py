@@ -18,7 +18,7 @@ from bagua_client.reporter import RankTimes
 from bagua_client.tuning import State
 
 FORMAT = 7
-"""Of the reports and of what follows them; another number whenever a release changes that. All
+"""The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 10
 LARGEST_REPORT = 32

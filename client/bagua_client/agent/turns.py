@@ -1,4 +1,4 @@
-"""Of the models of a job, whichever ranks train them, one is tuned at a time.
+"""Turns: of the models of a job, whichever ranks train them, one is tuned at a time.
 
 Each tuning disturbs the step times of the others. The first rank of each model asks for its turn. A
 key in the store of the ranks' rendezvous names the process that has it; among its own models the
@@ -131,7 +131,7 @@ class Turns:
         self._thread: threading.Thread | None = None
 
     def add(self, turn: Turn) -> None:
-        """Of a model that this process has begun to train."""
+        """Add a model that this process has begun to train."""
         with self._lock:
             self._turns.append(turn)
             if self._thread is None:
@@ -139,7 +139,7 @@ class Turns:
                 self._thread.start()
 
     def remove(self, turn: Turn) -> None:
-        """Of a model that is gone."""
+        """Remove a model that is gone."""
         with self._lock:
             self._turns.remove(turn)
         self.pass_on()
@@ -231,7 +231,7 @@ _of_process: tuple[Any, Turns] | None = None
 
 
 def turns() -> Turns:
-    """Those of this process's models of the job, as which counts what has one default group."""
+    """The turns of this process's models; a job's models are those of one default group."""
     global _of_process
     world = dist.group.WORLD
     if _of_process is None or _of_process[0]() is not world:

@@ -147,7 +147,7 @@ class Algorithm:
     # How a bucket travels
 
     def scale(self, world_size: int) -> float:
-        """What the sum over all ranks is multiplied by: the average's share."""
+        """The factor of the sum over all ranks: for the average, 1 / world size."""
         return 1.0 / world_size
 
     def multiple(self, communicator: Communicator, configuration: Configuration) -> int:

@@ -22,7 +22,7 @@ class Companion:
         flat: torch.Tensor,
         views: Callable[[torch.Tensor], Iterable[torch.Tensor]],
     ) -> torch.Tensor:
-        """Those of ``parameters``, element for element beside ``flat``, which travels.
+        """The values kept for ``parameters``, element for element beside ``flat``, which travels.
 
         Args:
             views: the part of a tensor like ``flat`` that is each parameter's.

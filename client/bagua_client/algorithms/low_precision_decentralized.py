@@ -1,4 +1,4 @@
-"""What the weights have changed by sent to two neighbours, in eight bits."""
+"""The change of the weights is sent to two neighbours, in eight bits."""
 
 from __future__ import annotations
 

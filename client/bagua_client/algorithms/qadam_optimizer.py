@@ -60,7 +60,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     @property
     def steps_done(self) -> int:
-        """Of the parameter that has most."""
+        """The largest number of steps of any parameter."""
         return max((state.get("step", 0) for state in self.state.values()), default=0)
 
     def is_warm(self, parameter: torch.Tensor) -> bool:

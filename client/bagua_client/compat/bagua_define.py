@@ -69,5 +69,5 @@ class BaguaHyperparameter:
         return self
 
     def dict(self) -> dict[str, Any]:
-        """As it is sent."""
+        """The values as they are sent."""
         return asdict(self)

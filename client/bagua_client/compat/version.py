@@ -1,3 +1,3 @@
-"""Of Bagua, whose interface this is."""
+"""The version of Bagua whose interface this is."""
 
 __version__ = "0.9.2"

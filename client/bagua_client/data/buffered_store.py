@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 OLDEST_SECONDS = 1.0
 """A value is not kept from other processes for longer, while this one reads."""
 MOST_BYTES = 64 << 20
-"""Of values that are kept back; those that reach it are written, however few they are."""
+"""So many bytes of values are kept back at most; once reached, all are written, however few."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 

@@ -122,7 +122,7 @@ class CacheLoader:
 
     @property
     def statistics(self) -> CacheStatistics:
-        """Of this process and its workers, those that have ended included."""
+        """The statistics of this process and its workers, also of those that have ended."""
         return self._counters.statistics()
 
     def get(self, key: object, load_fn: Callable[[Any], Sample]) -> Sample:

@@ -185,7 +185,8 @@ def _length(dataset: Dataset[Any]) -> int:
 def _computed(
     dataset: Dataset[Sample], complexity_fn: Callable[[Sample], Any], num_replicas: int
 ) -> list[float]:
-    """Of all samples; each rank computes a part, where these are the ranks of the job.
+    """The complexities of all samples; each rank computes a part, where these are the ranks of the
+    job.
 
     Raises:
         RuntimeError: that failed, on some rank; on all of them.

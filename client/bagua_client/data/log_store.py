@@ -69,7 +69,7 @@ class LogStore(Store):
 
     @property
     def address(self) -> str:
-        """Of the file in memory, for the other ranks of the node."""
+        """The address of the file in memory, for the other ranks of the node."""
         return self._file.address
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:

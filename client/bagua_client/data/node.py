@@ -40,7 +40,7 @@ class Made(NamedTuple):
 _made: dict[str, Made] = {}
 """Each thing is made once in the life of a process, however many process groups it sees."""
 _places: list[Place] = []
-"""Of all ranks; of none where this process is on its own."""
+"""The places of all ranks; empty where this process is on its own."""
 _lives: list[str] = []
 """The name of this life of the job's processes, if they have met."""
 
@@ -86,7 +86,7 @@ def node_address() -> str:
 
 
 def available_memory_bytes() -> int:
-    """Of this machine, or of this process's container if that is less."""
+    """The free memory of this machine, or of this process's container if that is less."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
@@ -103,7 +103,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def _ranks() -> int:
-    """Of the job; 1 where there is nothing to meet the others over."""
+    """The number of the job's ranks; 1 where there is nothing to meet the others over."""
     return dist.get_world_size() if dist.is_initialized() and groups.store() is not None else 1
 
 
@@ -136,7 +136,7 @@ def _told(key: str, rank: int) -> Any:
 
 
 def _this_life() -> str:
-    """What the keys of these processes begin with.
+    """The prefix of these processes' keys.
 
     Torchrun may give ranks that it starts anew the store that those before them wrote to. It counts
     the restarts of each node by itself, so its count does not tell the lives apart.

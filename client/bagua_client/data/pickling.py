@@ -29,7 +29,7 @@ class _Pickler(pickle.Pickler):
 
 
 def dumps(sample: object) -> bytes:
-    """Of tensors that share memory, each has its own afterwards."""
+    """Pickle a value. Tensors that shared memory have each their own afterwards."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(sample)
     return buffer.getvalue()

@@ -129,6 +129,6 @@ def start_redis_server_cli(port: int, capacity: int, *args: str) -> None:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """That nothing listens on now."""
+    """A port on which nothing listens now."""
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])

@@ -31,7 +31,7 @@ TRIES = 3
 """A server that was just started may not listen yet."""
 
 _own_servers: dict[str, OwnServer] = {}
-"""Of this process; it ends with it."""
+"""The servers of this process; they end with it."""
 
 
 class RedisStore(ClusterStore):

@@ -12,7 +12,7 @@ SLOT = struct.Struct("<QQ")  # hits, misses
 
 
 class CacheStatistics(NamedTuple):
-    """Of a cache.
+    """How often a cache was asked, and how often it had the value.
 
     Attributes:
         hits: values that it had.
@@ -24,7 +24,7 @@ class CacheStatistics(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Of all that was asked for; 0 if nothing was."""
+        """The share of hits in all that was asked for; 0 if nothing was."""
         return self.hits / max(self.hits + self.misses, 1)
 
 

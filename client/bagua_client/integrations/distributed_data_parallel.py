@@ -197,7 +197,7 @@ class DistributedDataParallel(WithMoments):
         return tunable.change(change.conclude()) and change.agreed
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """As torch's: while ranks may end their training one by one, nothing is tuned."""
+        """Torch's hook: while ranks may end their training one by one, nothing is tuned."""
         if self.algorithm.needs_all_ranks:
             raise RuntimeError(
                 f"ranks cannot end their training one by one (join) under {self.algorithm.name}"
@@ -206,7 +206,8 @@ class DistributedDataParallel(WithMoments):
         return hook if self._tunable is None else Joined(hook, self._tunable)
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's: a copy is made for this process group anew, and is not tuned."""
+        """Copied as torch's class is: a copy is made for this process group anew, and is not
+        tuned."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         state.pop("_tunable", None)
         if state.pop("_agent", None) is not None:

@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def channels_of(wrapper: DistributedDataParallel, asked: int) -> int:
-    """As many as are asked for, where the buckets are ours to carry; the same on all ranks."""
+    """The number of channels asked for, or 1 where the buckets are not ours to carry; the same on
+    all ranks."""
     if asked == 1:
         return 1
     obstacle = refusal_of(wrapper, caps_of(wrapper))

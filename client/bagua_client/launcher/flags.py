@@ -85,7 +85,7 @@ GONE = (
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Those that set variables; of what is not given nothing is set."""
+    """Add the flags that set variables; one that is not given sets nothing."""
     group = parser.add_argument_group("tuning", "the same as the variables, in all processes")
     for flag in FLAGS:
         how: dict[str, Any] = {"type": flag.kind, "metavar": "N"}
@@ -110,7 +110,7 @@ def add_as_bagua(parser: ArgumentParser) -> None:
 
 
 def add_gone_flags(parser: ArgumentParser) -> None:
-    """Those that are understood and do nothing."""
+    """Add the flags that are understood and do nothing."""
     for gone in GONE:
         action = "store" if gone.takes_value else "store_true"
         parser.add_argument(
@@ -119,7 +119,7 @@ def add_gone_flags(parser: ArgumentParser) -> None:
 
 
 def variables(options: Namespace) -> dict[str, str]:
-    """What the given flags say."""
+    """The variables that the given flags set."""
     return {
         flag.variable: "1" if flag.kind is None else str(getattr(options, flag.name))
         for flag in FLAGS

@@ -15,7 +15,8 @@ from types import ModuleType
 from bagua_client.lightning.names import register
 
 _STRATEGIES = {"lightning": "of_lightning", "pytorch_lightning": "of_pytorch_lightning"}
-"""Of each of Lightning's packages; each has its own base classes, and takes no others."""
+"""The module for each of Lightning's packages; each has its own base classes, and takes no
+others."""
 
 
 def _import_strategies() -> dict[str, ModuleType]:

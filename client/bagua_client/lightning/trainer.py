@@ -164,7 +164,7 @@ class WithAlgorithm(DDPStrategy):
         self._wrapper.algorithm.load_state_dict(found.state)
 
     def _kept(self) -> Kept | None:
-        """What there is to save of the training, or of one that has ended."""
+        """The state to save of the training, or of one that has ended."""
         return self._ended if self._wrapper is None else Kept.of(self._wrapper.algorithm)
 
     def teardown(self) -> None:

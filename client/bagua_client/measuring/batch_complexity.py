@@ -14,8 +14,8 @@ LARGEST = 1e18
 
 
 class BatchComplexity:
-    """Of this rank's batches since the end of the last step's communication. Several add up, as
-    those do whose gradients are accumulated."""
+    """The complexity of this rank's batches since the end of the last step's communication. Several
+    add up, as those do whose gradients are accumulated."""
 
     def __init__(self) -> None:
         self._sum: float | None = None
@@ -48,6 +48,6 @@ class BatchComplexity:
         self._sum = (self._sum or 0.0) + (told if 0 <= told <= LARGEST else math.nan)
 
     def take(self) -> float | None:
-        """Of the step that ends now; None: it is not known."""
+        """The complexity of the step that ends now; None: it is not known."""
         told, self._sum = self._sum, None
         return told if told is not None and told <= LARGEST else None

@@ -71,7 +71,7 @@ class StepTime(NamedTuple):
 
 
 Intervals = list[tuple[Any, Any]]
-"""Their begins and their ends, as marks."""
+"""The begin and the end of each interval, as marks."""
 
 
 class _Computed(NamedTuple):
@@ -82,7 +82,8 @@ class _Computed(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Of a step: its mark, what in the step was not its own, and what was told of its batches."""
+    """The end of a step: its mark, what in the step was not its own, and what was told of its
+    batches."""
 
     step: int
     mark: Any

@@ -12,7 +12,7 @@ from bagua_client.tunable.timeline import Timeline
 from bagua_client.tunable.tunable import Tunable
 
 PROFILED_STEPS = 3
-"""Of each trial, the first ones that are measured."""
+"""The number of profiled steps of each trial: the first ones that are measured."""
 
 
 @dataclass(frozen=True)

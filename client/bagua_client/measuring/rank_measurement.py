@@ -23,7 +23,7 @@ class StepCount:
 
 
 class RankMeasurement:
-    """Of one model on one rank.
+    """The measurement of one model on one rank.
 
     Args:
         tunable: of the model.

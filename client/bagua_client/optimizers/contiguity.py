@@ -27,7 +27,7 @@ def calculate_mutual_groups(lists: Sequence[Sequence[torch.Tensor]]) -> list[lis
 
 
 def _stretches(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    """As long as they can be."""
+    """The stretches, as long as they can be."""
     found: list[list[int]] = []
     before: tuple[object, ...] = ()
     for place in sorted(range(len(tensors)), key=lambda place: tensors[place].data_ptr()):
@@ -105,7 +105,7 @@ def _in_order(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As one; over the same memory if they follow one another there as ``like`` do."""
+    """The tensors as one; over the same memory if they follow one another there as ``like`` do."""
     found = joined(tensors)
     if found is None or any(a.stride() != b.stride() for a, b in zip(tensors, like, strict=True)):
         return flattened(tensors, like)

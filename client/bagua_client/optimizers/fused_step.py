@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 TRIED_STEPS = frozenset((1, 2, 10, 100))
 """In the first, states are made; a later one may show what an optimizer does only now and then."""
 MOST_ELEMENTS = {"cpu": 1 << 15}
-"""Of a long parameter. On a CPU, torch computes so many in one thread, and they stay in the cache:
-more of them wait for threads that other processes hold up."""
+"""The most elements of a long parameter. On a CPU torch computes so many in one thread, and they
+fit the cache: more of them wait for threads that other processes hold up."""
 MOST_ELEMENTS_ELSEWHERE = 1 << 24
 """On a GPU, it limits the memory for what a step computes."""
 FEWEST_PARAMETERS = 4
-"""That fill a long one. A larger parameter is stepped alone: its work outweighs the calls."""
+"""The fewest parameters that fill a long one. A larger parameter is stepped alone: its work
+outweighs the calls."""
 
 
 @dataclass
@@ -164,7 +165,7 @@ class FusedStep:
             self._take_back(longs)
 
     def _take_back(self, longs: Sequence[LongParameter]) -> None:
-        """What the shadow did, all of it or, if it raised, what came before."""
+        """Take back what the shadow did, all of it or, if it raised, what came before."""
         real, shadow = self.optimizer, self.shadow
         for long in longs:
             long.give_back(shadow.state.pop(long.parameter, None), real.state)
@@ -202,7 +203,7 @@ class FusedStep:
         return _Group(list(parameters), longs, alone, idle)
 
     def _runs_of(self, parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
-        """Those that follow one another, in the order of their memory, and not too many of them."""
+        """The runs of parameters that follow one another in memory, none of them too long."""
         lists = [[parameter.detach() for parameter in parameters]]
         if not self.do_flatten:
             lists.append([p.grad for p in parameters if p.grad is not None])

@@ -47,7 +47,7 @@ def kind(parameter: Tensor, state: Mapping[str, Any]) -> Hashable:
 
 
 def parts_of(parameters: Sequence[Tensor], state: State) -> list[list[Tensor]]:
-    """Of each of their states that has a value for each element: those of all of them."""
+    """For each state that has a value for each element: that state of all the parameters."""
     first = state.get(parameters[0], {})
     names = [name for name, value in first.items() if _is_part(value, parameters[0])]
     return [[state[parameter][name] for parameter in parameters] for name in names]

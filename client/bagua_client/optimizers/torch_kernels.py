@@ -75,7 +75,7 @@ def _turn_off_for_sparse(optimizer: Optimizer, *_: Any) -> None:
 
 
 def _torch_class(optimizer: Optimizer) -> type[Optimizer] | None:
-    """That its ``step`` is of; None if somebody else has written it."""
+    """The class of torch's that its ``step`` is from; None if somebody else has written it."""
     found = next(each for each in type(optimizer).__mro__ if "step" in vars(each))
     return found if found.__module__.startswith("torch.optim.") else None
 

@@ -23,7 +23,8 @@ from bagua_client.torch_private.optimizer import clear_step_hooks, is_torchs, un
 MOST_ELEMENTS = 1 << 20
 """So that the copies that are compared need little memory."""
 TOLERANCE = 4.0
-"""Of a result, in units of its type's rounding at the largest value that took part."""
+"""The tolerance of a result, in units of its type's rounding at the largest value that took
+part."""
 
 Closure = Callable[[], Any]
 Step = Callable[[Optimizer, Closure | None], object]
@@ -55,7 +56,7 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def own_names(optimizer: Optimizer) -> set[str]:
-    """Of the attributes that fusing has given to it."""
+    """The names of the attributes that fusing has given to it."""
     names = {name for name in vars(optimizer) if name.startswith("_bagua_")}
     return {"step", "fuse_step", "__reduce_ex__", *names}
 

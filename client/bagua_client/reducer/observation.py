@@ -18,7 +18,7 @@ from bagua_client.tunable.timeline import Timeline
 
 
 class Observation:
-    """Of one model.
+    """What is seen of one model's steps.
 
     Args:
         parameters: the model's, in the reducer's order.

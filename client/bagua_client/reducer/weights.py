@@ -82,7 +82,7 @@ class ModelWeights:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """That of sums of such numbers."""
+    """The dtype for sums of such numbers."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
@@ -214,7 +214,7 @@ def _average(communicator: Communicator, everything: Sequence[Sequence[torch.Ten
 
 
 def _average_gradients(weights: ModelWeights) -> None:
-    """Of each weight that has one on any rank."""
+    """Average the gradient of each weight that has one on any rank."""
     communicator = weights.communicator
     have = [parameter.grad is not None for parameter in weights.parameters]
     counts = torch.tensor(have, dtype=torch.int64, device=communicator.device)

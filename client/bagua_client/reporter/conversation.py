@@ -1,4 +1,4 @@
-"""What the reporter's thread does: it alone talks to the service.
+"""The conversation with the service, which only the reporter's thread has.
 
 Training goes on whatever the service does: this thread waits until it answers, and drops step times
 that it does not take. The ranks keep their configuration meanwhile; if that is a trial and the

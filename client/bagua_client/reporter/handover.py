@@ -29,14 +29,15 @@ from bagua_client.torch_private import groups as torch_groups
 logger = logging.getLogger(__name__)
 
 LARGEST_BYTES = 256 * 1024
-"""Of a copy as it is kept; a larger one, of a model with very many tensors, is not."""
+"""The largest size of a copy as it is kept; a larger one, of a model with very many tensors, is
+not."""
 LARGEST_TEXT_BYTES = 64 * LARGEST_BYTES
 MOST_FILES = 100
 """The oldest go first; there is one for each job's name."""
 
 
 class Handover:
-    """Of one model, on one rank.
+    """Hands over one model's copy, on one rank.
 
     With ``BAGUA_AUTOTUNE_URL`` there is nothing to hand over: that service outlives the job. One
     that begins afresh takes nothing over, and leaves what it finds as ever.

@@ -124,7 +124,7 @@ def _listens(url: str) -> bool:
 
 
 def _host() -> str:
-    """Of processes that reach one another on 127.0.0.1."""
+    """The name of the processes that reach one another on 127.0.0.1."""
     network = ""
     with suppress(OSError):
         network = os.readlink("/proc/self/ns/net")

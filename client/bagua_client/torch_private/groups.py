@@ -41,8 +41,8 @@ another."""
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Of the backend by which ``group`` communicates from ``device``. The public backend name may
-    list several."""
+    """The name of the backend by which ``group`` communicates from ``device``. The public backend
+    name may list several."""
     names = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     return names.get(device.type, "")
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Observers:
-    """Of one model, on one rank.
+    """The observers of one model, on one rank.
 
     Attributes:
         has_failed: whether one of them has. What they know is then of no use.

@@ -105,9 +105,9 @@ def _seldom_recut_between(recuts: Recuts) -> str | None:
             _backward(wrapper)
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    for first in range(max(len(recuts), 1)):
+    for first in range(len(recuts)):
         turned = [*recuts[first:], *recuts[:first]]
-        for second in range(max(len(recuts), 1)):
+        for second in range(len(recuts)):
             found = side_by_side(model, train, [*turned[:1], *turned[second:]], steps=6)
             if found is not None:
                 return found

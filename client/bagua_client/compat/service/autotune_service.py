@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NO_PROXIES = {"http": "", "https": ""}
 RETRIES = 3
-"""Of a request whose connection fails: a server closes one that was idle."""
+"""Tries again of a request whose connection fails: a server closes one that was idle."""
 
 
 class AutotuneService:

@@ -62,7 +62,7 @@ class BayesianOptimizer:
         )
 
     def tell(self, param_dict: Mapping[str, Any], score: float) -> None:
-        """What these parameters scored; higher is better.
+        """Tell the score of these parameters; higher is better.
 
         Raises:
             ValueError: the score is no finite number: scikit-optimize would keep it, and fail at

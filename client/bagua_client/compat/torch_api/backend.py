@@ -92,5 +92,5 @@ _backends: weakref.WeakValueDictionary[str, Backend] = weakref.WeakValueDictiona
 
 
 def backend_of(model_name: str) -> Backend:
-    """That of the module with this name; it is there as long as somebody holds it."""
+    """The backend of the module with this name; it is there as long as somebody holds it."""
     return _backends.setdefault(model_name, Backend())

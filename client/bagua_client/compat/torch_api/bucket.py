@@ -64,7 +64,7 @@ class BaguaBucket:
         return self
 
     def bytes(self) -> int:
-        """Of what is communicated, without the padding."""
+        """The number of bytes that are communicated, without the padding."""
         effective = [tensor.bagua_getter_closure() for tensor in self.tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in effective)
 

@@ -1,4 +1,4 @@
-"""What the operations of a bucket do to its flat tensor; each returns when it is done."""
+"""The operations of a bucket on its flat tensor; each returns when it is done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bucket(Protocol):
 
 
 class Ranks:
-    """Those that an exchange is between: all of a group, or the first of each node, which then
+    """The ranks that exchange: all of a group, or the first of each node, which then
     stand for the others. All ranks of the group make theirs together.
 
     Args:

@@ -44,7 +44,7 @@ def get_default_bucket_size() -> int:
 
 
 def get_bagua_service_port() -> int:
-    """Of the tuning service; -1: any free one."""
+    """The port of the tuning service; -1: any free one."""
     return int(os.environ.get("BAGUA_SERVICE_PORT", -1))
 
 

@@ -84,7 +84,7 @@ class BaguaModule(nn.Module):
 
     @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer] | None:
-        """Those that were given; None before :meth:`with_bagua`."""
+        """The optimizers that were given; None before :meth:`with_bagua`."""
         found: list[torch.optim.Optimizer] | None = _of(self, "bagua_optimizers")
         return found
 

@@ -45,17 +45,18 @@ class BaguaTensor(torch.Tensor):
 
     @property
     def bagua_tensor_name(self) -> str:
-        """As it was registered; this and the next two exist of registered tensors only."""
+        """The name that it was registered by; this and the next two exist on registered tensors
+        only."""
         return _registration(self).name
 
     @property
     def bagua_module_name(self) -> str | None:
-        """Of the model that it belongs to."""
+        """The name of the model that it belongs to."""
         return _registration(self).module_name
 
     @property
     def bagua_backend(self) -> Backend | None:
-        """Of that model."""
+        """The backend of that model."""
         return _registration(self).backend
 
     def ensure_bagua_tensor(

@@ -1,4 +1,4 @@
-"""What the calls in the code of an optimizer give."""
+"""Reads what the calls in the code of an optimizer give."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Words = Mapping[str, Value]
 
 
 class Calls(Expressions):
-    """Of one optimizer."""
+    """The calls of one optimizer."""
 
     def run(
         self,
@@ -194,7 +194,7 @@ class Calls(Expressions):
         return ListOf(found)
 
     def _of_lengths(self, called: Any, values: list[Value]) -> Value | None:
-        """Of what goes over several values, or counts them."""
+        """The result of a call that goes over several values, or counts them."""
         if called is len and values[0] in (Kind.STATE, Kind.STATES, Kind.GROUP, Kind.GROUPS):
             return Kind.NUMBER
         if called is len and isinstance(values[0], ListOf):

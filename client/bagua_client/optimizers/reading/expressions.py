@@ -1,4 +1,4 @@
-"""What the expressions in the code of an optimizer stand for."""
+"""Reads what the expressions in the code of an optimizer stand for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Frame:
 
 
 class Expressions:
-    """Of one optimizer; its statements and calls are read elsewhere.
+    """The expressions of one optimizer; its statements and calls are read elsewhere.
 
     Attributes:
         settings: of the optimizer.
@@ -109,7 +109,7 @@ class Expressions:
         raise NotElementWise(f"`{ast.unparse(node)}` cannot be read")
 
     def values(self, nodes: list[ast.expr]) -> Iterator[Value]:
-        """Of arguments or of the parts of a tuple; ``*several`` are given one by one."""
+        """The values of arguments or of the parts of a tuple; ``*several`` are given one by one."""
         for node in nodes:
             if isinstance(node, ast.Starred):
                 several = self.value(node.value)
@@ -177,7 +177,8 @@ class Expressions:
         raise NotElementWise(f"it takes a part of {described(base)}")
 
     def combined(self, nodes: list[ast.expr], operator: type = ast.Add) -> Value:
-        """Of an operator or a comparison; all but the product of matrices are element-wise."""
+        """The value of an operator or a comparison; all but the product of matrices are
+        element-wise."""
         return self.result([self.value(node) for node in nodes], operator)
 
     def result(self, values: list[Value], operator: type = ast.Add) -> Value:
@@ -220,7 +221,7 @@ class Expressions:
         return self.result(values)
 
     def truth(self, node: ast.expr) -> bool | None:
-        """Of a test; None: it depends on the step.
+        """Whether a test is true; None: it depends on the step.
 
         Raises:
             NotElementWise: it depends on the values of a tensor.
@@ -295,7 +296,7 @@ class Expressions:
         return is_over_parameters
 
     def element(self, iterated: Value) -> tuple[Value, bool]:
-        """Of what a loop goes over, and whether there is one for each parameter."""
+        """The element that a loop goes over, and whether there is one for each parameter."""
         match iterated:
             case Kind.GROUPS:
                 return Kind.GROUP, False

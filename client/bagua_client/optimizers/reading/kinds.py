@@ -21,7 +21,7 @@ class NotElementWise(Exception):
 
 
 class Kind(Enum):
-    """Of values that are not known before the step runs; each is named as a message names it."""
+    """A kind of values that are not known before the step runs, named as in messages."""
 
     NUMBER = "a number"
     """Or anything else that is the same for all parameters that are stepped as one."""
@@ -138,7 +138,7 @@ def joined(first: Value, second: Value) -> Value:
 
 
 def described(value: Value) -> str:
-    """As a message has it."""
+    """The value as a message names it."""
     match value:
         case Kind():
             return value.value

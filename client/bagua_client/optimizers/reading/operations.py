@@ -30,7 +30,7 @@ _COMPARISONS = """
 ELEMENT_WISE = frozenset((_ARITHMETIC + _FUNCTIONS + _COMPARISONS).split())
 _COPIES = "bfloat16 clone contiguous copy_ detach detach_ double fill_ float half to type type_as"
 METHODS = frozenset([*_COPIES.split(), "zero_"])
-"""Of a tensor, beside those above."""
+"""Methods of a tensor, beside those above."""
 _LIKE = "clone empty_like full_like ones_like view_as_complex view_as_real zeros_like"
 LIKE = frozenset(_LIKE.split())
 """Functions of torch whose result is like their first argument."""
@@ -43,11 +43,11 @@ ATTRIBUTES = {
     "layout": False,
     "requires_grad": False,
 }
-"""Of a tensor; whether it is one, too."""
+"""Attributes of a tensor, and whether each is a tensor, too."""
 NEVER = frozenset(["is_complex", "is_sparse"])
-"""Of a tensor that is stepped as one with others."""
+"""Questions with the answer no, for a tensor that is stepped as one with others."""
 ASKED = frozenset(["is_floating_point", "is_tensor"])
-"""Of a tensor; the answer is the same for all that are stepped as one."""
+"""Questions whose answer is the same for all tensors that are stepped as one."""
 _MADE = "as_tensor device empty finfo full ones scalar_tensor tensor zeros"
 MADE = frozenset(_MADE.split())
 """Functions of torch that make something of numbers alone."""
@@ -69,7 +69,7 @@ TORCH_WITH_A_SHAPE = _functions(WITH_A_SHAPE)
 TORCH_CONTEXTS = _functions(frozenset(CONTEXTS))
 TORCH_FILLED = [torch.nn.init.constant_, torch.nn.init.ones_, torch.nn.init.zeros_]
 TORCH_OF_TWO = [torch.max, torch.min]
-"""Of two tensors they are element-wise; of one they are reductions."""
+"""Functions that are element-wise on two tensors, and reductions on one."""
 TORCH_LISTS = [
     getattr(torch, found)
     for name in ELEMENT_WISE | {"copy", "zero"}
@@ -79,7 +79,7 @@ TORCH_LISTS = [
 BUILTINS_OF_TENSORS = [abs, pow]
 PURE = [bool, complex, dict, divmod, float, int, max, min, repr, round, str, sum, tuple]
 PURE += [*TORCH_MADE, *(value for value in vars(math).values() if callable(value))]
-"""Of numbers alone: what they give depends on nothing else."""
+"""Functions of numbers alone: the result depends on nothing else."""
 
 
 def is_one_of(value: Any, functions: list[Any]) -> bool:

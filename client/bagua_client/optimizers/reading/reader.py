@@ -45,7 +45,7 @@ ELEMENT_WISE = tuple(getattr(torch.optim, name) for name in _ELEMENT_WISE.split(
 """Torch's own, which are not read: each is tested."""
 DEEPEST_CALL = 20
 MOST_READINGS = 20
-"""Of the same code: each finds a kind of state or a setting more."""
+"""The most readings of the same code: each finds a kind of state or a setting more."""
 
 
 @dataclass(frozen=True)

@@ -149,5 +149,5 @@ def has_changed(optimizer: Optimizer, decided: Decided) -> bool:
 
 @functools.cache
 def names_of_locals(code: types.CodeType) -> frozenset[str]:
-    """Of a function, which are not looked for outside of it."""
+    """The names of a function's locals, which are not looked for outside of it."""
     return frozenset(code.co_varnames + code.co_cellvars)

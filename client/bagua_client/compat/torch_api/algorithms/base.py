@@ -18,8 +18,8 @@ __all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"]
 
 
 class _BaguaRegistry(Registry):
-    """Those that ``with_bagua`` takes. A tuning chooses among ours only, which have a registry of
-    their own."""
+    """The algorithms that ``with_bagua`` takes. A tuning chooses among ours only, which have a
+    registry of their own."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.available_algorithms())

@@ -92,7 +92,7 @@ class Communicator:
         return self._rank
 
     def device_id(self) -> int:
-        """Of the GPU that Bagua takes for this process: its local rank."""
+        """The number of the GPU that Bagua takes for this process: its local rank."""
         return get_local_rank()
 
     def abort(self) -> None:
@@ -331,7 +331,7 @@ class Communicator:
 
 
 def new_stream() -> torch.cuda.Stream | None:
-    """Of high priority; None without CUDA."""
+    """A stream of high priority; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ class CommMember:
             return f"CommMember.{self._name}"
 
     WORLD: ClassVar[_Mark] = _Mark("WORLD")
-    """That of the default group."""
+    """The mark of the default group."""
     NON_COMM_MEMBER: ClassVar[_Mark] = _Mark("NON_COMM_MEMBER")
     """One that this rank is not in."""
 
@@ -106,16 +106,18 @@ class BaguaProcessGroup:
             dist.destroy_process_group(group)
 
     def get_global_communicator(self) -> Communicator | CommMember._Mark:
-        """Of all the group's ranks."""
+        """The communicator of all the group's ranks."""
         return self._global
 
     def get_inter_node_communicator(self) -> Communicator | CommMember._Mark:
-        """Of the first rank of each node. All ranks of the group have to ask for this one or for
-        :meth:`get_intra_node_communicator` together the first time, as both are made then."""
+        """The communicator of the first rank of each node. All ranks of the group have to ask for
+        this one or for :meth:`get_intra_node_communicator` together the first time, as both are
+        made then."""
         return self._by_node[0]
 
     def get_intra_node_communicator(self) -> Communicator | CommMember._Mark:
-        """Of the group's ranks on this node; see :meth:`get_inter_node_communicator`."""
+        """The communicator of the group's ranks on this node; see
+        :meth:`get_inter_node_communicator`."""
         return self._by_node[1]
 
     @functools.cached_property
@@ -160,7 +162,7 @@ _process = _Process()
 _torch_to_bagua_pg_map: weakref.WeakKeyDictionary[dist.ProcessGroup, BaguaProcessGroup] = (
     weakref.WeakKeyDictionary()
 )
-"""Of :func:`patch_process_group`; an entry goes when torch's group is destroyed."""
+"""The groups of :func:`patch_process_group`; an entry goes when torch's group is destroyed."""
 _pg_group_ranks: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[int, int]] = (
     weakref.WeakKeyDictionary()
 )

@@ -129,7 +129,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def bagua_buckets(self) -> list[BaguaBucket]:
-        """As they are cut now."""
+        """The buckets as they are cut now."""
         if self.user_algorithm is not None:
             return self.user_algorithm.buckets
         if show := getattr(self.wrapper.algorithm, "show", None):
@@ -146,7 +146,7 @@ class BaguaDistributedDataParallel:
         return backend_of(self.bagua_module_name)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of the module."""
+        """The module's parameters."""
         return list(self.module.parameters())
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:

@@ -75,7 +75,7 @@ class DistributedDataParallel_V1_9_0(ours.DistributedDataParallel):
 
     @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were given."""
+        """The optimizers that were given."""
         return self.inner.bagua_optimizers
 
     @property

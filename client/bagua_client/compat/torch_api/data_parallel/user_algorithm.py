@@ -23,7 +23,7 @@ from bagua_client.layout import Partition, cut, describe
 from bagua_client.torch_private.reducer import GradBucket
 
 BUCKET_BYTES = 10 * MIB
-"""Of Bagua's buckets, unless BAGUA_DEFAULT_BUCKET_SIZE is set."""
+"""The size of Bagua's buckets, unless BAGUA_DEFAULT_BUCKET_SIZE is set."""
 
 
 class UserAlgorithm(Algorithm):

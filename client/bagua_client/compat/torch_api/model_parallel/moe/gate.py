@@ -14,7 +14,7 @@ POLICIES = (None, "None", "Jitter", "RSample")
 
 
 class Assignment(NamedTuple):
-    """Of S tokens to E experts with room for C tokens of this rank each.
+    """An assignment of S tokens to E experts with room for C tokens of this rank each.
 
     Attributes:
         loss: that is least where the experts are used evenly; without dimensions.
@@ -78,7 +78,7 @@ class TopKGate(nn.Module):
         self.noisy_gate_policy = noisy_gate_policy
 
     def forward(self, tokens: torch.Tensor, used_token: torch.Tensor | None = None) -> Assignment:
-        """Of ``tokens``, [S, hidden size]; ``used_token``, [S]: 0 for those that go nowhere."""
+        """Assign ``tokens``, [S, hidden size]; ``used_token``, [S]: 0 for those that go nowhere."""
         inputs = tokens.float()
         policy = self.noisy_gate_policy if self.training else None
         if policy == "Jitter":

@@ -77,7 +77,7 @@ def is_moe_param(param: torch.Tensor) -> bool:
 
 
 class _Experts(nn.Module):
-    """Of this rank."""
+    """The experts of this rank."""
 
     def __init__(self, expert: nn.Module, count: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _Experts(nn.Module):
             parameter.expert = True  # type: ignore[attr-defined]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of [ranks, experts, capacity, hidden size]."""
+        """Pass on [ranks, experts, capacity, hidden size]."""
         outputs = []
         for expert, own in zip(self.bagua_experts, torch.split(tokens, 1, dim=1), strict=True):
             output = expert(own)
