@@ -41,6 +41,16 @@ class Configuration(Knobs):
         """The values that say how buckets are cut."""
         return tuple(getattr(self, name) for name, knob in KNOBS.items() if knob.cuts)
 
+    def check_model(self, kind: str) -> None:
+        """Check that models of this kind (``replicated``, ``sharded``) have the knobs in use.
+
+        Raises:
+            ValueError: they do not.
+        """
+        lacking = [n for n, knob in KNOBS.items() if kind not in knob.models and self._uses(n)]
+        if lacking:
+            raise ValueError(f"{kind} models do not have the knob {', '.join(lacking)}")
+
     @property
     def torchs_way(self) -> Configuration:
         """The same cut, with buckets that travel as with stock torch."""

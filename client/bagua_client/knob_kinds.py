@@ -57,6 +57,8 @@ class Knob:
         cuts: it says how buckets are cut; the others say how they travel.
         changes_numbers: it changes what the model learns by more than the order in which sums are
             rounded, so it is only tried if the user allows its values.
+        models: which kinds of models have it: ``replicated`` ones (DistributedDataParallel),
+            ``sharded`` ones (``fully_shard``), or both.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Knob:
     phrase: str
     cuts: bool
     changes_numbers: bool
+    models: tuple[str, ...]
 
     @property
     def may_say(self) -> str:
@@ -89,6 +92,7 @@ def knob(
     *,
     cuts: bool = False,
     changes_numbers: bool = False,
+    models: tuple[str, ...] = ("replicated",),
 ) -> T:
     """An entry; its arguments are the attributes of :class:`Knob`."""
     return field(
@@ -98,6 +102,7 @@ def knob(
             "phrase": phrase,
             "cuts": cuts,
             "changes_numbers": changes_numbers,
+            "models": models,
         },
     )
 
@@ -172,6 +177,24 @@ class SizeRange:
 
     def read(self, said: str) -> tuple[Value, ...]:
         return _all_known([_size(word) or None for word in said.split("..", 1)])
+
+
+class Number:
+    """A whole number from 0 on; the model decides which are tried."""
+
+    tried = ()
+    is_open = True
+    may_say = "one or some whole numbers such as 0/4/12"
+
+    def checked(self, name: str, value: Any) -> Any:
+        return check_number(name, value, at_least=0)
+
+    def words(self, value: Any) -> str:
+        return str(value)
+
+    def read(self, said: str) -> tuple[Value, ...]:
+        words = [word.strip() for word in said.split("/")]
+        return _all_known([int(word) if word.isdigit() else None for word in words])
 
 
 class Counts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from bagua_client.knob_kinds import Counts, Knob, Name, OneOf, Size, SizeRange, knob
+from bagua_client.knob_kinds import Counts, Knob, Name, Number, OneOf, Size, SizeRange, knob
 
 MIB = 1024 * 1024
 DEFAULT_BUCKET_BYTES = 25 * MIB
@@ -17,11 +17,17 @@ BUCKET_SIZES = SizeRange(64 * 1024, 1024**3)
 CHANNELS_VALUES = (1, 2, 4, 8, 16)
 EDGE_BUCKET_BYTES = (0, MIB, 4 * MIB)
 """Sizes tried for the first and the last bucket; 0: no size of its own."""
+BOTH = ("replicated", "sharded")
+SHARDED = ("sharded",)
 
 
 @dataclass(frozen=True)
 class Knobs:
     """A value for every knob.
+
+    The first eight are those of a replicated model. A sharded one (``fully_shard``) has
+    ``bucket_bytes``, ``channels`` and ``wire_precision`` of them, and the others; a bucket is then
+    a unit, or several that communicate as one.
 
     Attributes:
         bucket_bytes: a bucket is closed as soon as it holds at least this many bytes.
@@ -40,9 +46,17 @@ class Knobs:
         wire_precision: how gradients wider than 16 bits travel: ``as_is``, ``bf16``, ``fp16``.
         algorithm: the algorithm's name; it runs with its default arguments. Empty: the algorithm
             that the model was wrapped with.
+        kept_units: how many units keep their gathered parameters from the forward pass until the
+            backward pass, counted from the model's end, beside those that do so anyway.
+        prefetch: how many units are gathered ahead; 0: as torch does it.
+        scatter_group: ``own``: gradients are reduced on process groups of their own, so that they
+            do not wait for parameters that are gathered.
+        scatter_buffers: how many units' gradients may be on their way at once.
     """
 
-    bucket_bytes: int = knob(DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True)
+    bucket_bytes: int = knob(
+        DEFAULT_BUCKET_BYTES, BUCKET_SIZES, "bucket {}", cuts=True, models=BOTH
+    )
     hierarchical: str = knob(
         "off",
         OneOf(
@@ -51,7 +65,7 @@ class Knobs:
         ),
         "{}",
     )
-    channels: int = knob(1, OneOf(CHANNELS_VALUES), "{} channels")
+    channels: int = knob(1, OneOf(CHANNELS_VALUES), "{} channels", models=BOTH)
     first_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "first bucket {}", cuts=True)
     last_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "last bucket {}", cuts=True)
     buckets: tuple[int, ...] = knob((), Counts(), "{}", cuts=True)
@@ -60,8 +74,18 @@ class Knobs:
         OneOf(("as_is", "bf16", "fp16"), aliases={"bfloat16": "bf16", "float16": "fp16"}),
         "{} on the wire",
         changes_numbers=True,
+        models=BOTH,
     )
     algorithm: str = knob("", Name(), changes_numbers=True)
+    kept_units: int = knob(0, Number(), "{} units kept", models=SHARDED)
+    prefetch: int = knob(0, OneOf((0, 1, 2, 3)), "prefetch {}", models=SHARDED)
+    scatter_group: str = knob(
+        "shared",
+        OneOf(("shared", "own"), {"own": "gradients on groups of their own"}),
+        "{}",
+        models=SHARDED,
+    )
+    scatter_buffers: int = knob(1, OneOf((1, 2, 4)), "{} scatter buffers", models=SHARDED)
 
 
 KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}

@@ -20,7 +20,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.knob_choices import Choice
 from bagua_client.knob_kinds import Value
-from bagua_client.knobs import ALLOWED_WORDS, BUCKET_SIZES
+from bagua_client.knobs import ALLOWED_WORDS
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -186,14 +186,9 @@ def _tell_choice(knob: str, choice: Choice, domain: dict[str, Any], default: Val
 
 
 def _offered(tunable: Tunable, allowed: frozenset[str]) -> dict[str, Any]:
-    default, offer = tunable.default.bucket_bytes, tunable.offer
-    knobs: dict[str, Any] = {
-        "bucket_bytes": {
-            "type": "log_integer",
-            "low": min(BUCKET_SIZES.low_bytes, default),
-            "high": max(BUCKET_SIZES.high_bytes, default),
-        }
-    }
+    offer = tunable.offer
+    low, high = offer.bucket_bytes
+    knobs: dict[str, Any] = {"bucket_bytes": {"type": "log_integer", "low": low, "high": high}}
     for knob, values in offer.values(tunable.communicator, allowed).items():
         knobs[knob] = {"type": "categorical", "values": values}
     if offer.has_explicit_buckets:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.join_hook import Joined
 from bagua_client.integrations.new_tunable import channels_of, new_tunable
+from bagua_client.integrations.sharded_model import tune_sharded
+from bagua_client.integrations.tuned_model import WHILE_TUNED, TunedModel
 from bagua_client.knobs import MIB
 from bagua_client.reducer.offer import (
     LEAVES_FIRST_STEP_OUT,
@@ -37,22 +39,18 @@ from bagua_client.torch_private.reducer import (
     leaves_first_step_out,
     user_hook_of,
 )
+from bagua_client.torch_private.sharded import is_sharded
 from bagua_client.torch_private.wrapper import WithMoments
-from bagua_client.tunable.reconfiguration import Reconfiguration
-from bagua_client.tuning import Tuning
-
-if TYPE_CHECKING:
-    from bagua_client.agent import Agent
 
 logger = logging.getLogger(__name__)
 
-Wrapper = TypeVar("Wrapper", bound=TorchDistributedDataParallel)
+Wrapper = TypeVar("Wrapper", bound=torch.nn.Module)
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 DEFAULT_ALGORITHM = "gradient_allreduce"
 NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 
 
-class DistributedDataParallel(WithMoments):
+class DistributedDataParallel(TunedModel, WithMoments):
     """:class:`torch.nn.parallel.DistributedDataParallel`, tuned while it trains.
 
     Takes all of torch's arguments, with torch's defaults; without ``BAGUA_AUTOTUNE=1`` it behaves
@@ -72,8 +70,6 @@ class DistributedDataParallel(WithMoments):
     """
 
     _tunable: TunableReducer | None = None
-    _agent: Agent | None = None
-    _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
 
     def __init__(
         self,
@@ -105,65 +101,13 @@ class DistributedDataParallel(WithMoments):
         return self._tunable.layout_to_come.configuration
 
     @property
-    def is_tuning(self) -> bool:
-        """Whether the model is being tuned; changes on all ranks in the same step."""
-        return self._agent is not None and self._agent.is_active
-
-    @property
-    def tuning(self) -> Tuning:
-        """A snapshot of the tuning: its state, the best configuration, the speed-up with its
-        interval, the cost."""
-        if self._agent is not None:
-            return self._agent.outcome.tuning
-        tunable, now = self._tunable, self.configuration
-        return Tuning(
-            state="off",
-            reason=self._not_tuned,
-            summary=self._not_tuned,
-            configuration=now,
-            default=now if tunable is None else tunable.default,
-            rank=dist.get_rank(self.process_group),
-        )
+    def _tuned_rank(self) -> int:
+        return dist.get_rank(self.process_group)
 
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm that keeps the replicas together: this model's own instance."""
         return find(DEFAULT_ALGORITHM) if self._tunable is None else self._tunable.algorithm
-
-    def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Report the loss of this rank's batch: once in every step, from the first step on.
-
-        A trial that changes the numbers fails if its losses are worse than before by more than 5 %
-        and by more than chance. The call does not wait for the GPU. Without tuning it does nothing.
-
-        Raises:
-            TypeError: neither a tensor nor a number.
-        """
-        if self._agent is not None:
-            self._agent.report_loss(loss)
-
-    def report_complexity(self, complexity: torch.Tensor | float) -> None:
-        """Report how much is in this rank's batch, such as its number of tokens, before its
-        backward pass: on all ranks, in every step, from the first step on.
-
-        Trials are then compared as if their batches were alike, if the complexity explains the step
-        times. Those of several batches in a step add up. Without tuning it does nothing.
-
-        Raises:
-            TypeError: neither a number nor a tensor of one on the CPU.
-        """
-        if self._agent is not None:
-            self._agent.measurement.tell_complexity(complexity)
-
-    def unmeasured(self) -> AbstractContextManager[None]:
-        """A context for what is not part of a step, such as a validation or writing a checkpoint.
-
-        The tuning leaves out the time from the optimizers' last step to the end of the context. All
-        ranks enter it after the same step, before the next training pass. Without tuning it does
-        nothing. It is useful where such things are frequent: a few longer steps do not change a
-        median.
-        """
-        return nullcontext() if self._agent is None else self._agent.measurement.unmeasured()
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Re-cut the buckets: at once between two steps, else at the end of the step under way. All
@@ -180,10 +124,7 @@ class DistributedDataParallel(WithMoments):
                 the configuration needs; what is in force stays.
         """
         if self.is_tuning:
-            raise RuntimeError(
-                "the job is being tuned, and a configuration set by hand would be mistaken for the "
-                "trial under way; wait until is_tuning is False, or train with BAGUA_AUTOTUNE=0"
-            )
+            raise RuntimeError(WHILE_TUNED)
         if not has_reducer(self):
             raise RuntimeError(
                 "torch reduces this model's gradients without its C++ reducer, so there are no "
@@ -191,10 +132,7 @@ class DistributedDataParallel(WithMoments):
             )
         if leaves_first_step_out(self):
             raise RuntimeError(LEAVES_FIRST_STEP_OUT)
-        tunable = _tunable_of(self)
-        communicator = tunable.communicator
-        change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
-        return tunable.change(change.conclude()) and change.agreed
+        return self._reconfigure(_tunable_of(self), configuration)
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Torch's hook: while ranks may end their training one by one, nothing is tuned."""
@@ -261,25 +199,32 @@ def tune(
     optimizers: Optimizers = None,
     algorithm: str | Algorithm = DEFAULT_ALGORITHM,
 ) -> Wrapper:
-    """Turn a wrapper that another library made into ours, in place. All ranks must call it, before
-    the first step or between two steps.
+    """Have a model tuned that is wrapped or sharded already, in place. All ranks must call it,
+    before the first step or between two steps.
 
     Args:
-        model: torch's DistributedDataParallel, or a subclass of it.
-        optimizers, algorithm: see :class:`DistributedDataParallel`.
+        model: torch's DistributedDataParallel, or a subclass of it; or a model on which
+            ``fully_shard`` was called last, which gets the methods of :class:`ShardedModel`.
+        optimizers, algorithm: see :class:`DistributedDataParallel`; a sharded model has no other
+            algorithm.
 
     Returns:
         ``model``.
 
     Raises:
-        TypeError: ``model`` is not a DistributedDataParallel.
+        TypeError: ``model`` is neither.
         ValueError: see :class:`DistributedDataParallel`; or ``model`` is already ours, with another
             algorithm.
     """
+    if is_sharded(model):
+        if algorithm != DEFAULT_ALGORITHM:
+            raise ValueError("a sharded model has no other algorithm than gradient_allreduce")
+        return tune_sharded(model, _listed(optimizers))
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
-            "tune() takes a torch.nn.parallel.DistributedDataParallel, not "
-            f"{type(model).__name__}; for a compiled model, give the wrapper that was compiled"
+            "tune() takes a torch.nn.parallel.DistributedDataParallel or a model that fully_shard "
+            f"was called on, not {type(model).__name__}; for a compiled model, give the wrapper "
+            "that was compiled"
         )
     if isinstance(model, DistributedDataParallel):
         _check_same(model, algorithm)

@@ -1,8 +1,11 @@
-"""Puts our class in the place of torch's DistributedDataParallel."""
+"""Puts our class in the place of torch's DistributedDataParallel, and follows ``fully_shard``."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
+from typing import Any
 
 from torch.nn import parallel
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
@@ -20,11 +23,36 @@ def replace_torchs_class() -> None:
     wrapped. What is pickled names torch's class, and loads where nothing of ours is installed.
     Calling it again does nothing.
     """
+    _replace(TorchDistributedDataParallel, DistributedDataParallel)
+    assert parallel.DistributedDataParallel is DistributedDataParallel
+    DistributedDataParallel.__module__ = TorchDistributedDataParallel.__module__
+
+
+def follow_fully_shard() -> None:
+    """From now on each model that ``fully_shard`` shards is one that is tuned; see
+    :func:`replace_torchs_class`."""
+    fsdp: Any = importlib.import_module("torch.distributed.fsdp")
+    torchs = getattr(fsdp, "fully_shard", None)  # Since torch 2.6.
+    if torchs is None or hasattr(torchs, "__wrapped_by_bagua__"):
+        return
+    from bagua_client.integrations.sharded_model import tune_if_whole
+
+    @functools.wraps(torchs)
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        found = torchs(module, *args, **kwargs)
+        if not isinstance(module, list | tuple):
+            tune_if_whole(module)
+        return found
+
+    fully_shard.__wrapped_by_bagua__ = True  # type: ignore[attr-defined]
+    _replace(torchs, fully_shard)
+
+
+def _replace(torchs: Any, ours: Any) -> None:
+    """In every module that has it, under any name."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == _STAYS_IN:
             continue
         for key, value in list(getattr(module, "__dict__", {}).items()):
-            if value is TorchDistributedDataParallel:
-                setattr(module, key, DistributedDataParallel)
-    assert parallel.DistributedDataParallel is DistributedDataParallel
-    DistributedDataParallel.__module__ = TorchDistributedDataParallel.__module__
+            if value is torchs:
+                setattr(module, key, ours)

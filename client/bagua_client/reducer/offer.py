@@ -11,7 +11,7 @@ from bagua_client.algorithms import Algorithm
 from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
-from bagua_client.knobs import CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
+from bagua_client.knobs import BUCKET_SIZES, CHANNELS_VALUES, EDGE_BUCKET_BYTES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.reducer.comm_hook import survives_recut, why_not_recut
 from bagua_client.torch_private import reducer as torchs
@@ -61,6 +61,12 @@ class Offer:
         return found
 
     @property
+    def bucket_bytes(self) -> tuple[int, int]:
+        """The smallest and the largest size of a bucket that is tried."""
+        default = self.default.bucket_bytes
+        return min(BUCKET_SIZES.low_bytes, default), max(BUCKET_SIZES.high_bytes, default)
+
+    @property
     def has_explicit_buckets(self) -> bool:
         """Whether torch can cut an explicit list of buckets."""
         return not self._obstacle
@@ -81,7 +87,8 @@ class Offer:
             "wire_precision": self._usual("wire_precision", allowed) if self._is_wide else (),
             "algorithm": self._algorithms(allowed),
         }
-        found = {name: limited.get(name, self._usual(name, allowed)) for name in KNOBS}
+        ours = [name for name, knob in KNOBS.items() if "replicated" in knob.models]
+        found = {name: limited.get(name, self._usual(name, allowed)) for name in ours}
         return {name: list(values) for name, values in found.items() if values}
 
     def _usual(self, name: str, allowed: Collection[str]) -> Sequence[Value]:

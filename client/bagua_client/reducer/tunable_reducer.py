@@ -136,6 +136,7 @@ class TunableReducer:
         Raises:
             ValueError: it does not fit the model, or torch cannot carry it out here.
         """
+        configuration.check_model("replicated")
         if configuration.buckets and not self._order.is_known:
             raise ValueError(
                 "explicit buckets count tensors in the order in which gradients become ready, "

@@ -58,6 +58,13 @@ def _replace() -> None:
         _say(f"trains with torch's own DistributedDataParallel and is not tuned: {error!r}")
 
 
+def _follow_sharding() -> None:
+    try:
+        importlib.import_module("bagua_client.integrations.replacement").follow_fully_shard()
+    except Exception as error:
+        _say(f"does not tune what fully_shard shards: {error!r}")
+
+
 def _register_strategies() -> None:
     try:
         if importlib.util.find_spec("bagua_client.lightning") is not None:
@@ -79,6 +86,7 @@ def _prepare() -> None:
         AfterImport("torch", recorder.begin)
     if os.environ.get("BAGUA_REPLACES_DDP") == "1":
         AfterImport("torch", _replace)
+        AfterImport("torch.distributed.fsdp", _follow_sharding)
         for name in LIGHTNING:
             AfterImport(name, _register_strategies)
 

@@ -26,6 +26,10 @@ class Offer(Protocol):
         """Given the allowed names, the algorithms that may be tried, the model's own first."""
 
     @property
+    def bucket_bytes(self) -> tuple[int, int]:
+        """The smallest and the largest size of a bucket that is tried."""
+
+    @property
     def has_explicit_buckets(self) -> bool:
         """Whether an explicit list of buckets can be cut."""
 
@@ -175,3 +179,15 @@ class Tunable(Protocol):
 
     def detach(self) -> None:
         """Stop observing the steps."""
+
+
+class Changeable(Tunable, Protocol):
+    """One whose configuration may also be set by hand."""
+
+    def change(self, layout: Layout) -> bool:
+        """Put ``layout`` into force, at once or as soon as may be. All ranks have agreed on it, and
+        call this together.
+
+        Returns:
+            Whether that worked, or is still to come. If not, all ranks are back at what they had.
+        """

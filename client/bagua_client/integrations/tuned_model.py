@@ -1,0 +1,102 @@
+"""What every model that can be tuned offers to whoever trains it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from bagua_client.configuration import Configuration
+from bagua_client.tunable.reconfiguration import Reconfiguration
+from bagua_client.tunable.tunable import Changeable
+from bagua_client.tuning import Tuning
+
+if TYPE_CHECKING:
+    from bagua_client.agent import Agent
+
+WHILE_TUNED = (
+    "the job is being tuned, and a configuration set by hand would be mistaken for the trial under "
+    "way; wait until is_tuning is False, or train with BAGUA_AUTOTUNE=0"
+)
+
+
+class TunedModel:
+    """The part of a model's interface that is about its tuning."""
+
+    _tunable: Changeable | None = None
+    _agent: Agent | None = None
+    _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration in force, or the one that will be from the next step on."""
+        raise NotImplementedError
+
+    @property
+    def _tuned_rank(self) -> int:
+        """This process's rank among those that train the model."""
+        raise NotImplementedError
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the model is being tuned; changes on all ranks in the same step."""
+        return self._agent is not None and self._agent.is_active
+
+    @property
+    def tuning(self) -> Tuning:
+        """A snapshot of the tuning: its state, the best configuration, the speed-up with its
+        interval, the cost."""
+        if self._agent is not None:
+            return self._agent.outcome.tuning
+        tunable, now = self._tunable, self.configuration
+        return Tuning(
+            state="off",
+            reason=self._not_tuned,
+            summary=self._not_tuned,
+            configuration=now,
+            default=now if tunable is None else tunable.default,
+            rank=self._tuned_rank,
+        )
+
+    def report_loss(self, loss: torch.Tensor | float) -> None:
+        """Report the loss of this rank's batch: once in every step, from the first step on.
+
+        A trial that changes the numbers fails if its losses are worse than before by more than 5 %
+        and by more than chance. The call does not wait for the GPU. Without tuning it does nothing.
+
+        Raises:
+            TypeError: neither a tensor nor a number.
+        """
+        if self._agent is not None:
+            self._agent.report_loss(loss)
+
+    def report_complexity(self, complexity: torch.Tensor | float) -> None:
+        """Report how much is in this rank's batch, such as its number of tokens, before its
+        backward pass: on all ranks, in every step, from the first step on.
+
+        Trials are then compared as if their batches were alike, if the complexity explains the step
+        times. Those of several batches in a step add up. Without tuning it does nothing.
+
+        Raises:
+            TypeError: neither a number nor a tensor of one on the CPU.
+        """
+        if self._agent is not None:
+            self._agent.measurement.tell_complexity(complexity)
+
+    def unmeasured(self) -> AbstractContextManager[None]:
+        """A context for what is not part of a step, such as a validation or writing a checkpoint.
+
+        The tuning leaves out the time from the optimizers' last step to the end of the context. All
+        ranks enter it after the same step, before the next training pass. Without tuning it does
+        nothing. It is useful where such things are frequent: a few longer steps do not change a
+        median.
+        """
+        return nullcontext() if self._agent is None else self._agent.measurement.unmeasured()
+
+    def _reconfigure(self, tunable: Changeable, configuration: Configuration) -> bool:
+        if self.is_tuning:
+            raise RuntimeError(WHILE_TUNED)
+        communicator = tunable.communicator
+        change = Reconfiguration(tunable, configuration, communicator.group, communicator.device)
+        return tunable.change(change.conclude()) and change.agreed

@@ -1,0 +1,78 @@
+"""How much more of a device's memory a configuration of a sharded model needs than the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bagua_client.configuration import Configuration
+from bagua_client.torch_private.sharded import Unit
+
+LARGEST_SHARE = 0.9
+"""Of the device's memory, for the predicted peak: allocators do not fill it to the last byte."""
+
+
+def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
+    """The units that stay gathered: the last ``count`` of those that otherwise would not."""
+    eligible = [unit for unit in units if unit.given.mesh_kept is not None]
+    return eligible[len(eligible) - count :] if count else []
+
+
+class Memory:
+    """The memory of one rank's device.
+
+    Args:
+        units: of the model, in the order in which it lists them.
+        device: that it computes on.
+        share: the largest share of the device's memory that may be used.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], device: torch.device, share: float = LARGEST_SHARE
+    ) -> None:
+        self._units = units
+        self._device = device
+        self._share = share
+        self._peak_bytes = 0
+
+    def measure(self) -> None:
+        """The default is in force, and has been for a step: what it took is known."""
+        if self._device.type == "cuda":
+            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+
+    def extra_bytes(self, configuration: Configuration) -> int:
+        """So much more than the default the configuration needs at its peak.
+
+        What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit
+        each; each further scatter buffer adds the largest unit's gradients.
+        """
+        kept = sum(
+            unit.elements * unit.dtypes[0].itemsize
+            for unit in kept_units(self._units, configuration.kept_units)
+        )
+        gathered = max(unit.elements * unit.dtypes[0].itemsize for unit in self._units)
+        reduced = max(unit.elements * unit.dtypes[1].itemsize for unit in self._units)
+        stripes = gathered + reduced if configuration.channels > 1 else 0
+        ahead = max(configuration.prefetch - 1, 0) * gathered
+        return kept + ahead + (configuration.scatter_buffers - 1) * reduced + stripes
+
+    def misfit(self, configuration: Configuration) -> str:
+        """Why the configuration does not fit on this rank's device; empty: it does."""
+        if self._device.type != "cuda" or not self._peak_bytes:
+            return ""
+        limit = self._share * _available_bytes(self._device)
+        peak = self._peak_bytes + self.extra_bytes(configuration)
+        if peak <= limit:
+            return ""
+        return (
+            f"it would take {peak / 2**30:.1f} GiB of this GPU's memory, of which "
+            f"{limit / 2**30:.1f} GiB may be used"
+        )
+
+
+def _available_bytes(device: torch.device) -> float:
+    total = torch.cuda.get_device_properties(device).total_memory
+    # A training may have limited itself (since torch 2.8 that can be read).
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return float(total * (read(device) if read is not None else 1.0))

@@ -1,0 +1,51 @@
+"""What is seen of a sharded model's steps on one rank; all of it is called by way of the
+observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bagua_client.tunable.observers import Observers
+from bagua_client.tunable.timeline import Timeline
+
+
+class Observation:
+    """What is seen of one model's steps.
+
+    Attributes:
+        on_last_ready: called when the gradients of a step's last unit are ready on this rank.
+    """
+
+    def __init__(self, observers: Observers) -> None:
+        self.on_last_ready: Callable[[], None] | None = None
+        self._observers = observers
+        self._timeline: Timeline | None = None
+        self._seen: list[int] = []
+        self._last: int | None = None
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Record the next steps in ``timeline``; None: stop recording."""
+        self._timeline = timeline
+
+    def scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """The gradients of a unit are ready on this rank. Returns what to call when they are
+        reduced, if anything."""
+        self._seen.append(unit)
+        on_end = None
+        if self._timeline is not None:
+            self._timeline.tensor_ready(unit)
+            on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
+        if unit == self._last and self.on_last_ready is not None:
+            self.on_last_ready()
+        return on_end
+
+    def backward_ends(self) -> None:
+        """The next step's last unit is taken to be this one's."""
+        self._last = self._seen[-1] if self._seen else None
+        self._seen.clear()
+
+    def close(self) -> None:
+        """Observe nothing."""
+        self.on_last_ready = None
+        self.record(None)

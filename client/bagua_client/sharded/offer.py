@@ -1,0 +1,146 @@
+"""Which settings of a sharded model can be changed, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from bagua_client.algorithms import Algorithm
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
+from bagua_client.knob_kinds import Value
+from bagua_client.knobs import CHANNELS_VALUES, KNOBS
+from bagua_client.sharded.memory import Memory
+from bagua_client.torch_private import sharded as torchs
+from bagua_client.torch_private.sharded import Unit
+
+PARTS_KEPT = (0.25, 0.5, 1.0)
+"""Shares of the units that are tried as kept, beside none."""
+BYTES_OF_16_BITS = 2
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Which settings of one model can be changed.
+
+    Attributes:
+        default: the configuration that the model would have without tuning.
+        units: of the model.
+        memory: of this rank's device.
+    """
+
+    default: Configuration
+    units: Sequence[Unit]
+    memory: Memory
+    has_explicit_buckets = False
+
+    @property
+    def bucket_bytes(self) -> tuple[int, int]:
+        """The smallest and the largest number of bytes of units that communicate as one."""
+        return self.default.bucket_bytes, self.default.bucket_bytes
+
+    def algorithms(self, allowed: Collection[str]) -> Sequence[Algorithm]:
+        return ()
+
+    def reasons(self, communicator: Communicator) -> list[str]:
+        """The reasons why some settings cannot be changed, a sentence each."""
+        found = []
+        if self._channels_obstacle(communicator):
+            found.append(f"one channel: {self._channels_obstacle(communicator)}")
+        if self._has_lists:
+            found.append("prefetch: the training itself says what is gathered ahead")
+        if not self.units[0].has_scatter_buffers:
+            found.append("scatter buffers: torch before 2.13 has one")
+        if not self._most_kept:
+            found.append("kept units: the training keeps all of them")
+        return found
+
+    def values(
+        self, communicator: Communicator, allowed: Collection[str] = ()
+    ) -> dict[str, Sequence[Value]]:
+        """The values worth trying of each knob, by knob.
+
+        Args:
+            allowed: the values that the user allows although they change the numbers.
+        """
+        is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units)
+        precisions = [v for v in KNOBS["wire_precision"].kind.tried if str(v) in allowed]
+        can_split = not self._channels_obstacle(communicator)
+        has_buffers, on_gpu = self.units[0].has_scatter_buffers, communicator.device.type == "cuda"
+        most = communicator.most_channels if can_split else 1
+        found: dict[str, Sequence[Value]] = {
+            "channels": [count for count in CHANNELS_VALUES if count <= most],
+            "kept_units": self._kept(),
+            # Without streams nothing is gathered ahead of its use, nor reduced beside it.
+            "prefetch": (0, 1, 2, 3) if on_gpu and not self._has_lists else (0,),
+            "scatter_group": ("shared", "own") if on_gpu and can_split else ("shared",),
+            "scatter_buffers": (1, 2, 4) if on_gpu and has_buffers else (1,),
+            "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
+        }
+        return {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
+
+    def check(self, configuration: Configuration) -> None:
+        """Check that the model can have the configuration.
+
+        Raises:
+            ValueError: it cannot, or not in this device's memory.
+        """
+        configuration.check_model("sharded")
+        if configuration.bucket_bytes != self.default.bucket_bytes or configuration.buckets:
+            raise ValueError("the units of a sharded model cannot be merged")
+        if configuration.kept_units > self._most_kept:
+            raise ValueError(
+                f"{configuration.kept_units} units cannot be kept, as only {self._most_kept} are "
+                "gathered twice in a step"
+            )
+        if configuration.prefetch and self._has_lists:
+            raise ValueError("the training itself says what is gathered ahead")
+        if configuration.scatter_buffers > 1 and not self.units[0].has_scatter_buffers:
+            raise ValueError("torch before 2.13 has one scatter buffer")
+        uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
+        if uses_groups and not self._carries_itself:
+            raise ValueError("the training's own objects communicate the units")
+        if misfit := self.memory.misfit(configuration):
+            raise ValueError(misfit)
+
+    def _first(self, name: str, tried: Sequence[Value]) -> list[Value]:
+        default = getattr(self.default, name)
+        return [default, *(value for value in tried if value != default)]
+
+    def _kept(self) -> Sequence[int]:
+        counts = {round(share * self._most_kept) for share in PARTS_KEPT}
+        return sorted({0} | counts)
+
+    @property
+    def _most_kept(self) -> int:
+        return sum(unit.given.mesh_kept is not None for unit in self.units)
+
+    @property
+    def _has_lists(self) -> bool:
+        return any(unit.given.forward or unit.given.backward for unit in self.units)
+
+    @property
+    def _carries_itself(self) -> bool:
+        return all(unit.carries_itself for unit in self.units)
+
+    def _channels_obstacle(self, communicator: Communicator) -> str:
+        if not self._carries_itself:
+            return "the training's own objects communicate the units"
+        return communicator.obstacle
+
+
+def refusal_of(units: Sequence[Unit]) -> str:
+    """Why no setting of a sharded model can be changed; empty: some can."""
+    if not torchs.has_custom_communication():
+        return "torch before 2.9 does not let others communicate for fully_shard"
+    if len({unit.ranks for unit in units}) > 1:
+        return "its units are spread over different ranks (several meshes)"
+    if len(units[0].ranks) > 1 and sum(map(len, units[0].ranks)) < dist.get_world_size():
+        return "its copies (HSDP) are trained by a part of the job's ranks"
+    if len(units[0].ranks[0]) == 1:
+        return "each rank holds the whole model, so nothing is gathered"
+    if {unit.device.type for unit in units} - {"cpu", "cuda"}:
+        return f"steps on devices of type {units[0].device.type} cannot be timed here"
+    return ""

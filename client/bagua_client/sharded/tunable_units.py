@@ -1,0 +1,259 @@
+"""The units of a sharded model, whose settings are changed between two steps.
+
+Each of its forward and backward passes gathers and reduces, so all ranks make them together. A
+change is made where all ranks begin a forward pass of the whole model for training, when every
+unit is idle. They vote on its outcome: if it failed on one rank, all go back to what they had.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from bagua_client.algorithms import Algorithm, find
+from bagua_client.communication.agreement import attempt
+from bagua_client.communication.communicator import Communicator
+from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout, TensorSpec, plan
+from bagua_client.sharded.memory import Memory
+from bagua_client.sharded.observation import Observation
+from bagua_client.sharded.offer import Offer, refusal_of
+from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.traffic import Traffic
+from bagua_client.torch_private.reducer import after_backward
+from bagua_client.torch_private.sharded import Unit
+from bagua_client.tunable.observers import Observers
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM = "gradient_allreduce"
+STEPS_SEEN = 3
+"""The default's memory is known after so many."""
+
+
+class TunableUnits:
+    """The units of one model. All ranks must make theirs together; see :class:`Tunable`.
+
+    Args:
+        model: whose forward pass begins a step.
+        units: of the model, in the order in which it lists them.
+        communicator: of the ranks that train it.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, units: Sequence[Unit], communicator: Communicator
+    ) -> None:
+        self._model = weakref.ref(model)
+        self.units = units
+        self.communicator = communicator
+        self.observers = Observers(communicator.rank)
+        self.observation = Observation(self.observers)
+        self.parameters = [each for unit in units for each in unit.parameters]
+        self.tensors = tuple(map(_spec, units))
+        # Gradients become ready from the model's end on.
+        self.order = tuple(reversed(range(len(units))))
+        self.default = Configuration(min(spec.bytes for spec in self.tensors))
+        self.algorithm: Algorithm = find(ALGORITHM)
+        self._memory = Memory(units, units[0].device)
+        self.layout = plan(self.tensors, self.order, self.default)
+        self.after_reduction: Callable[[], None] | None = None
+        self.on_return: Callable[[str], None] | None = None
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.recut_seconds = 0.0
+        self._voters = communicator.group, communicator.device
+        self._next: Layout | None = None
+        self._is_open = self._is_attached = False
+        self._reductions = 0
+        self._traffic = Traffic(units, communicator, self.default, self._scatter_begins)
+        self._settings = Settings(units, self._traffic)
+        self._handles = [
+            model.register_forward_pre_hook(self._forward_begins, prepend=True),
+            model.register_forward_hook(self._forward_ends, always_call=True),
+            register_optimizer_step_post_hook(_weakly(self._settings)),
+        ]
+        weakref.finalize(model, _remove, self._handles).atexit = False
+
+    # Plan
+
+    @property
+    def offer(self) -> Offer:
+        """What may be changed, and why the rest may not."""
+        return Offer(self.default, self.units, self._memory)
+
+    @property
+    def order_is_agreed(self) -> bool:
+        """All ranks communicate unit by unit in one order, else they would wait for ever."""
+        return self._reductions >= STEPS_SEEN
+
+    @property
+    def refusal(self) -> str:
+        return refusal_of(self.units)
+
+    @property
+    def is_left(self) -> bool:
+        return self._model() is None
+
+    stands_back = False
+
+    def plan(self, configuration: Configuration) -> Layout:
+        """See :meth:`Tunable.plan`."""
+        self.offer.check(configuration)
+        return plan(self.tensors, self.order, configuration)
+
+    def start_from(self, default: Configuration) -> None:
+        """See :meth:`Tunable.start_from`."""
+        layout = self.plan(default)
+        self.prepare(layout)
+        self.default = default
+        self._next = layout
+
+    # Vote
+
+    def vote_in(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """See :meth:`Tunable.vote_in`."""
+        self._voters = group, device
+
+    # Apply
+
+    def prepare(self, layout: Layout) -> None:
+        """See :meth:`Tunable.prepare`."""
+        self.communicator.prepare(layout.configuration)
+
+    def schedule(self, layout: Layout) -> None:
+        """Put ``layout`` in force where the next forward pass for training begins."""
+        self.prepare(layout)
+        self._next = layout
+
+    def change(self, layout: Layout) -> bool:
+        """Put ``layout``, which all ranks have agreed on, in force; whether that is to come."""
+        self.schedule(layout)
+        return True
+
+    @property
+    def layout_to_come(self) -> Layout:
+        return self._next or self.layout
+
+    @property
+    def is_recut_due(self) -> bool:
+        return self._next is not None
+
+    @property
+    def is_settled(self) -> bool:
+        return self._next is None
+
+    def _carry_out(self) -> None:
+        assert self._next is not None
+        began = time.perf_counter()
+        layout, self._next = self._next, None
+        ranks, error = attempt(lambda: self._settings.put(layout.configuration), *self._voters)
+        if ranks:
+            self._go_back(ranks, error)
+            return
+        is_new, self.layout = layout.digest != self.layout.digest, layout
+        self._follow()
+        self.recut_seconds = time.perf_counter() - began
+        if self.communicator.rank == 0 and is_new:
+            logger.info(
+                "autotune: %d units communicate by %s, set in %.1f ms",
+                *(len(self.units), layout.configuration, self.recut_seconds * 1e3),
+            )
+
+    def _go_back(self, ranks: str, error: str) -> None:
+        if error:
+            logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
+        self.observers.call(self._settings.put, self.layout.configuration)
+        reason = f"setting the units failed on rank {ranks}"
+        if self.communicator.rank == 0:
+            logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
+        if self.on_return is not None:
+            self.observers.call(self.on_return, reason)
+
+    def _follow(self) -> None:
+        """Let our objects communicate only where they are needed."""
+        configuration = self.layout.configuration
+        uses = configuration.channels > 1 or configuration.scatter_group == "own"
+        if self._is_attached or uses or configuration.changes_numbers:
+            self._traffic.install()
+        else:
+            self._traffic.remove()
+
+    # Measure
+
+    def attach(self) -> None:
+        """See :meth:`Tunable.attach`."""
+        self._is_attached = True
+        self._follow()
+
+    def watch(self) -> None:
+        """The ends of steps are seen by the objects that communicate; nothing else is observed."""
+
+    def detach(self) -> None:
+        """See :meth:`Tunable.detach`."""
+        self.after_reduction = self.on_return = None
+        self.waiting = nullcontext
+        self.observation.close()
+        self._is_attached = False
+        self._voters = self.communicator.group, self.communicator.device
+        if self._next is None:
+            self._follow()
+
+    def _scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """Called in the backward pass, for each unit in the same order on all ranks."""
+        if not self._is_open:
+            self._is_open = True
+            after_backward(self._reduced)
+        return self.observers.call(self.observation.scatter_begins, unit, size_bytes)
+
+    def _reduced(self) -> None:
+        """The backward pass is over, and torch has waited for all that was reduced."""
+        self._is_open = False
+        self._reductions += 1
+        self.observers.call(self.observation.backward_ends)
+        if self._reductions == STEPS_SEEN:
+            self.observers.call(self._memory.measure)
+        if self.after_reduction is not None:
+            self.after_reduction()
+
+    def _forward_begins(self, *_: Any) -> None:
+        self._settings.reshard()
+        if self._next is not None and torch.is_grad_enabled():
+            self._carry_out()
+
+    def _forward_ends(self, *_: Any) -> None:
+        if not torch.is_grad_enabled():
+            self._settings.reshard()
+
+
+def _spec(unit: Unit) -> TensorSpec:
+    dtype = unit.dtypes[1]
+    return TensorSpec(
+        name=unit.name or "(root)",
+        shape=(unit.elements,),
+        element_bytes=dtype.itemsize,
+        dtype=str(dtype),
+        device=f"{unit.device.type}#0",
+    )
+
+
+def _weakly(settings: Settings) -> Callable[..., None]:
+    """For a hook of all optimizers, which outlives the model."""
+    reference = weakref.ref(settings)
+
+    def reshard(*_: Any) -> None:
+        if (found := reference()) is not None:
+            found.reshard()
+
+    return reshard
+
+
+def _remove(handles: Collection[Any]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,206 @@
+"""Models that ``fully_shard`` shards: their units, and what is set on them.
+
+Public methods of ``FSDPModule`` set most of it and give none of it back, so what a training has set
+is read here. A unit is the parameters of one ``fully_shard`` call, which communicate as one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule as FSDPModule
+
+FOLDER = "torch.distributed.fsdp._fully_shard."
+"""Where torch's own objects that communicate are defined."""
+
+
+def is_sharded(module: object) -> bool:
+    """Whether ``fully_shard`` was called on a module; imports nothing."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def has_custom_communication() -> bool:
+    """Whether a training may replace what communicates (since torch 2.9)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return hasattr(FSDPModule, "set_custom_reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the training has set on a unit.
+
+    Attributes:
+        mesh_kept: between which ranks its parameters stay spread after forward; None: each rank
+            keeps all of them, gathered.
+        forward, backward: the units that it gathers ahead; empty: as torch does it.
+        gather, scatter: the objects that communicate.
+    """
+
+    mesh_kept: Any
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+    gather: Any
+    scatter: Any
+
+
+class Unit:
+    """Parameters that are gathered together, and whose gradients are reduced together.
+
+    Attributes:
+        name: of its module in the model; empty: the model itself.
+        module: on which it is set what becomes of the unit.
+        given: what the training has set.
+    """
+
+    def __init__(self, name: str, module: FSDPModule, group: Any) -> None:
+        self.name = name
+        self.module = module
+        self._group = group
+        self._state: Any = module._get_fsdp_state()
+        self.given = Given(
+            group.post_forward_mesh_info,
+            tuple(self._state._states_to_forward_prefetch),
+            tuple(self._state._states_to_backward_prefetch),
+            group._all_gather_comm,
+            group._reduce_scatter_comm,
+        )
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Its parts on this rank, as the optimizer has them."""
+        return [each.sharded_param for each in self._group.fsdp_params]
+
+    @property
+    def elements(self) -> int:
+        """Of all of its parameters, gathered."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """What its parameters are gathered in, and what its gradients are reduced in."""
+        policy, own = self._group.mp_policy, self.parameters[0].dtype
+        gathered = policy.param_dtype or own
+        return gathered, policy.reduce_dtype or gathered
+
+    @property
+    def device(self) -> torch.device:
+        """The device it computes on."""
+        device: torch.device = self._group.device
+        return device
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether some of its parameters get gradients."""
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The global ranks of the group that its parts are spread over; for each copy of the model
+        in turn."""
+        info = self._group.mesh_info
+        mesh, dim = info.mesh.mesh, info.shard_mesh_dim
+        return tuple(
+            tuple(row) for row in mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
+        )
+
+    @property
+    def own_group(self) -> dist.ProcessGroup:
+        """Torch's group of the ranks that its parts are spread over."""
+        group: dist.ProcessGroup = self._group._all_gather_process_group
+        return group
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is under way, and each rank holds its part alone."""
+        return self._group._training_state.name == "IDLE" and bool(self._group.is_sharded)
+
+    @property
+    def is_gathered(self) -> bool:
+        return bool(self._group.is_unsharded)
+
+    @property
+    def reshards_after_backward(self) -> bool:
+        return bool(self._group.reshard_after_backward)
+
+    @property
+    def carries_itself(self) -> bool:
+        """Whether torch's own objects communicate it."""
+        kinds = type(self.given.gather), type(self.given.scatter)
+        return all(kind.__module__.startswith(FOLDER) for kind in kinds)
+
+    def keep(self, is_kept: bool) -> None:
+        """Keep its parameters gathered from forward to backward; else what the training set."""
+        self._group.post_forward_mesh_info = None if is_kept else self.given.mesh_kept
+
+    def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
+        """Gather these ahead."""
+        self._state._states_to_forward_prefetch = [unit._state for unit in forward]
+        self._state._states_to_backward_prefetch = [unit._state for unit in backward]
+
+    def prefetch_as_given(self) -> None:
+        self._state._states_to_forward_prefetch = list(self.given.forward)
+        self._state._states_to_backward_prefetch = list(self.given.backward)
+
+    def communicate_by(self, gather: Any, scatter: Any) -> None:
+        """Have these objects communicate it."""
+        self._group._all_gather_comm = gather
+        self._group._reduce_scatter_comm = scatter
+
+    @property
+    def has_scatter_buffers(self) -> bool:
+        """Whether several units' gradients may be on their way at once (since torch 2.13)."""
+        return hasattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers")
+
+    @property
+    def scatter_buffers(self) -> int:
+        return int(getattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
+
+    @scatter_buffers.setter
+    def scatter_buffers(self, count: int) -> None:
+        # Of all units; the public setter has no effect after the first forward pass.
+        self._group.comm_ctx.reduce_scatter_max_input_buffers = count
+
+
+def units_of(root: torch.nn.Module) -> list[Unit]:
+    """The units of a model, in the order in which it lists its modules.
+
+    Raises:
+        ValueError: they cannot be told apart.
+    """
+    own: Any = root
+    # Torch does so in the first forward pass, and then changes what is set on the model itself.
+    own._get_fsdp_state()._lazy_init()
+    found, seen = [], set()
+    for name, module in root.named_modules():
+        if not is_sharded(module):
+            continue
+        state: Any = module._get_fsdp_state()
+        if id(state) in seen:
+            continue
+        seen.add(id(state))
+        groups = _groups_of(state)
+        if len(groups) > 1:
+            raise ValueError(
+                f"the parameters of {name or 'the model'} are in several groups (a mesh for each "
+                "parameter)"
+            )
+        if groups and groups[0].fsdp_params:
+            found.append(Unit(name, module, groups[0]))
+    return found
+
+
+def _groups_of(state: Any) -> list[Any]:
+    # Several since torch 2.12.
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
