@@ -107,7 +107,8 @@ def _registered(ranks: RankPool, said: str) -> tuple[Any, Any]:
 
 def test_what_is_switched_off_or_pinned_is_not_tried(four_ranks: RankPool) -> None:
     plain, (*_, gradient, lines) = _registered(four_ranks, "")
-    assert set(plain["knobs"]) == set(KNOBS) - {"algorithm"}
+    replicated = {name for name, knob in KNOBS.items() if "replicated" in knob.models}
+    assert set(plain["knobs"]) == replicated - {"algorithm"}
     assert lines == []
     said = "-buckets,-wire_precision,hierarchical=shards,channels=1/4,bucket_bytes=32KiB,"
     body, (default, buckets, pinned_gradient, lines) = _registered(

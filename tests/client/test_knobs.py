@@ -11,7 +11,12 @@ from bagua_autotune.model.text import KNOB_WORDS, describe_bytes, describe_knob,
 from bagua_client.knob_kinds import size_in_words
 from bagua_client.knobs import KNOBS
 
-OTHERS = {"bucket_bytes": [4096], "buckets": [(3,), (3, 1)], "algorithm": ["bytegrad"]}
+OTHERS = {
+    "bucket_bytes": [4096],
+    "buckets": [(3,), (3, 1)],
+    "algorithm": ["bytegrad"],
+    "kept_units": [1, 12],
+}
 
 
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=list(KNOBS))

@@ -25,7 +25,7 @@ BUCKETS = {"communication", "compression", "configuration", "layout", *KNOBS, *T
 ALGORITHMS = {"algorithms", *BUCKETS}
 TUNABLE = {"tunable", *ALGORITHMS}
 AGENT = {"service", "measuring", "reporter", *TUNABLE, *KNOWN, *TOLD}
-INTEGRATIONS = {"agent", "reducer", *AGENT}
+INTEGRATIONS = {"agent", "reducer", "sharded", *AGENT}
 STARTS = {"integrations", "lightning", "startup", *KNOWN}
 LAYERS = {
     "torch_private": set[str](),
@@ -46,6 +46,7 @@ LAYERS = {
     "environment": {"algorithms", "configuration", "knob_choices", *KNOBS},
     "tunable": ALGORITHMS,
     "reducer": TUNABLE,
+    "sharded": TUNABLE,
     "measuring": {"profile", *TUNABLE},
     "service": {"communication", "environment", *TORCHS, *TOLD},
     "reporter": {"service", "measuring", "communication", "environment", *TORCHS, *TOLD},

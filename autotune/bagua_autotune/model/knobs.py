@@ -36,7 +36,15 @@ ALGORITHM_KNOB = "algorithm"
 USUAL_ALGORITHM = "gradient_allreduce"
 PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
-LOSSLESS_KNOBS = (BUCKET_KNOB, WAYS_KNOB, CHANNELS_KNOB, PARTITION_KNOB, *EDGE_KNOBS)
+SHARDED_KNOBS = ("kept_units", "prefetch", "scatter_group", "scatter_buffers")
+LOSSLESS_KNOBS = (
+    BUCKET_KNOB,
+    WAYS_KNOB,
+    CHANNELS_KNOB,
+    PARTITION_KNOB,
+    *EDGE_KNOBS,
+    *SHARDED_KNOBS,
+)
 """Known not to change what the model learns, beyond the rounding of sums in another order."""
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000

@@ -42,6 +42,12 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
     "algorithm": KnobWords(
         "algorithm", "algorithm {} (changes the numbers)", ("gradient_allreduce",)
     ),
+    "kept_units": KnobWords("kept units", "{} units kept", (0,)),
+    "prefetch": KnobWords("prefetch", "prefetch {}", (0,)),
+    "scatter_group": KnobWords(
+        "scatter group", "{}", ("shared",), {"own": "gradients on groups of their own"}
+    ),
+    "scatter_buffers": KnobWords("scatter buffers", "{} scatter buffers", (1,)),
 }
 # With these values a knob that no words are known for is taken not to be in use.
 UNUSED: tuple[Value, ...] = ("off", "as_is", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -57,6 +57,13 @@ class ShardedModel(TunedModel):
         if self._tunable is None:
             raise RuntimeError(f"the model's settings cannot be changed: {self._refusal}")
         return self._reconfigure(self._tunable, configuration)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """As the model's own class lists them."""
+        if self._tunable is not None:
+            self._tunable.look_at_parameters()
+        listed: Iterator[tuple[str, Any]] = super().named_parameters(*args, **kwargs)  # type: ignore[misc]
+        return listed
 
     @property
     def _tuned_rank(self) -> int:

@@ -22,18 +22,20 @@ class Settings:
         self._units = units
         self._traffic = traffic
         self._kept: list[Unit] = []
+        self._is_ahead = False
         self._given_buffers = units[0].scatter_buffers
 
     def put(self, configuration: Configuration) -> None:
-        """Put the configuration in force; only where every unit is idle.
+        """Put the configuration in force; only where no unit is in a pass.
 
         Raises:
-            RuntimeError: one is not.
+            RuntimeError: one is.
         """
         self.reshard()
         for unit in self._units:
             if not unit.is_idle:
                 raise RuntimeError(f"the unit {unit.name or '(root)'} is in use")
+        self._is_ahead = configuration.prefetch > 0
         self._kept = kept_units(self._units, configuration.kept_units)
         for place, unit in enumerate(self._units):
             unit.keep(unit in self._kept)
@@ -47,12 +49,17 @@ class Settings:
         self._traffic.configuration = configuration
 
     def reshard(self) -> None:
-        """Let go of what is kept gathered: it would be used although the weights have changed.
+        """Let go of what is gathered only because of the settings: its weights may change now.
 
-        Torch reduces a unit's gradients and lets go of it in the backward pass. Where none follows
-        a forward pass (an evaluation), what is kept stays gathered until here.
+        Torch lets go of a unit in the backward pass. Where none follows a forward pass (an
+        evaluation), what is kept stays gathered until here, and what was gathered ahead of a unit
+        that was not reached is there until here; both would be used with old weights. What the
+        training itself keeps is left as it is.
         """
-        for unit in self._units:
-            is_kept = unit in self._kept or unit.given.mesh_kept is None
-            if is_kept and unit.is_gathered and unit.reshards_after_backward:
+        for unit in self._units if self._is_ahead else ():
+            if unit.is_on_its_way:
+                unit.module.unshard()  # Waits for it.
+                unit.module.reshard()
+        for unit in self._kept:
+            if unit.is_gathered and unit.reshards_after_backward:
                 unit.module.reshard()

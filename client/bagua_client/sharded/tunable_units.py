@@ -28,7 +28,7 @@ from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import Offer, refusal_of
 from bagua_client.sharded.settings import Settings
 from bagua_client.sharded.traffic import Traffic
-from bagua_client.torch_private.reducer import after_backward
+from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.observers import Observers
 
@@ -70,7 +70,7 @@ class TunableUnits:
         self.recut_seconds = 0.0
         self._voters = communicator.group, communicator.device
         self._next: Layout | None = None
-        self._is_open = self._is_attached = False
+        self._is_open = self._is_attached = self._is_in_forward = False
         self._reductions = 0
         self._traffic = Traffic(units, communicator, self.default, self._scatter_begins)
         self._settings = Settings(units, self._traffic)
@@ -222,12 +222,20 @@ class TunableUnits:
         if self.after_reduction is not None:
             self.after_reduction()
 
+    def look_at_parameters(self) -> None:
+        """The training lists the model's parameters: it gets those that the optimizer has, and not
+        what a forward pass without a backward pass left gathered."""
+        if not self._is_in_forward and not is_in_backward():
+            self._settings.reshard()
+
     def _forward_begins(self, *_: Any) -> None:
         self._settings.reshard()
+        self._is_in_forward = True
         if self._next is not None and torch.is_grad_enabled():
             self._carry_out()
 
     def _forward_ends(self, *_: Any) -> None:
+        self._is_in_forward = False
         if not torch.is_grad_enabled():
             self._settings.reshard()
 

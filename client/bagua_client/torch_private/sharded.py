@@ -121,12 +121,17 @@ class Unit:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is under way, and each rank holds its part alone."""
-        return self._group._training_state.name == "IDLE" and bool(self._group.is_sharded)
+        """Whether it is in no forward or backward pass."""
+        return bool(self._group._training_state.name == "IDLE")
 
     @property
     def is_gathered(self) -> bool:
         return bool(self._group.is_unsharded)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it is being gathered ahead of a pass that has not begun."""
+        return self._group._all_gather_result is not None
 
     @property
     def reshards_after_backward(self) -> bool:

@@ -1,0 +1,154 @@
+"""Small models under ``fully_shard``, trained as trainings do, beside an untouched one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+import bagua_client
+from bagua_client.sharded import traffic
+
+WIDTH = 9
+Changes = Mapping[int, Mapping[str, Any]]
+"""Before which step which knobs have other values than the default's."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way in which models are sharded and trained."""
+
+    replicas: int = 1
+    blocks: int = 4
+    checkpoints: bool = False
+    micro_batches: int = 1
+    param_dtype: torch.dtype | None = None
+    clips: bool = False
+    offloads: bool = False
+    ignores: bool = False
+    tied: bool = False
+    frozen: bool = False
+    user_keeps: bool = False
+    between: str = ""
+    """What the training does between its backward pass and the optimizer's step."""
+
+
+class Net(nn.Module):
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(kind.blocks)
+        )
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        if kind.tied:
+            self.tail = nn.Linear(WIDTH, WIDTH)
+            self.tail.weight = self.head.weight
+        if kind.frozen:
+            self.blocks[1].requires_grad_(False)
+        self._tied = kind.tied
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            values = block(values)
+        values = self.head(values) * self.gain
+        return self.tail(values) if self._tied else values
+
+
+def sharded(kind: Kind) -> nn.Module:
+    """A model with the same weights on all ranks, one unit for each block and one for the rest."""
+    torch.manual_seed(0)
+    model = Net(kind)
+    shape: tuple[int, ...] = (dist.get_world_size(),)
+    if kind.replicas > 1:
+        shape = (kind.replicas, dist.get_world_size() // kind.replicas)
+    names = ("replicas", "shards")[-len(shape) :]
+    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=names)}
+    options["mp_policy"] = MixedPrecisionPolicy(kind.param_dtype, torch.float32)
+    if kind.offloads:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    for at, block in enumerate(model.blocks):
+        if kind.checkpoints:
+            model.blocks[at] = block = checkpoint_wrapper(block)
+        kept: dict[str, Any] = {"reshard_after_forward": False} if kind.user_keeps else {}
+        fully_shard(block, **options, **kept)
+    if kind.ignores:
+        options["ignored_params"] = {model.gain}
+    fully_shard(model, **options)
+    return model
+
+
+def train(
+    model: Any, kind: Kind, changes: Changes, steps: int, optimizer: Any = None
+) -> tuple[list[float], Any]:
+    """The losses, and the optimizer."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        if step in changes:
+            assert model.reconfigure(replace(model._tunable.default, **changes[step]))
+        for part in range(kind.micro_batches):
+            torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
+            model.set_requires_gradient_sync(part == kind.micro_batches - 1)
+            loss = model(torch.randn(5, WIDTH)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        losses += _between(model, kind)
+        if kind.clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if kind.between == "no optimizer":
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:  # Torch has those of the root gathered.
+                        parameter.sub_(parameter.grad, alpha=0.1)
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    return losses, optimizer
+
+
+def _between(model: Any, kind: Kind) -> list[float]:
+    inputs = torch.ones(2, WIDTH)
+    if kind.between == "evaluation":
+        model.eval()
+        with torch.no_grad():
+            found = [model(inputs).sum().item() for _ in range(2)]
+        model.train()
+        return found
+    if kind.between in ("dropped graph", "no optimizer"):
+        return [model(inputs).sum().item()]
+    if kind.between == "block alone":
+        with torch.no_grad():
+            return [model.blocks[2](inputs).sum().item()]
+    return []
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+def differs(kind: Kind, changes: Changes, steps: int = 10) -> str:
+    """What differs between an untouched model and ours; empty: nothing. Called on all ranks."""
+    # Small, so that these small models travel in stripes, too.
+    with mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
+        untouched = sharded(kind)
+        expected, _ = train(untouched, kind, {}, steps)
+        ours = bagua_client.tune(sharded(kind))
+        found, _ = train(ours, kind, changes, steps)
+    if found != expected:
+        return f"other losses: {found} instead of {expected}"
+    one, other = state_of(untouched), state_of(ours)
+    if list(one) != list(other):
+        return f"other names: {list(other)}"
+    return ", ".join(name for name in one if not torch.equal(one[name], other[name]))

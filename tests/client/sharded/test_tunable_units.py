@@ -1,0 +1,141 @@
+"""What is changed is in force, on all ranks in the same step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua_client
+from bagua_client import Configuration
+from bagua_client.sharded import settings
+from tests.client.sharded.models import Kind, sharded, train
+from tests.ranks import RankPool
+
+
+class _Counted:
+    """Counts the gathers and reductions of a model."""
+
+    def __init__(self, model: Any) -> None:
+        self.gathers = self.scatters = 0
+        carried = model._tunable._traffic
+        gather, scatter = carried.gather, carried.scatter
+        carried.gather = lambda *args: self._count("gathers", gather, args)
+        carried.scatter = lambda *args: self._count("scatters", scatter, args)
+
+    def _count(self, what: str, call: Any, args: Any) -> Any:
+        setattr(self, what, getattr(self, what) + 1)
+        return call(*args)
+
+
+def _gathers(kept: list[int]) -> list[tuple[int, int]]:
+    kind, found = Kind(), []
+    model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    model._tunable.attach()
+    counted = _Counted(model)
+    for count in kept:
+        assert model.reconfigure(replace(model.configuration, kept_units=count))
+        counted.gathers = counted.scatters = 0
+        train(model, kind, {}, 1)
+        found.append((counted.gathers, counted.scatters))
+    return found
+
+
+def test_what_is_kept_is_gathered_once(two_ranks: RankPool) -> None:
+    # Five units: four blocks, of which all are gathered again, and the rest of the model.
+    expected = [(9, 5), (7, 5), (5, 5), (9, 5)]
+    assert two_ranks.run(_gathers, [0, 2, 4, 0]) == [expected] * 2
+
+
+def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
+    kind = Kind()
+    model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    put = settings.Settings.put
+
+    def fail(self: Any, configuration: Configuration) -> None:
+        if dist.get_rank() == 1 and configuration.kept_units == 4:
+            raise RuntimeError("no room")
+        put(self, configuration)
+
+    returned: list[str] = []
+    model._tunable.on_return = returned.append
+    with mock.patch.object(settings.Settings, "put", fail):
+        agreed = model.reconfigure(replace(model.configuration, kept_units=4))
+        losses, _ = train(model, kind, {}, 3)
+    return agreed, str(model._tunable.layout.configuration.kept_units), returned[0], losses
+
+
+def test_where_one_rank_fails_all_go_back(two_ranks: RankPool) -> None:
+    for agreed, kept, reason, losses in two_ranks.run(_fails_on_one_rank):
+        assert (agreed, kept) == (True, "0")
+        assert reason == "setting the units failed on rank 1"
+        assert len(losses) == 3
+
+
+def _refused(values: dict[str, Any]) -> tuple[bool, str, list[str]]:
+    kind, lines = Kind(), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bagua_client").addHandler(handler)
+    model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    agreed = model.reconfigure(replace(model.configuration, **values))
+    logging.getLogger("bagua_client").removeHandler(handler)
+    train(model, kind, {}, 1)
+    return agreed, str(model.configuration), lines
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
+        ({"hierarchical": "leaders"}, "sharded models do not have the knob hierarchical"),
+        ({"bucket_bytes": 1 << 20}, "the units of a sharded model cannot be merged"),
+    ],
+)
+def test_what_it_cannot_have_says_why(
+    two_ranks: RankPool, values: dict[str, Any], reason: str
+) -> None:
+    for agreed, now, lines in two_ranks.run(_refused, values):
+        assert not agreed
+        assert "units kept" not in now
+        assert any(reason in line for line in lines)
+
+
+def _before_the_first_step() -> str:
+    model: Any = bagua_client.tune(sharded(Kind()))
+    with pytest.raises(RuntimeError) as caught:
+        model.reconfigure(Configuration())
+    return str(caught.value)
+
+
+def test_before_its_first_step_nothing_can_be_set(two_ranks: RankPool) -> None:
+    for said in two_ranks.run(_before_the_first_step):
+        assert said.endswith("the model has not made a forward pass for training yet")
+
+
+def _peak_limits() -> list[str]:
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    memory = model._tunable._memory
+    memory._device, memory._peak_bytes = torch.device("cuda"), 1 << 30
+    available = (1 << 30) / 0.9 + 1200
+    with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=available):
+        values = model._tunable.offer.values(model._tunable.communicator)
+        return [
+            count
+            for count in values["kept_units"]
+            if not memory.misfit(replace(model.configuration, kept_units=count))
+        ]
+
+
+def test_what_would_not_fit_is_not_tried(two_ranks: RankPool) -> None:
+    # A block has 90 numbers of 4 bytes: three of them fit into what is left.
+    assert two_ranks.run(_peak_limits) == [[0, 1, 2]] * 2
