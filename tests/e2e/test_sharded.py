@@ -1,0 +1,61 @@
+"""A sharded model tuned end to end beside an untouched one: real ranks, HTTP and service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua_client
+from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
+from tests.e2e.service import ServiceProcess
+from tests.ranks import RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+MOST_STEPS = 6000
+STEPS_AFTER = 20
+
+
+def _train() -> tuple[str, bool, list[str], dict[str, Any]]:
+    """How the tuning ended; whether the weights are those of an untouched model, bit for bit; which
+    configurations were in force, and which is kept."""
+    kind = Kind(blocks=6)
+    untouched, ours = sharded(kind), bagua_client.tune(sharded(kind))
+    models: list[Any] = [untouched, ours]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
+    left, in_force = STEPS_AFTER, []
+    for step in range(MOST_STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
+            model(torch.randn(4, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if str(ours.configuration) not in in_force:
+            in_force.append(str(ours.configuration))
+        left -= ours.tuning.state == "finished"
+        if not left:
+            break
+    one, other = state_of(untouched), state_of(ours)
+    are_equal = all(torch.equal(one[name], other[name]) for name in one)
+    return ours.tuning.state, are_equal, in_force, ours.configuration.to_json()
+
+
+def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    (state, are_equal, in_force, kept), other = tuned_ranks(service.url, (2,)).run(
+        _train, timeout_seconds=280
+    )
+    assert (state, are_equal) == ("finished", True)
+    assert other == (state, are_equal, in_force, kept)
+    job, trials = service.job(), service.trials()
+    assert job["state"] == "finished"
+    assert len(in_force) >= len({str(trial["configuration"]) for trial in trials}) > 1
+    assert {trial["state"] for trial in trials} == {"measured"}
+    assert {trial["configuration"]["kept_units"] for trial in trials} > {0}
+    assert job["result"]["configuration"].items() <= kept.items()
