@@ -85,8 +85,8 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 100 == 0 and dist.get_rank() == 0:
-            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+        if step % 20 == 0 and dist.get_rank() == 0:
+            print(f"step {step:5}  loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -35,6 +35,11 @@ BEFORE: tuple[tuple[str, str, str], ...] = (
     ("docs/launching.md", "class Tuned(transformers", "import transformers"),
     ("docs/launching.md", "class Tuned(lightning", "import lightning"),
     (
+        "docs/sharded.md",
+        "for block in model.blocks:",
+        "from torch.distributed.fsdp import fully_shard; model.blocks = torch.nn.ModuleList()",
+    ),
+    (
         "docs/settings.md",
         "with model.unmeasured():",
         "model = bagua_client.DistributedDataParallel(model); validate = lambda model: None",

@@ -1,4 +1,4 @@
-"""The commands of docs/launching.md run as they are printed there, and are tuned."""
+"""The commands of docs/launching.md and docs/sharded.md run as printed, and are tuned."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "launching.md").read_text()
+PAGES = PAGE + (ROOT / "docs" / "sharded.md").read_text()
 COMMANDS = {
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
@@ -26,7 +27,7 @@ COMMANDS = {
 
 
 @needs("accelerate", "transformers")
-@pytest.mark.parametrize("line", re.findall(r"^\$ (.*)", PAGE, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^\$ (.*)", PAGES, re.MULTILINE))
 def test_a_command_starts_a_training_that_is_tuned(line: str, tmp_path: Path) -> None:
     program, *words = shlex.split(line)
     # What the service that rank 0 starts remembers is a file of this test's.
