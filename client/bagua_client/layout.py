@@ -26,6 +26,7 @@ class TensorSpec:
         device: device type and the device's position in this rank's model, such as ``cuda#0``;
             equal on all ranks, although the ranks use different devices.
         is_sparse: whether torch expects sparse gradients.
+        family: only tensors of the same family may share a bucket.
     """
 
     name: str
@@ -34,6 +35,7 @@ class TensorSpec:
     dtype: str
     device: str
     is_sparse: bool = False
+    family: str = ""
 
     @property
     def elements(self) -> int:
@@ -45,9 +47,10 @@ class TensorSpec:
 
     @property
     def group(self) -> str:
-        """Dtype and device; only tensors of the same group may share a bucket. A sparse gradient
-        has a bucket of its own."""
-        return f"{self.dtype}/{self.device}" + (f"/{self.name}" if self.is_sparse else "")
+        """Dtype, device and family; only tensors of the same group may share a bucket. A sparse
+        gradient has a bucket of its own."""
+        family = self.name if self.is_sparse else self.family
+        return f"{self.dtype}/{self.device}" + (f"/{family}" if family else "")
 
 
 def describe(

@@ -41,28 +41,43 @@ class Memory:
         if self._device.type == "cuda":
             self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
 
-    def extra_bytes(self, configuration: Configuration) -> int:
+    def extra_bytes(self, configuration: Configuration, parts: Sequence[Sequence[int]]) -> int:
         """So much more than the default the configuration needs at its peak.
 
         What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit
-        each; each further scatter buffer adds the largest unit's gradients.
+        each; each further scatter buffer adds the largest unit's gradients. A merged unit is there
+        twice, as it travels and as it is used.
+
+        Args:
+            parts: the places of the units that communicate as one.
         """
         kept = sum(
             unit.elements * unit.dtypes[0].itemsize
             for unit in kept_units(self._units, configuration.kept_units)
         )
-        gathered = max(unit.elements * unit.dtypes[0].itemsize for unit in self._units)
-        reduced = max(unit.elements * unit.dtypes[1].itemsize for unit in self._units)
+        gathered, reduced = (
+            max(sum(self._bytes(place, which) for place in part) for part in parts)
+            for which in range(2)
+        )
+        alone = sum(
+            max(self._bytes(place, which) for place in range(len(self._units)))
+            for which in range(2)
+        )
+        merged = 2 * (gathered + reduced - alone)
         stripes = gathered + reduced if configuration.channels > 1 else 0
         ahead = max(configuration.prefetch - 1, 0) * gathered
-        return kept + ahead + (configuration.scatter_buffers - 1) * reduced + stripes
+        return kept + ahead + (configuration.scatter_buffers - 1) * reduced + stripes + merged
 
-    def misfit(self, configuration: Configuration) -> str:
+    def _bytes(self, place: int, which: int) -> int:
+        unit = self._units[place]
+        return unit.elements * unit.dtypes[which].itemsize
+
+    def misfit(self, configuration: Configuration, parts: Sequence[Sequence[int]]) -> str:
         """Why the configuration does not fit on this rank's device; empty: it does."""
         if self._device.type != "cuda" or not self._peak_bytes:
             return ""
         limit = self._share * _available_bytes(self._device)
-        peak = self._peak_bytes + self.extra_bytes(configuration)
+        peak = self._peak_bytes + self.extra_bytes(configuration, parts)
         if peak <= limit:
             return ""
         return (

@@ -3,7 +3,7 @@ observers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from bagua_client.tunable.observers import Observers
@@ -15,10 +15,12 @@ class Observation:
 
     Attributes:
         on_last_ready: called when the gradients of a step's last unit are ready on this rank.
+        parts: for the first of several units that communicate as one, the places of all.
     """
 
     def __init__(self, observers: Observers) -> None:
         self.on_last_ready: Callable[[], None] | None = None
+        self.parts: Mapping[int, tuple[int, ...]] = {}
         self._observers = observers
         self._timeline: Timeline | None = None
         self._seen: list[int] = []
@@ -34,7 +36,8 @@ class Observation:
         self._seen.append(unit)
         on_end = None
         if self._timeline is not None:
-            self._timeline.tensor_ready(unit)
+            for place in self.parts.get(unit, (unit,)):
+                self._timeline.tensor_ready(place)
             on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
         if unit == self._last and self.on_last_ready is not None:
             self.on_last_ready()

@@ -12,6 +12,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
 from bagua_client.knobs import CHANNELS_VALUES, KNOBS
+from bagua_client.layout import Layout, TensorSpec
 from bagua_client.sharded.memory import Memory
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.sharded import Unit
@@ -28,18 +29,23 @@ class Offer:
     Attributes:
         default: the configuration that the model would have without tuning.
         units: of the model.
+        tensors: the units, as the other ranks and the service see them.
         memory: of this rank's device.
+        unmergeable: why no units can be merged; empty: some can.
     """
 
     default: Configuration
     units: Sequence[Unit]
+    tensors: Sequence[TensorSpec]
     memory: Memory
+    unmergeable: str
     has_explicit_buckets = False
 
     @property
     def bucket_bytes(self) -> tuple[int, int]:
         """The smallest and the largest number of bytes of units that communicate as one."""
-        return self.default.bucket_bytes, self.default.bucket_bytes
+        low = self.default.bucket_bytes
+        return low, low if self.unmergeable else max(low, sum(s.bytes for s in self.tensors))
 
     def algorithms(self, allowed: Collection[str]) -> Sequence[Algorithm]:
         return ()
@@ -53,6 +59,8 @@ class Offer:
             found.append("prefetch: the training itself says what is gathered ahead")
         if not self.units[0].has_scatter_buffers:
             found.append("scatter buffers: torch before 2.13 has one")
+        if self.unmergeable:
+            found.append(f"units that communicate as one: {self.unmergeable}")
         if not self._most_kept:
             found.append("kept units: the training keeps all of them")
         return found
@@ -81,15 +89,16 @@ class Offer:
         }
         return {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
 
-    def check(self, configuration: Configuration) -> None:
-        """Check that the model can have the configuration.
+    def check(self, layout: Layout) -> None:
+        """Check that the model can have the layout and its configuration.
 
         Raises:
             ValueError: it cannot, or not in this device's memory.
         """
+        configuration = layout.configuration
         configuration.check_model("sharded")
-        if configuration.bucket_bytes != self.default.bucket_bytes or configuration.buckets:
-            raise ValueError("the units of a sharded model cannot be merged")
+        if len(layout.partition) < len(self.units) and self.unmergeable:
+            raise ValueError(f"units cannot be merged: {self.unmergeable}")
         if configuration.kept_units > self._most_kept:
             raise ValueError(
                 f"{configuration.kept_units} units cannot be kept, as only {self._most_kept} are "
@@ -102,7 +111,7 @@ class Offer:
         uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
         if uses_groups and not self._carries_itself:
             raise ValueError("the training's own objects communicate the units")
-        if misfit := self.memory.misfit(configuration):
+        if misfit := self.memory.misfit(configuration, layout.partition):
             raise ValueError(misfit)
 
     def _first(self, name: str, tried: Sequence[Value]) -> list[Value]:

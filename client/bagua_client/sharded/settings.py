@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout
 from bagua_client.sharded.memory import kept_units
 from bagua_client.sharded.traffic import Traffic
+from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
+
+Parts = list[tuple[int, ...]]
+
+
+def parts_of(layout: Layout) -> Parts:
+    """The places of the units that communicate as one, in the order of the model."""
+    return sorted(tuple(sorted(bucket)) for bucket in layout.partition)
 
 
 class Settings:
@@ -21,32 +29,58 @@ class Settings:
     def __init__(self, units: Sequence[Unit], traffic: Traffic) -> None:
         self._units = units
         self._traffic = traffic
+        self._merged = MergedUnits(units)
         self._kept: list[Unit] = []
         self._is_ahead = False
         self._given_buffers = units[0].scatter_buffers
 
-    def put(self, configuration: Configuration) -> None:
-        """Put the configuration in force; only where no unit is in a pass.
+    def put(self, layout: Layout, has_open_pass: bool = False) -> None:
+        """Put a layout and its configuration in force; only where no unit is in a pass.
+
+        Args:
+            has_open_pass: whether a backward pass may come for an earlier forward pass. Then no
+                units are merged or parted, as it will look for those that there were.
 
         Raises:
-            RuntimeError: one is.
+            RuntimeError: a unit is in a pass, or a backward pass may come.
         """
         self.reshard()
+        if has_open_pass and parts_of(layout) != [part for _, part in self._merged.leading]:
+            raise RuntimeError("the backward pass of an earlier forward pass is still to come")
         for unit in self._units:
             if not unit.is_idle:
                 raise RuntimeError(f"the unit {unit.name or '(root)'} is in use")
-        self._is_ahead = configuration.prefetch > 0
-        self._kept = kept_units(self._units, configuration.kept_units)
-        for place, unit in enumerate(self._units):
-            unit.keep(unit in self._kept)
-            if depth := configuration.prefetch:
-                before = self._units[max(place - depth, 0) : place]
-                unit.prefetch(self._units[place + 1 : place + 1 + depth], before[::-1])
-            else:
-                unit.prefetch_as_given()
+        configuration, parts = layout.configuration, parts_of(layout)
+        for part in parts:
+            if len(part) > 1:
+                self._let_go(part)
+        self._merged.merge(parts)
+        asked = kept_units(self._units, configuration.kept_units)
+        leading = []
+        self._kept = []
+        for unit, part in self._merged.leading:
+            leading.append(unit)
+            is_kept = all(self._units[place] in asked for place in part)
+            unit.keep(is_kept)
+            self._kept += [unit] * is_kept
+        self._gather_ahead(leading, configuration.prefetch)
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)
         self._traffic.configuration = configuration
+
+    def _let_go(self, part: Sequence[int]) -> None:
+        for place in part:
+            if self._units[place].is_gathered:  # As after a call of its ``unshard``.
+                self._units[place].module.reshard()
+
+    def _gather_ahead(self, leading: Sequence[Unit], depth: int) -> None:
+        self._is_ahead = depth > 0
+        for place, unit in enumerate(leading):
+            if depth:
+                before = leading[max(place - depth, 0) : place]
+                unit.prefetch(leading[place + 1 : place + 1 + depth], before[::-1])
+            else:
+                unit.prefetch_as_given()
 
     def reshard(self) -> None:
         """Let go of what is gathered only because of the settings: its weights may change now.
@@ -56,6 +90,7 @@ class Settings:
         that was not reached is there until here; both would be used with old weights. What the
         training itself keeps is left as it is.
         """
+        self._merged.settle()
         for unit in self._units if self._is_ahead else ():
             if unit.is_on_its_way:
                 unit.module.unshard()  # Waits for it.

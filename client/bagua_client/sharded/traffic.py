@@ -40,6 +40,7 @@ class Traffic:
 
     Attributes:
         configuration: how it travels.
+        gathered: the units that were gathered since somebody emptied it, in that order.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Traffic:
         self._units = units
         self._communicator = communicator
         self._scatter_begins = scatter_begins
+        self.gathered: list[int] = []
 
     def install(self) -> None:
         """Have all that is communicated go through here."""
         for place, unit in enumerate(self._units):
             scatter = Scatter(self, place, unit.given.scatter)
-            unit.communicate_by(Gather(self, unit.given.gather), scatter)
+            unit.communicate_by(Gather(self, place, unit.given.gather), scatter)
 
     def remove(self) -> None:
         """Have what was there before communicate."""
@@ -66,9 +68,16 @@ class Traffic:
             unit.communicate_by(unit.given.gather, unit.given.scatter)
 
     def gather(
-        self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool
+        self,
+        base: Any,
+        unit: int,
+        output: torch.Tensor,
+        part: torch.Tensor,
+        group: Any,
+        async_op: bool,
     ) -> Any:
         """Gather the ranks' parts, one after the other, into ``output``."""
+        self.gathered.append(unit)
         if self.configuration.channels == 1:
             return base(output, part, group, async_op=async_op)
         groups = self._communicator.shard_groups(self.configuration, group, scatters=False)
@@ -134,11 +143,13 @@ class Gather:
     """Gathers the parameters of a unit, as torch's ``AllGather`` does.
 
     Args:
+        unit: its place among the model's units.
         base: the object that was there before.
     """
 
-    def __init__(self, traffic: Traffic, base: Any) -> None:
+    def __init__(self, traffic: Traffic, unit: int, base: Any) -> None:
         self._traffic = traffic
+        self._unit = unit
         self._base = base
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> torch.Tensor:
@@ -152,7 +163,9 @@ class Gather:
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        return self._traffic.gather(self._base, output_tensor, input_tensor, group, async_op)
+        return self._traffic.gather(
+            self._base, self._unit, output_tensor, input_tensor, group, async_op
+        )
 
 
 class Scatter:

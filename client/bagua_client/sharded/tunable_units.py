@@ -26,8 +26,10 @@ from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.memory import Memory
 from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import Offer, refusal_of
-from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.passes import Passes
+from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.traffic import Traffic
+from bagua_client.torch_private.merged_units import families, why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.tunable.observers import Observers
@@ -36,7 +38,9 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
-"""The default's memory is known after so many."""
+"""The default's memory is known after so many, and the order of its units."""
+NOT_SEEN = "the order in which the model uses them is known after some steps"
+OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
 class TunableUnits:
@@ -57,7 +61,7 @@ class TunableUnits:
         self.observers = Observers(communicator.rank)
         self.observation = Observation(self.observers)
         self.parameters = [each for unit in units for each in unit.parameters]
-        self.tensors = tuple(map(_spec, units))
+        self.tensors = tuple(map(_spec, units, families(units)))
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(units))))
         self.default = Configuration(min(spec.bytes for spec in self.tensors))
@@ -71,9 +75,10 @@ class TunableUnits:
         self._voters = communicator.group, communicator.device
         self._next: Layout | None = None
         self._is_open = self._is_attached = self._is_in_forward = False
-        self._reductions = 0
+        self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
         self._traffic = Traffic(units, communicator, self.default, self._scatter_begins)
-        self._settings = Settings(units, self._traffic)
+        self._settings, self._passes = Settings(units, self._traffic), Passes()
+        self._follow()
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
@@ -86,7 +91,7 @@ class TunableUnits:
     @property
     def offer(self) -> Offer:
         """What may be changed, and why the rest may not."""
-        return Offer(self.default, self.units, self._memory)
+        return Offer(self.default, self.units, self.tensors, self._memory, self._unmergeable)
 
     @property
     def order_is_agreed(self) -> bool:
@@ -105,8 +110,9 @@ class TunableUnits:
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""
-        self.offer.check(configuration)
-        return plan(self.tensors, self.order, configuration)
+        layout = plan(self.tensors, self.order, configuration)
+        self.offer.check(layout)
+        return layout
 
     def start_from(self, default: Configuration) -> None:
         """See :meth:`Tunable.start_from`."""
@@ -153,7 +159,8 @@ class TunableUnits:
         assert self._next is not None
         began = time.perf_counter()
         layout, self._next = self._next, None
-        ranks, error = attempt(lambda: self._settings.put(layout.configuration), *self._voters)
+        is_open = self._passes.are_open
+        ranks, error = attempt(lambda: self._settings.put(layout, is_open), *self._voters)
         if ranks:
             self._go_back(ranks, error)
             return
@@ -169,7 +176,7 @@ class TunableUnits:
     def _go_back(self, ranks: str, error: str) -> None:
         if error:
             logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
-        self.observers.call(self._settings.put, self.layout.configuration)
+        self.observers.call(self._settings.put, self.layout)
         reason = f"setting the units failed on rank {ranks}"
         if self.communicator.rank == 0:
             logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
@@ -179,8 +186,14 @@ class TunableUnits:
     def _follow(self) -> None:
         """Let our objects communicate only where they are needed."""
         configuration = self.layout.configuration
+        self.observation.parts = {part[0]: part for part in parts_of(self.layout)}
         uses = configuration.channels > 1 or configuration.scatter_group == "own"
-        if self._is_attached or uses or configuration.changes_numbers:
+        if (
+            self._is_attached
+            or self._reductions < STEPS_SEEN
+            or uses
+            or configuration.changes_numbers
+        ):
             self._traffic.install()
         else:
             self._traffic.remove()
@@ -219,6 +232,7 @@ class TunableUnits:
         self.observers.call(self.observation.backward_ends)
         if self._reductions == STEPS_SEEN:
             self.observers.call(self._memory.measure)
+            self._follow()
         if self.after_reduction is not None:
             self.after_reduction()
 
@@ -229,18 +243,25 @@ class TunableUnits:
             self._settings.reshard()
 
     def _forward_begins(self, *_: Any) -> None:
+        self._traffic.gathered.clear()
         self._settings.reshard()
         self._is_in_forward = True
         if self._next is not None and torch.is_grad_enabled():
             self._carry_out()
 
-    def _forward_ends(self, *_: Any) -> None:
+    def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._is_in_forward = False
+        self._passes.forward_ends(output)
+        if self._unmergeable == NOT_SEEN and self._reductions:
+            # What is used twice in a pass, or in another order, cannot communicate as one.
+            inner = [place for place, unit in enumerate(self.units) if unit.name]
+            in_order = [p for p in self._traffic.gathered if self.units[p].name] == inner
+            self._unmergeable = "" if in_order else OUT_OF_ORDER
         if not torch.is_grad_enabled():
             self._settings.reshard()
 
 
-def _spec(unit: Unit) -> TensorSpec:
+def _spec(unit: Unit, family: str) -> TensorSpec:
     dtype = unit.dtypes[1]
     return TensorSpec(
         name=unit.name or "(root)",
@@ -248,6 +269,7 @@ def _spec(unit: Unit) -> TensorSpec:
         element_bytes=dtype.itemsize,
         dtype=str(dtype),
         device=f"{unit.device.type}#0",
+        family=family,
     )
 
 

@@ -59,55 +59,40 @@ class Unit:
     Attributes:
         name: of its module in the model; empty: the model itself.
         module: on which it is set what becomes of the unit.
+        group, state: torch's own objects of the parameters and of the module.
+        parameters: its parts on this rank, as the optimizer has them.
+        elements: the number of elements of all of its parameters, gathered.
+        dtypes: what its parameters are gathered in, and what its gradients are reduced in.
+        device: that it computes on.
+        is_trained: whether some of its parameters get gradients.
         given: what the training has set.
     """
 
     def __init__(self, name: str, module: FSDPModule, group: Any) -> None:
         self.name = name
         self.module = module
-        self._group = group
-        self._state: Any = module._get_fsdp_state()
+        self.group = group
+        self.state: Any = module._get_fsdp_state()
+        self.parameters: list[torch.nn.Parameter] = [p.sharded_param for p in group.fsdp_params]
+        self.elements = sum(parameter.numel() for parameter in self.parameters)
+        policy = group.mp_policy
+        gathered: torch.dtype = policy.param_dtype or self.parameters[0].dtype
+        self.dtypes: tuple[torch.dtype, torch.dtype] = (gathered, policy.reduce_dtype or gathered)
+        self.device: torch.device = group.device
+        self.is_trained = any(parameter.requires_grad for parameter in self.parameters)
         self.given = Given(
             group.post_forward_mesh_info,
-            tuple(self._state._states_to_forward_prefetch),
-            tuple(self._state._states_to_backward_prefetch),
+            tuple(self.state._states_to_forward_prefetch),
+            tuple(self.state._states_to_backward_prefetch),
             group._all_gather_comm,
             group._reduce_scatter_comm,
         )
 
     @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Its parts on this rank, as the optimizer has them."""
-        return [each.sharded_param for each in self._group.fsdp_params]
-
-    @property
-    def elements(self) -> int:
-        """Of all of its parameters, gathered."""
-        return sum(parameter.numel() for parameter in self.parameters)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """What its parameters are gathered in, and what its gradients are reduced in."""
-        policy, own = self._group.mp_policy, self.parameters[0].dtype
-        gathered = policy.param_dtype or own
-        return gathered, policy.reduce_dtype or gathered
-
-    @property
-    def device(self) -> torch.device:
-        """The device it computes on."""
-        device: torch.device = self._group.device
-        return device
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether some of its parameters get gradients."""
-        return any(parameter.requires_grad for parameter in self.parameters)
-
-    @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The global ranks of the group that its parts are spread over; for each copy of the model
         in turn."""
-        info = self._group.mesh_info
+        info = self.group.mesh_info
         mesh, dim = info.mesh.mesh, info.shard_mesh_dim
         return tuple(
             tuple(row) for row in mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
@@ -116,26 +101,26 @@ class Unit:
     @property
     def own_group(self) -> dist.ProcessGroup:
         """Torch's group of the ranks that its parts are spread over."""
-        group: dist.ProcessGroup = self._group._all_gather_process_group
+        group: dist.ProcessGroup = self.group._all_gather_process_group
         return group
 
     @property
     def is_idle(self) -> bool:
         """Whether it is in no forward or backward pass."""
-        return bool(self._group._training_state.name == "IDLE")
+        return bool(self.group._training_state.name == "IDLE")
 
     @property
     def is_gathered(self) -> bool:
-        return bool(self._group.is_unsharded)
+        return bool(self.group.is_unsharded)
 
     @property
     def is_on_its_way(self) -> bool:
         """Whether it is being gathered ahead of a pass that has not begun."""
-        return self._group._all_gather_result is not None
+        return self.group._all_gather_result is not None
 
     @property
     def reshards_after_backward(self) -> bool:
-        return bool(self._group.reshard_after_backward)
+        return bool(self.group.reshard_after_backward)
 
     @property
     def carries_itself(self) -> bool:
@@ -145,35 +130,35 @@ class Unit:
 
     def keep(self, is_kept: bool) -> None:
         """Keep its parameters gathered from forward to backward; else what the training set."""
-        self._group.post_forward_mesh_info = None if is_kept else self.given.mesh_kept
+        self.group.post_forward_mesh_info = None if is_kept else self.given.mesh_kept
 
     def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
         """Gather these ahead."""
-        self._state._states_to_forward_prefetch = [unit._state for unit in forward]
-        self._state._states_to_backward_prefetch = [unit._state for unit in backward]
+        self.state._states_to_forward_prefetch = [unit.state for unit in forward]
+        self.state._states_to_backward_prefetch = [unit.state for unit in backward]
 
     def prefetch_as_given(self) -> None:
-        self._state._states_to_forward_prefetch = list(self.given.forward)
-        self._state._states_to_backward_prefetch = list(self.given.backward)
+        self.state._states_to_forward_prefetch = list(self.given.forward)
+        self.state._states_to_backward_prefetch = list(self.given.backward)
 
     def communicate_by(self, gather: Any, scatter: Any) -> None:
         """Have these objects communicate it."""
-        self._group._all_gather_comm = gather
-        self._group._reduce_scatter_comm = scatter
+        self.group._all_gather_comm = gather
+        self.group._reduce_scatter_comm = scatter
 
     @property
     def has_scatter_buffers(self) -> bool:
         """Whether several units' gradients may be on their way at once (since torch 2.13)."""
-        return hasattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers")
+        return hasattr(self.group.comm_ctx, "reduce_scatter_max_input_buffers")
 
     @property
     def scatter_buffers(self) -> int:
-        return int(getattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
+        return int(getattr(self.group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
 
     @scatter_buffers.setter
     def scatter_buffers(self, count: int) -> None:
         # Of all units; the public setter has no effect after the first forward pass.
-        self._group.comm_ctx.reduce_scatter_max_input_buffers = count
+        self.group.comm_ctx.reduce_scatter_max_input_buffers = count
 
 
 def units_of(root: torch.nn.Module) -> list[Unit]:

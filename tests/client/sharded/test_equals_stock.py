@@ -16,6 +16,8 @@ from tests.ranks import RankPool
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
+        # A block has 360 bytes: alone, two, three, and all in one.
+        "bucket_bytes": st.sampled_from([360, 700, 1000, 5000]),
         "kept_units": st.integers(0, 4),
         "channels": st.sampled_from([1, 2, 4]),
         "prefetch": st.integers(0, 3),
@@ -26,8 +28,11 @@ CHANGES = st.fixed_dictionaries(
 SEQUENCE: dict[int, dict[str, Any]] = {
     1: {"kept_units": 3},
     3: {"channels": 4, "scatter_group": "own"},
+    4: {"bucket_bytes": 700, "kept_units": 3},
     5: {"kept_units": 1, "channels": 2, "prefetch": 2},
+    6: {"bucket_bytes": 5000, "channels": 4, "prefetch": 1},
     7: {"kept_units": 4, "scatter_buffers": 4},
+    8: {"bucket_bytes": 1000, "kept_units": 4},
     9: {},
 }
 KINDS = {
@@ -47,7 +52,7 @@ KINDS = {
 
 
 @settings(max_examples=6)
-@given(st.dictionaries(st.integers(1, 9), CHANGES, min_size=3))
+@given(st.dictionaries(st.integers(3, 9), CHANGES, min_size=4))
 def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[str, Any]]) -> None:
     assert two_ranks.run(differs, Kind(), changes) == ["", ""]
 

@@ -33,24 +33,32 @@ class _Counted:
         return call(*args)
 
 
-def _gathers(kept: list[int]) -> list[tuple[int, int]]:
+def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     kind, found = Kind(), []
     model: Any = bagua_client.tune(sharded(kind))
-    train(model, kind, {}, 1)
+    train(model, kind, {}, 3)
     model._tunable.attach()
     counted = _Counted(model)
-    for count in kept:
-        assert model.reconfigure(replace(model.configuration, kept_units=count))
+    for change in changes:
+        assert model.reconfigure(replace(model._tunable.default, **change))
         counted.gathers = counted.scatters = 0
         train(model, kind, {}, 1)
         found.append((counted.gathers, counted.scatters))
     return found
 
 
-def test_what_is_kept_is_gathered_once(two_ranks: RankPool) -> None:
+def test_what_is_kept_or_merged_is_gathered_less(two_ranks: RankPool) -> None:
     # Five units: four blocks, of which all are gathered again, and the rest of the model.
-    expected = [(9, 5), (7, 5), (5, 5), (9, 5)]
-    assert two_ranks.run(_gathers, [0, 2, 4, 0]) == [expected] * 2
+    expected = {
+        (): (9, 5),
+        (("kept_units", 2),): (7, 5),
+        (("kept_units", 4),): (5, 5),
+        (("bucket_bytes", 700),): (5, 3),
+        (("bucket_bytes", 5000),): (3, 2),
+        (("bucket_bytes", 5000), ("kept_units", 4)): (2, 2),
+    }
+    changes = [*map(dict, expected), {}]
+    assert two_ranks.run(_gathers, changes) == [[*expected.values(), (9, 5)]] * 2
 
 
 def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
@@ -59,10 +67,10 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
     train(model, kind, {}, 1)
     put = settings.Settings.put
 
-    def fail(self: Any, configuration: Configuration) -> None:
-        if dist.get_rank() == 1 and configuration.kept_units == 4:
+    def fail(self: Any, layout: Any, *args: Any) -> None:
+        if dist.get_rank() == 1 and layout.configuration.kept_units == 4:
             raise RuntimeError("no room")
-        put(self, configuration)
+        put(self, layout, *args)
 
     returned: list[str] = []
     model._tunable.on_return = returned.append
@@ -97,7 +105,7 @@ def _refused(values: dict[str, Any]) -> tuple[bool, str, list[str]]:
     [
         ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
         ({"hierarchical": "leaders"}, "sharded models do not have the knob hierarchical"),
-        ({"bucket_bytes": 1 << 20}, "the units of a sharded model cannot be merged"),
+        ({"bucket_bytes": 1 << 20}, "the order in which the model uses them is known after some"),
     ],
 )
 def test_what_it_cannot_have_says_why(
@@ -126,16 +134,42 @@ def _peak_limits() -> list[str]:
     train(model, Kind(), {}, 1)
     memory = model._tunable._memory
     memory._device, memory._peak_bytes = torch.device("cuda"), 1 << 30
-    available = (1 << 30) / 0.9 + 1200
+    available, alone = (1 << 30) / 0.9 + 1200, [(place,) for place in range(5)]
     with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=available):
         values = model._tunable.offer.values(model._tunable.communicator)
         return [
             count
             for count in values["kept_units"]
-            if not memory.misfit(replace(model.configuration, kept_units=count))
+            if not memory.misfit(replace(model.configuration, kept_units=count), alone)
         ]
 
 
 def test_what_would_not_fit_is_not_tried(two_ranks: RankPool) -> None:
     # A block has 90 numbers of 4 bytes: three of them fit into what is left.
     assert two_ranks.run(_peak_limits) == [[0, 1, 2]] * 2
+
+
+def _with_an_open_pass() -> list[Any]:
+    """The gradients of a pass whose backward pass comes after a change; how that went."""
+    found = []
+    for changes in ((), ({"bucket_bytes": 5000}, {"kept_units": 4})):
+        model: Any = bagua_client.tune(sharded(Kind()))
+        train(model, Kind(), {}, 3)
+        first, second = model(torch.ones(2, 9)), model(torch.full((2, 9), 2.0))
+        first.sum().backward()
+        for change in changes:
+            assert model.reconfigure(replace(model._tunable.default, **change))
+            third = model(torch.ones(2, 9))
+            found.append(len(model._tunable._settings._merged.leading))
+        if not changes:
+            third = model(torch.ones(2, 9))
+        second.sum().backward()
+        third.sum().backward()
+        found.append([parameter.grad.full_tensor().tolist() for parameter in model.parameters()])
+    return found
+
+
+def test_nothing_is_merged_while_a_backward_pass_is_to_come(two_ranks: RankPool) -> None:
+    for stock, merged, kept, ours in two_ranks.run(_with_an_open_pass):
+        assert (merged, kept) == (5, 5)
+        assert ours == stock

@@ -1,0 +1,168 @@
+"""Units of a sharded model that communicate as one, merged and parted while the model trains.
+
+A group of torch's only says which parameters are gathered and reduced together; each parameter is
+sharded by itself. So parameters move between groups when every group is idle, and what each rank
+holds, what the optimizer has and the names in a ``state_dict`` stay as they are. None of it has a
+public name: units cannot be merged on releases of torch whose names are not known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bagua_client.torch_private.sharded import Unit
+
+KNOWN_RELEASES = ("2.13", "2.14")
+
+
+def why_not() -> str:
+    """Why this torch's units cannot be merged; empty: they can."""
+    if torch.__version__.startswith(tuple(f"{release}." for release in KNOWN_RELEASES)):
+        return ""
+    return f"known of torch {' and '.join(KNOWN_RELEASES)} only"
+
+
+def families(units: Sequence[Unit]) -> list[str]:
+    """For each unit the name of those that it can be merged with: neighbours in one container, with
+    the same mesh, precision and settings."""
+    found: list[str] = []
+    for place, unit in enumerate(units):
+        before = units[place - 1] if place else None
+        if before is not None and before.name and _is_like(before, unit):
+            found.append(found[-1])
+        else:
+            found.append(unit.name)
+    return found
+
+
+def _is_like(one: Unit, other: Unit) -> bool:
+    if one.name.rpartition(".")[0] != other.name.rpartition(".")[0]:
+        return False
+    return bool(_settings_of(one) == _settings_of(other))
+
+
+def _settings_of(unit: Unit) -> tuple[Any, ...]:
+    group: Any = unit.group
+    return (
+        *(unit.dtypes, unit.is_trained, unit.device, id(group.mesh_info.mesh)),
+        *(group.mp_policy, group.offload_policy, group.post_forward_mesh_info is None),
+        *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
+        *(group.gradient_divide_factor, group.reduce_grads, group.all_reduce_grads),
+        *(group.reshard_after_backward, group.unshard_in_backward, group._all_reduce_hook),
+        *(group.unshard_async_op, group.reduce_scatter_unused_params),
+        group.force_sum_reduction_for_comms,
+    )
+
+
+class MergedUnits:
+    """The units of one model, and which of them are merged now.
+
+    Args:
+        units: of the model, in the order in which it lists them, the model's own first.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = units
+        self._parameters = [list(unit.group.fsdp_params) for unit in units]
+        self._modules = [tuple(unit.state._modules) for unit in units]
+        self._context: Any = units[0].state._state_ctx
+        self._states = list(self._context.all_states)
+        self._parts: list[tuple[int, ...]] = [(place,) for place in range(len(units))]
+
+    @property
+    def leading(self) -> list[tuple[Unit, tuple[int, ...]]]:
+        """The units that communicate, each for the units at these places."""
+        return [(self._units[part[0]], part) for part in self._parts]
+
+    def merge(self, parts: Sequence[tuple[int, ...]]) -> None:
+        """Have the units of each part communicate as one, by the first of them. Every unit must be
+        idle and let go of, and no backward pass may be to come.
+
+        Args:
+            parts: of the units' places, each in ascending order; together all of them.
+        """
+        if list(parts) == self._parts:
+            return
+        changed = {place for part in {*parts} ^ {*self._parts} for place in part}
+        for place in changed:
+            self._take_hooks(self._units[place])
+        self._parts = list(parts)
+        # Torch gathers ahead by the order of the last passes, in which there are other groups.
+        self._units[0].group.comm_ctx.post_forward_order.clear()
+        for unit in self._units:
+            unit.group._post_forward_indices.clear()
+        for part in parts:
+            if part[0] in changed:
+                self._join(part)
+        absorbed = {id(self._units[place].state) for part in parts for place in part[1:]}
+        self._context.all_states[:] = [s for s in self._states if id(s) not in absorbed]
+
+    def settle(self) -> None:
+        """Let go of merged units of which a pass used a part only, as where a training calls one of
+        its blocks by itself: torch waits for the others until the model's own pass ends."""
+        for unit, part in self.leading:
+            if len(part) > 1 and unit.state._modules_to_run_forward:
+                unit.state._modules_to_run_forward.clear()
+                for each in (unit.state, unit.group):
+                    each._training_state = type(each._training_state).IDLE
+                unit.group._to_sharded()
+
+    def _take_hooks(self, unit: Unit) -> None:
+        state, group = unit.state, unit.group
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+        for handles in (
+            group._module_to_pre_save_state_dict_hook_handle,
+            group._module_to_pre_load_state_dict_hook_handle,
+        ):
+            for handle in handles.values():
+                handle.remove()
+            handles.clear()
+        state._modules_to_run_forward.clear()
+
+    def _join(self, part: Sequence[int]) -> None:
+        first = self._units[part[0]]
+        state, group = first.state, first.group
+        modules = tuple(module for place in part for module in self._modules[place])
+        group.fsdp_params = [each for place in part for each in self._parameters[place]]
+        group.modules = state._modules = modules
+        state._fsdp_param_groups = [group]
+        for place in part[1:]:
+            absorbed = self._units[place]
+            absorbed.state._modules, absorbed.state._fsdp_param_groups = (), []
+            absorbed.group.fsdp_params = []
+        for module in modules:
+            _owner_of(module, state)
+        _hook(state)
+        group._init_mp_dtypes()
+        group._register_state_dict_hooks()
+
+
+def _owner_of(module: torch.nn.Module, state: Any) -> None:
+    composable: Any = importlib.import_module("torch.distributed._composable_state")
+    composable._module_state_mapping[module] = weakref.ref(state)
+
+
+def _hook(state: Any) -> None:
+    """As torch does it when ``fully_shard`` is called on one module, or on several."""
+    if len(state._modules) == 1:
+        (module,) = state._modules
+        state._pre_forward_hook_handle = module.register_forward_pre_hook(
+            state._pre_forward, prepend=True, with_kwargs=True
+        )
+        state._post_forward_hook_handle = module.register_forward_hook(state._post_forward)
+        return
+    torchs: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_state")
+    handle = torchs._register_group_forward_hooks(
+        state._modules,
+        state._pre_forward,
+        state._post_forward,
+        state._modules_to_run_forward,
+        state._cast_output_dtype,
+    )
+    state._pre_forward_hook_handle = state._post_forward_hook_handle = handle
