@@ -63,7 +63,8 @@ def _show(overview: JobOverview) -> None:
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")
-    say(f"stock DDP: {stock_ddp_line(overview.stock)}")
+    torchs = "torch alone" if overview.stock.is_sharded else "stock DDP"
+    say(f"{torchs}: {stock_ddp_line(overview.stock)}")
     if best and found.protocol == "v2":
         export = f"bagua-autotune export {found.id} --configuration > tuned.json"
         say(f"without a service: {export}, then train with BAGUA_CONFIGURATION=tuned.json")

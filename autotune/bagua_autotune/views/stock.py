@@ -1,8 +1,10 @@
-"""What PyTorch's own DistributedDataParallel can take over from a tuning, as Python to paste.
+"""What PyTorch alone can take over from a tuning, as Python to paste.
 
-It cuts buckets by size and does nothing else that is tuned here. So this is the fastest of the
-trials that did no more than that, with its own speed-up: the size of a configuration that also
-reduces hierarchically, say, is not the best one without that.
+DistributedDataParallel cuts buckets by size and does nothing else that is tuned here. So this is
+the fastest of the trials that did no more than that, with its own speed-up: the size of a
+configuration that also reduces hierarchically, say, is not the best one without that. A model that
+``fully_shard`` shards can take over more: all but channels, precision and merged units are methods
+of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
-from bagua_autotune.model.knobs import BUCKET_KNOB, Configuration, Value
+from bagua_autotune.model.knobs import BUCKET_KNOB, SHARDED_KNOBS, Configuration, Value
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
@@ -22,11 +24,12 @@ DEFAULT_SIZES = {BUCKET_KNOB: 25 * 1024**2, "first_bucket_bytes": 1024**2}
 
 
 class StockSetting(View):
-    """For stock DDP the fastest setting that was measured, or else the default.
+    """For torch alone the fastest setting that was measured, or else the default.
 
     ``speedup``, with its 95 % interval: over the default, of the result if this is what was kept,
     else of its trials in the search, which nothing confirmed; null of the default, where nothing
     else was clearly faster. ``missing``: what the best configuration does besides, in words.
+    ``is_sharded``: of a model that ``fully_shard`` shards, and not of stock DDP.
     """
 
     configuration: Configuration
@@ -35,20 +38,26 @@ class StockSetting(View):
     high: float | None
     is_confirmed: bool
     missing: str
+    is_sharded: bool = False
 
 
 def stock_setting(reading: Reading) -> StockSetting:
     """The setting of torch's own class, for the round that is shown."""
     job = reading.job
     best = best_configuration(reading.shown) or job.baseline
-    missing = _missing(best)
+    is_sharded = "sharding" in job.software
+
+    def lacks(tried: Configuration) -> str:
+        return _unsharded(tried, job.baseline) if is_sharded else _missing(tried)
+
+    missing = lacks(best)
     faster: Interval | None = None
     chosen, is_confirmed = job.baseline, False
     if job.result and is_settled(job) and not missing:
         chosen, is_confirmed = best, True
         faster = Interval(job.result.speedup, job.result.low, job.result.high)
     else:
-        found = fastest(reading.shown, lambda tried: not _missing(tried))
+        found = fastest(reading.shown, lambda tried: not lacks(tried))
         if found and found[1].low > 1 and not reading.exceeds_ceiling(found[1].center):
             chosen, faster = found
     if chosen == job.baseline:
@@ -61,44 +70,78 @@ def stock_setting(reading: Reading) -> StockSetting:
         high=high,
         is_confirmed=is_confirmed,
         missing=missing,
+        is_sharded=is_sharded,
     )
 
 
 def stock_ddp_line(setting: StockSetting) -> str:
     """One line of Python; a comment says how much faster it is, and what it lacks."""
-    return f"{_call(setting.configuration)}  # {'; '.join(_remarks(setting))}"
+    calls = "; ".join(_sharded_lines(setting)) if setting.is_sharded else _call(setting)
+    return f"{calls}  # {'; '.join(_remarks(setting))}"
 
 
 def stock_ddp_snippet(setting: StockSetting) -> str:
     """The same in several lines, ready to paste."""
     remarks = [f"# {remark[0].upper()}{remark[1:]}." for remark in _remarks(setting)]
+    if setting.is_sharded:
+        imports = "from torch.distributed.fsdp import FSDPModule"
+        return "\n".join([imports, "", *remarks, *_sharded_lines(setting)])
     lines = [
         "from torch.nn.parallel import DistributedDataParallel",
         "",
         *remarks,
-        f"model = {_call(setting.configuration)}",
+        f"model = {_call(setting)}",
     ]
     return "\n".join(lines)
 
 
 def _remarks(setting: StockSetting) -> list[str]:
+    torchs = "torch alone" if setting.is_sharded else "stock DDP"
     if setting.speedup is None:
-        what = "nothing that stock DDP can do" if setting.missing else "nothing"
+        what = f"nothing that {torchs} can do" if setting.missing else "nothing"
         gain = f"{what} is known to be clearly faster than the default"
     else:
         gain = f"{describe_speedup(setting.speedup, setting.low, setting.high)} over the default"
         gain += "" if setting.is_confirmed else ", by trials of the search, not confirmed"
-    lacking = f"stock DDP cannot do the rest of the best configuration: {setting.missing}"
+    lacking = f"{torchs} cannot do the rest of the best configuration: {setting.missing}"
     return [gain, lacking] if setting.missing else [gain]
 
 
-def _call(configuration: Mapping[str, Value]) -> str:
+def _call(setting: StockSetting) -> str:
     """The call, without what stock DDP cannot do."""
+    configuration = setting.configuration
     size = configuration.get(BUCKET_KNOB)
     if _has_default_sizes(configuration) or not isinstance(size, int):
         return "DistributedDataParallel(model)"
     # It counts in units of 2**20 bytes and takes fractions.
     return f"DistributedDataParallel(model, bucket_cap_mb={size / 1024**2:.4g})"
+
+
+def _sharded_lines(setting: StockSetting) -> list[str]:
+    """The calls after ``fully_shard``, before the first forward pass (``torch.distributed.fsdp``,
+    PyTorch 2.8; scatter groups and buffers 2.13)."""
+    configuration = setting.configuration
+    lines = ["units = [m for m in model.modules() if isinstance(m, FSDPModule)]"]
+    if kept := configuration.get("kept_units"):
+        call = "unit.set_reshard_after_forward(False, recurse=False)"
+        lines.append(f"[{call} for unit in units[-{kept}:]]")
+    if depth := configuration.get("prefetch"):
+        ahead, behind = f"units[i + 1 : i + 1 + {depth}]", f"units[max(i - {depth}, 0) : i][::-1]"
+        each = "for i, unit in enumerate(units)"
+        lines.append(f"[unit.set_modules_to_forward_prefetch({ahead}) {each}]")
+        lines.append(f"[unit.set_modules_to_backward_prefetch({behind}) {each}]")
+    if configuration.get("scatter_group") == "own":
+        lines.append("model.set_separate_reduce_scatter_group()")
+    buffers = configuration.get("scatter_buffers", 1)
+    if buffers != 1:
+        lines.append(f"model.set_reduce_scatter_max_input_buffers({buffers})")
+    return lines if len(lines) > 1 else ["pass"]
+
+
+def _unsharded(configuration: Mapping[str, Value], default: Mapping[str, Value]) -> str:
+    """What no method of a sharded model does, in words; empty if there is one for all."""
+    own = {*SHARDED_KNOBS, *(k for k, value in configuration.items() if value == default.get(k))}
+    return describe({knob: value for knob, value in configuration.items() if knob not in own})
 
 
 def _missing(configuration: Mapping[str, Value]) -> str:

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
+UNCHECKED = (
+    "of a model that fully_shard shards it is not known on a GPU how long it waits for parameters"
+)
 NOT_BEGUN = "the model has not made a forward pass for training yet"
 
 
@@ -127,8 +130,19 @@ def _begin(
         tuned._refusal = str(error)
     if not tuned._refusal:
         tuned._tunable = _new_tunable(model, units)
+    if environment.configuration and dist.get_rank() == 0:
+        logger.warning(
+            "BAGUA_CONFIGURATION is not used: a sharded model takes its configuration by "
+            "reconfigure()"
+        )
     if environment.autotune:
         _tune(tuned, environment, optimizers)
+    if environment.check is not None and (tunable := tuned._tunable) is not None:
+        from bagua_client.agent import check
+
+        on_gpu = tunable.communicator.device.type == "cuda"
+        group = tunable.communicator.group
+        check.begin(group, UNCHECKED * on_gpu, lambda: tunable, optimizers, environment.check)
 
 
 def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:

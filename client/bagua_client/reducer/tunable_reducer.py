@@ -64,6 +64,8 @@ class TunableReducer:
         may_join: whether the training is inside torch's ``join``, which may be disabled.
     """
 
+    kind = "replicated"
+
     def __init__(
         self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:

@@ -13,15 +13,19 @@ from bagua_client.tunable.timeline import Timeline
 class Observation:
     """What is seen of one model's steps.
 
+    Args:
+        knows_computing: whether the time until the last gradient is ready, without what is spent
+            in communication, is what this rank computes.
+
     Attributes:
         on_last_ready: called when the gradients of a step's last unit are ready on this rank.
         parts: for the first of several units that communicate as one, the places of all.
     """
 
-    def __init__(self, observers: Observers) -> None:
+    def __init__(self, observers: Observers, knows_computing: bool = True) -> None:
         self.on_last_ready: Callable[[], None] | None = None
         self.parts: Mapping[int, tuple[int, ...]] = {}
-        self._observers = observers
+        self._observers, self._knows_computing = observers, knows_computing
         self._timeline: Timeline | None = None
         self._seen: list[int] = []
         self._last: int | None = None
@@ -39,7 +43,8 @@ class Observation:
             for place in self.parts.get(unit, (unit,)):
                 self._timeline.tensor_ready(place)
             on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
-        if unit == self._last and self.on_last_ready is not None:
+        is_last = unit == self._last and self._knows_computing
+        if is_last and self.on_last_ready is not None:
             self.on_last_ready()
         return on_end
 

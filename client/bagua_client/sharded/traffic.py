@@ -9,6 +9,7 @@ arrives as if it had travelled whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Traffic:
     Args:
         units: of the model.
         scatter_begins: called on each reduction of a unit's gradients.
+        waiting: returns a context that is entered around what is communicated.
 
     Attributes:
         configuration: how it travels.
@@ -49,11 +51,13 @@ class Traffic:
         communicator: Communicator,
         configuration: Configuration,
         scatter_begins: ScatterBegins,
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.configuration = configuration
         self._units = units
         self._communicator = communicator
         self._scatter_begins = scatter_begins
+        self._waiting = waiting
         self.gathered: list[int] = []
 
     def install(self) -> None:
@@ -78,6 +82,12 @@ class Traffic:
     ) -> Any:
         """Gather the ranks' parts, one after the other, into ``output``."""
         self.gathered.append(unit)
+        with self._waiting():
+            return self._gather(base, output, part, group, async_op)
+
+    def _gather(
+        self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool
+    ) -> Any:
         if self.configuration.channels == 1:
             return base(output, part, group, async_op=async_op)
         groups = self._communicator.shard_groups(self.configuration, group, scatters=False)
@@ -99,6 +109,15 @@ class Traffic:
     ) -> Any:
         """Reduce ``whole`` over the ranks; each keeps its own part in ``output``."""
         on_end = self._scatter_begins(unit, whole.nbytes)
+        with self._waiting():
+            work = self._scatter(base, output, whole, group, op)
+        if on_end is not None:
+            on_end()
+        return work
+
+    def _scatter(
+        self, base: Any, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
+    ) -> Any:
         precision = PRECISIONS.get(self.configuration.wire_precision)
         if precision is None or whole.element_size() <= precision.itemsize:
             work = self._reduce(base, output, whole, group, op)
@@ -106,8 +125,6 @@ class Traffic:
             narrow = torch.empty_like(output, dtype=precision)
             work = self._reduce(base, narrow, whole.to(precision), group, op)
             output.copy_(narrow)
-        if on_end is not None:
-            on_end()
         return work
 
     def _reduce(

@@ -59,7 +59,8 @@ class TunableUnits:
         self.units = units
         self.communicator = communicator
         self.observers = Observers(communicator.rank)
-        self.observation = Observation(self.observers)
+        # On a GPU nothing tells how long it waits for what is gathered beside its computing.
+        self.observation = Observation(self.observers, communicator.device.type == "cpu")
         self.parameters = [each for unit in units for each in unit.parameters]
         self.tensors = tuple(map(_spec, units, families(units)))
         # Gradients become ready from the model's end on.
@@ -76,7 +77,9 @@ class TunableUnits:
         self._next: Layout | None = None
         self._is_open = self._is_attached = self._is_in_forward = False
         self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
-        self._traffic = Traffic(units, communicator, self.default, self._scatter_begins)
+        self._traffic = Traffic(
+            units, communicator, self.default, self._scatter_begins, lambda: self.waiting()
+        )
         self._settings, self._passes = Settings(units, self._traffic), Passes()
         self._follow()
         self._handles = [
@@ -107,6 +110,7 @@ class TunableUnits:
         return self._model() is None
 
     stands_back = False
+    kind = "sharded"
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""

@@ -70,6 +70,7 @@ class Tunable(Protocol):
         order: indices of ``tensors``, in the order in which they become ready.
         default: the configuration that the job would run without tuning.
         layout: the layout in force.
+        kind: ``replicated`` or ``sharded``.
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
@@ -80,6 +81,7 @@ class Tunable(Protocol):
         observers: by way of which all that only observes is called.
     """
 
+    kind: str
     recut_seconds: float
     after_reduction: Callable[[], None] | None
     on_return: Callable[[str], None] | None

@@ -106,3 +106,30 @@ def test_the_snippet_is_python() -> None:
     text = stock_ddp_snippet(stock_setting(reading(job("finished", RESULT), trials)))
     compile(text, "snippet", "exec")
     assert f"# S{LACKS_HIERARCHY[1:]}.\nmodel = DistributedDataParallel(model, bucket" in text
+
+
+SHARDED = {"bucket_bytes": 700, "channels": 1, "kept_units": 0, "prefetch": 0}
+
+
+def _sharded(**changes: int) -> Configuration:
+    return Configuration({**SHARDED, **changes})
+
+
+def test_a_sharded_model_gets_calls_of_its_own() -> None:
+    kept, striped = _sharded(kept_units=4, prefetch=2), _sharded(kept_units=4, channels=8)
+    of = replace(
+        job("finished", replace(RESULT, configuration=striped)),
+        baseline=_sharded(),
+        software={"sharding": "fully_shard"},
+    )
+    trials = [trial(0, _sharded(), 0.3), trial(1, striped, 0.2), trial(2, kept, 0.25)]
+    setting = stock_setting(reading(of, trials))
+    assert (setting.is_sharded, setting.missing) == (True, "8 channels")
+    snippet = stock_ddp_snippet(setting)
+    assert "DistributedDataParallel" not in snippet
+    assert "unit.set_reshard_after_forward(False, recurse=False) for unit in units[-4:]" in snippet
+    assert "set_modules_to_forward_prefetch(units[i + 1 : i + 1 + 2])" in snippet
+    compile(snippet, "snippet", "exec")
+    assert "Torch alone cannot do the rest of the best configuration: 8 channels" in snippet
+    assert stock_ddp_line(setting).startswith("units = ")
+    assert "\n" not in stock_ddp_line(setting)
