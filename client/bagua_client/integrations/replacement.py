@@ -10,6 +10,7 @@ from typing import Any
 from torch.nn import parallel
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from bagua_client.environment import Environment
 from bagua_client.integrations.distributed_data_parallel import DistributedDataParallel
 
 _STAYS_IN = "bagua_client"
@@ -29,8 +30,11 @@ def replace_torchs_class() -> None:
 
 
 def follow_fully_shard() -> None:
-    """From now on each model that ``fully_shard`` shards is one that is tuned; see
-    :func:`replace_torchs_class`."""
+    """From now on each model that ``fully_shard`` shards is one that is tuned, if that is asked
+    for; see :func:`replace_torchs_class`."""
+    environment = Environment.read()
+    if not environment.autotune and environment.check is None:
+        return
     fsdp: Any = importlib.import_module("torch.distributed.fsdp")
     torchs = getattr(fsdp, "fully_shard", None)  # Since torch 2.6.
     if torchs is None or hasattr(torchs, "__wrapped_by_bagua__"):

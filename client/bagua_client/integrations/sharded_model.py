@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,7 +18,7 @@ from bagua_client.environment import Environment
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
 from bagua_client.sharded.offer import refusal_of
-from bagua_client.sharded.tunable_units import TunableUnits
+from bagua_client.sharded.tunable_units import TunableUnits, default_of
 from bagua_client.torch_private.sharded import Unit, units_of
 
 logger = logging.getLogger(__name__)
@@ -37,18 +38,20 @@ class ShardedModel(TunedModel):
     """
 
     _tunable: TunableUnits | None = None
-    _refusal = NOT_BEGUN
+    _has_begun = False
 
     @property
     def configuration(self) -> Configuration:
         """The configuration in force, or the one that will be from the next step on."""
-        if self._tunable is None:
-            return Configuration()
-        return self._tunable.layout_to_come.configuration
+        if self._tunable is not None:
+            return self._tunable.layout_to_come.configuration
+        units, refusal = _units_of(self) if self._has_begun else ([], NOT_BEGUN)
+        return Configuration() if refusal else default_of(units)
 
     def reconfigure(self, configuration: Configuration) -> bool:
         """Change the settings, from the next forward pass for training on. All ranks must call it
-        in the same step, after the first one.
+        in the same step, after the first one. Units are merged only once two more steps have shown
+        the order in which the model uses them.
 
         Returns:
             Whether all ranks agreed; if not, the log has the reason, and all return to the default
@@ -57,9 +60,7 @@ class ShardedModel(TunedModel):
         Raises:
             RuntimeError: the job is being tuned; or the model cannot be tuned, or not yet.
         """
-        if self._tunable is None:
-            raise RuntimeError(f"the model's settings cannot be changed: {self._refusal}")
-        return self._reconfigure(self._tunable, configuration)
+        return self._reconfigure(tunable_of(self), configuration)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         """As the model's own class lists them."""
@@ -71,6 +72,20 @@ class ShardedModel(TunedModel):
     @property
     def _tuned_rank(self) -> int:
         return dist.get_rank() if self._tunable is None else self._tunable.communicator.rank
+
+
+def tunable_of(model: ShardedModel) -> TunableUnits:
+    """Made when it is needed first, on all ranks together.
+
+    Raises:
+        RuntimeError: the model cannot be tuned, or not yet.
+    """
+    if model._tunable is None:
+        units, refusal = _units_of(model) if model._has_begun else ([], NOT_BEGUN)
+        if refusal:
+            raise RuntimeError(f"the model's settings cannot be changed: {refusal}")
+        model._tunable = _new_tunable(cast(torch.nn.Module, model), units)
+    return model._tunable
 
 
 def tune_sharded(model: Model, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Model:
@@ -122,14 +137,7 @@ def _begin(
 ) -> None:
     """All ranks begin their first forward pass for training."""
     tuned = cast(ShardedModel, model)
-    units: list[Unit] = []
-    try:
-        units = units_of(model)
-        tuned._refusal = refusal_of(units) if units else "none of its parameters is sharded"
-    except (AttributeError, ValueError) as error:  # Names of torch's may be others some day.
-        tuned._refusal = str(error)
-    if not tuned._refusal:
-        tuned._tunable = _new_tunable(model, units)
+    tuned._has_begun = True
     if environment.configuration and dist.get_rank() == 0:
         logger.warning(
             "BAGUA_CONFIGURATION is not used: a sharded model takes its configuration by "
@@ -137,22 +145,38 @@ def _begin(
         )
     if environment.autotune:
         _tune(tuned, environment, optimizers)
-    if environment.check is not None and (tunable := tuned._tunable) is not None:
+    if environment.check is not None:
         from bagua_client.agent import check
 
-        on_gpu = tunable.communicator.device.type == "cuda"
-        group = tunable.communicator.group
-        check.begin(group, UNCHECKED * on_gpu, lambda: tunable, optimizers, environment.check)
+        units, refusal = _units_of(tuned)
+        if units and units[0].device.type == "cuda":
+            refusal = refusal or UNCHECKED
+        tunable = partial(tunable_of, tuned)
+        check.begin(_group_of(units), refusal, tunable, optimizers, environment.check)
+
+
+def _units_of(model: ShardedModel) -> tuple[list[Unit], str]:
+    """The model's units, and why no setting of them can be changed; empty: some can."""
+    try:
+        units = units_of(cast(torch.nn.Module, model))
+    except (AttributeError, ValueError) as error:  # Names of torch's may be others some day.
+        return [], str(error)
+    return units, refusal_of(units) if units else "none of its parameters is sharded"
+
+
+def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
+    """The ranks that train the model."""
+    if units and len(units[0].ranks) == 1:
+        return units[0].own_group
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:
-    shards = units[0].ranks
-    ranks = sorted(rank for each in shards for rank in each)
-    group = units[0].own_group if len(shards) == 1 else dist.group.WORLD
-    assert group is not None
+    group, shards = _group_of(units), units[0].ranks
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     device = torch.device("cpu") if on_cpu else units[0].device
-    places = {rank: place for place, rank in enumerate(ranks)}
+    places = {rank: place for place, rank in enumerate(sorted(r for each in shards for r in each))}
     parts = [[places[rank] for rank in each] for each in shards]
     communicator = Communicator(group, device, parts)
     weakref.finalize(model, communicator.close).atexit = False
@@ -164,17 +188,12 @@ def _tune(
 ) -> None:
     from bagua_client.agent import start_agent, why_not_admitted
 
-    tunable = model._tunable
-    if tunable is None:
-        model._not_tuned = model._refusal
-        if dist.get_rank() == 0:
-            logger.warning("autotune is off: %s", model._refusal)
-    else:
-        group = tunable.communicator.group
-        model._not_tuned = why_not_admitted(group, "", environment.knobs)
-        if not model._not_tuned:
-            model._not_tuned, name = NO_CONTROL_GROUP, type(model).__name__
-            model._agent = start_agent(tunable, optimizers, environment, name)
+    units, refusal = _units_of(model)
+    # By no collective: a rank that is not to be tuned would not come to one.
+    model._not_tuned = why_not_admitted(_group_of(units), refusal, environment.knobs)
+    if not model._not_tuned:
+        model._not_tuned, name = NO_CONTROL_GROUP, type(model).__name__
+        model._agent = start_agent(tunable_of(model), optimizers, environment, name)
     if model._agent is not None:
         weakref.finalize(model, model._agent.close).atexit = False
     elif environment.result is not None and model.tuning.rank == 0:

@@ -65,7 +65,7 @@ class TunableUnits:
         self.tensors = tuple(map(_spec, units, families(units)))
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(units))))
-        self.default = Configuration(min(spec.bytes for spec in self.tensors))
+        self.default = default_of(units)
         self.algorithm: Algorithm = find(ALGORITHM)
         self._memory = Memory(units, units[0].device)
         self.layout = plan(self.tensors, self.order, self.default)
@@ -263,6 +263,11 @@ class TunableUnits:
             self._unmergeable = "" if in_order else OUT_OF_ORDER
         if not torch.is_grad_enabled():
             self._settings.reshard()
+
+
+def default_of(units: Sequence[Unit]) -> Configuration:
+    """The configuration with which each unit communicates by itself, as torch has it."""
+    return Configuration(min(unit.elements * unit.dtypes[1].itemsize for unit in units))
 
 
 def _spec(unit: Unit, family: str) -> TensorSpec:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import bagua_client
+from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import traffic
 
 WIDTH = 9
@@ -93,8 +94,10 @@ def train(
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):
+        if changes and step == 1:
+            tunable_of(model)  # It looks at the steps from here on.
         if step in changes:
-            assert model.reconfigure(replace(model._tunable.default, **changes[step]))
+            assert model.reconfigure(replace(tunable_of(model).default, **changes[step]))
         for part in range(kind.micro_batches):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
             model.set_requires_gradient_sync(part == kind.micro_batches - 1)

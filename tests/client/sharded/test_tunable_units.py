@@ -10,9 +10,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import bagua_client
 from bagua_client import Configuration
+from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import settings
 from tests.client.sharded.models import Kind, sharded, train
 from tests.ranks import RankPool
@@ -23,7 +25,7 @@ class _Counted:
 
     def __init__(self, model: Any) -> None:
         self.gathers = self.scatters = 0
-        carried = model._tunable._traffic
+        carried = tunable_of(model)._traffic
         gather, scatter = carried.gather, carried.scatter
         carried.gather = lambda *args: self._count("gathers", gather, args)
         carried.scatter = lambda *args: self._count("scatters", scatter, args)
@@ -36,8 +38,9 @@ class _Counted:
 def _gathers(changes: list[dict[str, Any]]) -> list[tuple[int, int]]:
     kind, found = Kind(), []
     model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    tunable_of(model).attach()
     train(model, kind, {}, 3)
-    model._tunable.attach()
     counted = _Counted(model)
     for change in changes:
         assert model.reconfigure(replace(model._tunable.default, **change))
@@ -73,7 +76,7 @@ def _fails_on_one_rank() -> tuple[bool, str, str, list[float]]:
         put(self, layout, *args)
 
     returned: list[str] = []
-    model._tunable.on_return = returned.append
+    tunable_of(model).on_return = returned.append
     with mock.patch.object(settings.Settings, "put", fail):
         agreed = model.reconfigure(replace(model.configuration, kept_units=4))
         losses, _ = train(model, kind, {}, 3)
@@ -132,7 +135,7 @@ def test_before_its_first_step_nothing_can_be_set(two_ranks: RankPool) -> None:
 def _peak_limits() -> list[str]:
     model: Any = bagua_client.tune(sharded(Kind()))
     train(model, Kind(), {}, 1)
-    memory = model._tunable._memory
+    memory = tunable_of(model)._memory
     memory._device, memory._peak_bytes = torch.device("cuda"), 1 << 30
     available, alone = (1 << 30) / 0.9 + 1200, [(place,) for place in range(5)]
     with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=available):
@@ -154,6 +157,8 @@ def _with_an_open_pass() -> list[Any]:
     found = []
     for changes in ((), ({"bucket_bytes": 5000}, {"kept_units": 4})):
         model: Any = bagua_client.tune(sharded(Kind()))
+        train(model, Kind(), {}, 1)
+        tunable_of(model)
         train(model, Kind(), {}, 3)
         first, second = model(torch.ones(2, 9)), model(torch.full((2, 9), 2.0))
         first.sum().backward()
@@ -172,4 +177,22 @@ def _with_an_open_pass() -> list[Any]:
 def test_nothing_is_merged_while_a_backward_pass_is_to_come(two_ranks: RankPool) -> None:
     for stock, merged, kept, ours in two_ranks.run(_with_an_open_pass):
         assert (merged, kept) == (5, 5)
+        assert ours == stock
+
+
+def _untouched() -> list[tuple[int, int, int]]:
+    """Of a model of torch's, and of one that may be tuned: its hooks, and the process's groups."""
+    found = []
+    for is_ours in (False, True):
+        model: Any = sharded(Kind())
+        if is_ours:
+            bagua_client.tune(model)
+        train(model, Kind(), {}, 2)
+        hooks = len(model._forward_pre_hooks), len(model._forward_hooks)
+        found.append((*hooks, len(distributed_c10d._world.pg_map)))
+    return found
+
+
+def test_without_tuning_nothing_of_ours_is_there(two_ranks: RankPool) -> None:
+    for stock, ours in two_ranks.run(_untouched):
         assert ours == stock
