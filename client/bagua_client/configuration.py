@@ -67,10 +67,17 @@ class Configuration(Knobs):
         """Whether it changes what the model learns by more than the rounding order of the sums."""
         return any(knob.changes_numbers for name, knob in KNOBS.items() if self._uses(name))
 
-    def to_json(self) -> dict[str, Any]:
-        """The configuration as the service reads it."""
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of every knob, as the service reads it."""
         values = [(name, getattr(self, name)) for name in KNOBS]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for people and files: without what sharded models alone have, if it is at its
+        default."""
+        usual = {name for name, knob in KNOBS.items() if "replicated" in knob.models}
+        return {name: v for name, v in self.values.items() if name in usual or self._uses(name)}
 
     def __str__(self) -> str:
         """In words: how the buckets are cut, then the knobs that are not at their defaults."""

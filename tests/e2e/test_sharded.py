@@ -41,7 +41,7 @@ def _train() -> tuple[str, bool, list[str], dict[str, Any]]:
             break
     one, other = state_of(untouched), state_of(ours)
     are_equal = all(torch.equal(one[name], other[name]) for name in one)
-    return ours.tuning.state, are_equal, in_force, ours.configuration.to_json()
+    return ours.tuning.state, are_equal, in_force, ours.configuration.values
 
 
 def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(

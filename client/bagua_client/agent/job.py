@@ -93,7 +93,7 @@ def describe_job(
         software["sharding"] = "fully_shard"
     knobs = _knobs(tunable, environment)
     # The service knows all algorithms by their names.
-    default = {**tunable.default.to_json(), "algorithm": tunable.algorithm.name}
+    default = {**tunable.default.values, "algorithm": tunable.algorithm.name}
     description: dict[str, Any] = {
         "name": name,
         "world_size": communicator.world_size,
@@ -137,9 +137,9 @@ def _first(
     tunable: Tunable, file: ConfigurationFile, description: dict[str, Any]
 ) -> dict[str, Any] | None:
     """What the file says by the job's knobs; None, with a line, if the job cannot try it."""
-    values = file.configuration.to_json()
+    values = file.configuration.values
     values["algorithm"] = values["algorithm"] or tunable.algorithm.name
-    default = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    default = tunable.default.values | {"algorithm": tunable.algorithm.name}
     knobs = description["knobs"]
     reason = tunable.refusal or file.misfit(tunable.tensors)
     for knob, value in values.items():
@@ -158,7 +158,7 @@ def _first(
 
 def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
     """What may be tried here, of that what the user chose."""
-    values = tunable.default.to_json() | {"algorithm": tunable.algorithm.name}
+    values = tunable.default.values | {"algorithm": tunable.algorithm.name}
     found = {}
     for knob, offered in _offered(tunable, environment.allowed).items():
         choice = environment.knobs.get(knob)
