@@ -20,6 +20,7 @@ from bagua_client.result_line import write_result_line
 from bagua_client.sharded.offer import refusal_of
 from bagua_client.sharded.tunable_units import TunableUnits, default_of
 from bagua_client.torch_private.sharded import Unit, units_of
+from bagua_client.torch_private.wrapper import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _in_first_forward(model: torch.nn.Module, begin: Callable[[], None]) -> Remo
             handle.remove()
             begin()
 
-    handle = model.register_forward_pre_hook(hook, prepend=True)
+    handle = model.register_forward_pre_hook(untraced(hook), prepend=True)
     return handle
 
 

@@ -32,6 +32,7 @@ from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import families, why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.torch_private.wrapper import untraced
 from bagua_client.tunable.observers import Observers
 
 logger = logging.getLogger(__name__)
@@ -246,6 +247,7 @@ class TunableUnits:
         if not self._is_in_forward and not is_in_backward():
             self._settings.reshard()
 
+    @untraced
     def _forward_begins(self, *_: Any) -> None:
         self._traffic.gathered.clear()
         self._settings.reshard()
@@ -253,6 +255,7 @@ class TunableUnits:
         if self._next is not None and torch.is_grad_enabled():
             self._carry_out()
 
+    @untraced
     def _forward_ends(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._is_in_forward = False
         self._passes.forward_ends(output)

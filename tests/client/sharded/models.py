@@ -38,6 +38,7 @@ class Kind:
     tied: bool = False
     frozen: bool = False
     user_keeps: bool = False
+    compiles: str = ""
     between: str = ""
     """What the training does between its backward pass and the optimizer's step."""
 
@@ -79,11 +80,15 @@ def sharded(kind: Kind) -> nn.Module:
     for at, block in enumerate(model.blocks):
         if kind.checkpoints:
             model.blocks[at] = block = checkpoint_wrapper(block)
+        if kind.compiles == "blocks":
+            block.compile(backend="eager")
         kept: dict[str, Any] = {"reshard_after_forward": False} if kind.user_keeps else {}
         fully_shard(block, **options, **kept)
     if kind.ignores:
         options["ignored_params"] = {model.gain}
     fully_shard(model, **options)
+    if kind.compiles == "model":
+        model.compile(backend="eager")
     return model
 
 

@@ -42,6 +42,8 @@ KINDS = {
     "offloaded": Kind(offloads=True),
     "ignored-and-tied": Kind(ignores=True, tied=True),
     "frozen": Kind(frozen=True),
+    "compiled-blocks": Kind(compiles="blocks"),
+    "compiled-model": Kind(compiles="model"),
     "all-kept-by-the-user": Kind(user_keeps=True),
     # Weights that were gathered before the optimizer's step are not used after it.
     "evaluation-before-step": Kind(between="evaluation"),
