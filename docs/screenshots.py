@@ -88,9 +88,9 @@ JOBS = (
 )
 PICTURES = (
     Picture("page-light", "jobs/bert-base-pretraining", until="#knob-panel"),
-    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", until="#knob-panel"),
-    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, until="#importance-panel"),
-    Picture("page-jobs", ""),
+    Picture("page-dark", "jobs/bert-base-pretraining", scheme="dark", is_extra=True),
+    Picture("page-narrow", "jobs/bert-base-pretraining", NARROW, is_extra=True),
+    Picture("jobs", "", is_extra=True),
     Picture("whole", "jobs/bert-base-pretraining", is_extra=True),
     Picture("whole-narrow", "jobs/bert-base-pretraining", NARROW, is_extra=True),
     Picture("jobs-dark", "", scheme="dark", is_extra=True),

@@ -17,7 +17,7 @@ import inspect
 import logging
 from functools import partial
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -75,7 +75,6 @@ def fuse_optimizer(
     used = torch_kernels.used_by(optimizer, by_default=replace_step)
     reading = None if used or element_wise else read(optimizer)
     is_read = reading is None or not reading.reason
-    found: Any = optimizer
     fused = FusedStep(optimizer, do_flatten and not used and is_read, check_flatten, reading)
     if reading is not None and reading.reason:
         fused.refusal = unread(optimizer, reading.reason)
@@ -83,23 +82,29 @@ def fuse_optimizer(
     if used:
         fused.refusal = f"{name} steps with torch's own {used} kernels, which are faster"
         logger.info(fused.refusal)
-    found._bagua_fused_step = fused
-    found._bagua_fused_optimizer = fused.shadow
-    found._bagua_fused_count = 0
-    found._bagua_check_flatten = check_flatten
-    found.fuse_step = MethodType(_fuse_step, optimizer)
     options = {
         "do_flatten": do_flatten,
         "check_flatten": check_flatten,
         "replace_step": replace_step,
         "element_wise": element_wise,
     }
-    # Python looks for it in the object itself, for copies and for pickle.
-    found.__reduce_ex__ = partial(_reduced, optimizer, options)
+    _attach(optimizer, fused, options)
     if replace_step and not used:
         # A method, as learning rate schedulers wrap its function.
-        found.step = MethodType(_fuse_step, optimizer)
+        cast(Any, optimizer).step = MethodType(_fuse_step, optimizer)
     return optimizer
+
+
+def _attach(optimizer: Optimizer, fused: FusedStep, options: dict[str, bool]) -> None:
+    """Give the optimizer ``fuse_step``, and what Bagua's own fused optimizers have."""
+    found: Any = optimizer
+    found._bagua_fused_step = fused
+    found._bagua_fused_optimizer = fused.shadow
+    found._bagua_fused_count = 0
+    found._bagua_check_flatten = options["check_flatten"]
+    found.fuse_step = MethodType(_fuse_step, optimizer)
+    # Python looks for it in the object itself, for copies and for pickle.
+    found.__reduce_ex__ = partial(_reduced, optimizer, options)
 
 
 def _reduced(optimizer: Optimizer, options: dict[str, bool], protocol: Any) -> tuple[Any, ...]:

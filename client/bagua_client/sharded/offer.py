@@ -111,7 +111,9 @@ class Offer:
         uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
         if uses_groups and not self._carries_itself:
             raise ValueError("the training's own objects communicate the units")
-        if misfit := self.memory.misfit(configuration, layout.partition):
+        # The way back is always open.
+        misfit = self.memory.misfit(configuration, layout.partition)
+        if misfit and configuration != self.default:
             raise ValueError(misfit)
 
     def _first(self, name: str, tried: Sequence[Value]) -> list[Value]:

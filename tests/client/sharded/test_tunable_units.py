@@ -147,6 +147,19 @@ def _peak_limits() -> list[str]:
         ]
 
 
+def _full() -> bool:
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable = tunable_of(model)
+    tunable._memory._device, tunable._memory._peak_bytes = torch.device("cuda"), 1 << 40
+    with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=1 << 30):
+        return tunable.plan(tunable.default).configuration == tunable.default
+
+
+def test_the_way_back_is_open_where_the_default_fills_the_memory(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_full) == [True] * 2
+
+
 def test_what_would_not_fit_is_not_tried(two_ranks: RankPool) -> None:
     # A block has 90 numbers of 4 bytes: three of them fit into what is left.
     assert two_ranks.run(_peak_limits) == [[0, 1, 2]] * 2
