@@ -23,15 +23,15 @@ def test_on_the_cpu_a_step_is_the_time_between_two_ticks() -> None:
     clock = clock_for(torch.device("cpu"))
     assert isinstance(clock, CpuClock)
     timer = StepTimer(clock)
+    before = time.perf_counter()
     timer.tick(1)
     assert timer.drain() == []  # nobody knows when the first step began
-    before = time.perf_counter()
     time.sleep(0.02)
     timer.tick(2)
     at_most = time.perf_counter() - before
     ((step, seconds, *_),) = timer.drain()
     assert step == 2
-    assert 0.02 <= seconds <= at_most + 0.001
+    assert 0.02 <= seconds <= at_most
     assert timer.drain() == []
 
 
