@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
@@ -41,6 +41,7 @@ from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
 from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Measured
+from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.lost_jobs import Leases
 from bagua_autotune.tuning.savings import saved_until
@@ -93,9 +94,8 @@ class Tuner:
         self.knowledge = Knowledge(store)
         self._next = NextStep(store, searcher, self.knowledge, clock)
         self._decisions = Decisions(store, self._next, listeners, clock, background)
-        # By job the state of its newest revision, made once: who polls reads one row.
-        self._latest: Callable[[str], dict[tuple[float, int], JobState]]
-        self._latest = lru_cache(maxsize=STATUSES_KEPT)(lambda _job_id: {})
+        # Who polls reads one row.
+        self._states: Cache[JobState] = Cache(STATUSES_KEPT)
 
     def register(
         self,
@@ -351,18 +351,12 @@ class Tuner:
         deciding = self.is_deciding(job_id)
         contact, claimed_until = self.store.contact_and_claim(job_id)
         is_claimed = claimed_until is not None and claimed_until > self._clock()
-        state = self._state_of(job_id, contact.version)
+        state = self._states.get(job_id, contact.version, lambda: self._read_state(job_id))
         return contact, state.model_copy(update={"deciding": deciding or is_claimed})
 
-    def _state_of(self, job_id: str, version: tuple[float, int]) -> JobState:
-        latest = self._latest(job_id)
-        state = latest.get(version)
-        if state is None:
-            with self.store.database.reading():
-                state = job_state(self.store.job(job_id), self.store.trials(job_id))
-            latest.clear()
-            latest[version] = state
-        return state
+    def _read_state(self, job_id: str) -> JobState:
+        with self.store.database.reading():
+            return job_state(self.store.job(job_id), self.store.trials(job_id))
 
     def is_deciding(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so soon."""

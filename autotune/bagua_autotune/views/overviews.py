@@ -17,7 +17,7 @@ from bagua_autotune.model.text import KNOB_WORDS, words_of
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Contact, Store, read_each
-from bagua_autotune.views.cache import Cache
+from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts
 from bagua_autotune.views.lists import JobDetail, Page, job_detail

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from bagua_autotune.views.cache import Cache
+from bagua_autotune.tuning.cache import Cache
 
 
 def test_an_answer_is_made_once_per_version() -> None:
