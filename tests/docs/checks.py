@@ -20,6 +20,7 @@ import pytest
 
 from bagua_autotune.cli import COMMANDS, main
 from tests.docs.pages import ROOT
+from tests.torch_aborts import again_if_torch_aborts
 
 RUN_SECONDS = 300
 
@@ -39,6 +40,11 @@ class Place:
 
     def run(self, command: str) -> str:
         """What it prints; an AssertionError unless it ends with 0."""
+        code, output = again_if_torch_aborts(lambda: self._run(command), lambda ran: ran[1])
+        assert code == 0, f"{command}\n{output[-3000:]}"
+        return output
+
+    def _run(self, command: str) -> tuple[int, str]:
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=self.folder,
@@ -55,8 +61,7 @@ class Place:
             os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks then
             output, _ = process.communicate()
             raise AssertionError(f"still running: {command}\n{output[-3000:]}") from None
-        assert process.returncode == 0, f"{command}\n{output[-3000:]}"
-        return output
+        return process.returncode, output
 
     @functools.cache  # noqa: B019
     def problems(self) -> dict[str, str | None]:

@@ -79,10 +79,18 @@ def test_a_training_with_our_own_class_is_measured_too() -> None:
     assert 0 < found["exposed_seconds"] <= found["communication_seconds"]
 
 
+def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
+    found = figures("--steps", "5", *training("fsdp"))
+    assert found["models"] == 1
+    assert found["computing_seconds"] >= COMPUTING_SECONDS
+    # Gloo does nothing beside computing.
+    parts = found["computing_seconds"] + found["exposed_seconds"]
+    assert found["step_seconds"] == pytest.approx(parts)
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (training("fsdp"), "the model is sharded by FSDP"),
         (training("several"), "each optimizer step has 2 backward passes that communicate"),
         (["--", sys.executable, str(TRAINING), "alone", ENDLESS], "has one process only"),
         (["--", sys.executable, "-c", ""], "made no step of a PyTorch optimizer"),

@@ -22,7 +22,7 @@ NEEDED_STEPS = 10
 SHARDED = "only DistributedDataParallel has buckets to tune"
 WHY_NOT = {
     "FullyShardedDataParallel": f"the model is sharded by FSDP; {SHARDED}",
-    "FSDPModule": f"the model is sharded by FSDP (fully_shard); {SHARDED}",
+    "FSDPModule": "fully_shard was called in a way that the launcher does not follow",
     "DeepSpeedEngine": f"DeepSpeed communicates by itself; {SHARDED}",
 }
 
