@@ -31,15 +31,16 @@ class Passes:
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(made.come_back)  # type: ignore[no-untyped-call]
-        self._held.append(weakref.ref(made))
+        self._held = [*self._still_open(), weakref.ref(made)]
 
     @property
     def are_open(self) -> bool:
         """Whether a backward pass may come through one of them for the first time."""
+        return bool(self._still_open())
+
+    def _still_open(self) -> list[weakref.ref[_Pass]]:
         held = [(reference, reference()) for reference in self._held]
-        still = [(r, found) for r, found in held if found is not None and not found.has_come_back]
-        self._held = [reference for reference, _ in still]
-        return bool(still)
+        return [r for r, found in held if found is not None and not found.has_come_back]
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

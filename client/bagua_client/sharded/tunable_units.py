@@ -252,6 +252,8 @@ class TunableUnits:
         self._traffic.gathered.clear()
         self._settings.reshard()
         self._is_in_forward = True
+        if not is_in_backward():  # The last backward pass may have ended with an error.
+            self._is_open = False
         if self._next is not None and torch.is_grad_enabled():
             self._carry_out()
 

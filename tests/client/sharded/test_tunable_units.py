@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FSDPModule
 
 import bagua_client
 from bagua_client import Configuration
@@ -191,6 +192,39 @@ def test_nothing_is_merged_while_a_backward_pass_is_to_come(two_ranks: RankPool)
     for stock, merged, kept, ours in two_ranks.run(_with_an_open_pass):
         assert (merged, kept) == (5, 5)
         assert ours == stock
+
+
+def _goes_on() -> tuple[int, int]:
+    """How many backward passes were seen after one that broke; how many passes are remembered."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    tunable = tunable_of(model)
+    tunable.attach()
+    train(model, Kind(), {}, 1)
+    first = model.blocks[0]
+
+    def break_backward(_: Any, __: Any, output: torch.Tensor) -> None:
+        output.register_hook(lambda _: 1 / 0)  # type: ignore[no-untyped-call]
+
+    broken = first.register_forward_hook(break_backward)
+    loss = model(torch.ones(2, 9)).square().mean()
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    broken.remove()
+    model.reset_iter_state()
+    model.zero_grad()
+    before = tunable._reductions
+    train(model, Kind(), {}, 5)
+    return tunable._reductions - before, len(tunable._passes._held)
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"), reason="torch before 2.13 does not recover"
+)
+def test_after_a_backward_pass_that_broke_steps_are_seen_again(two_ranks: RankPool) -> None:
+    for seen, held in two_ranks.run(_goes_on):
+        assert seen == 5
+        assert held <= 2
 
 
 def _untouched() -> list[tuple[int, int, int]]:
