@@ -156,8 +156,8 @@ class Traffic:
         return [(begin, end) for begin, end in zip(cuts, ends, strict=True) if end > begin]
 
 
-class Gather:
-    """Gathers the parameters of a unit, as torch's ``AllGather`` does.
+class _Carrier:
+    """Stands in the place of an object of torch's that communicates a unit.
 
     Args:
         unit: its place among the model's units.
@@ -172,6 +172,10 @@ class Gather:
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> torch.Tensor:
         found: torch.Tensor = self._base.allocate(size, dtype=dtype, device=device)
         return found
+
+
+class Gather(_Carrier):
+    """Gathers the parameters of a unit, as torch's ``AllGather`` does."""
 
     def __call__(
         self,
@@ -185,22 +189,8 @@ class Gather:
         )
 
 
-class Scatter:
-    """Reduces the gradients of a unit, as torch's ``ReduceScatter`` does.
-
-    Args:
-        unit: its place among the model's units.
-        base: the object that was there before.
-    """
-
-    def __init__(self, traffic: Traffic, unit: int, base: Any) -> None:
-        self._traffic = traffic
-        self._unit = unit
-        self._base = base
-
-    def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> torch.Tensor:
-        found: torch.Tensor = self._base.allocate(size, dtype=dtype, device=device)
-        return found
+class Scatter(_Carrier):
+    """Reduces the gradients of a unit, as torch's ``ReduceScatter`` does."""
 
     def __call__(
         self,
