@@ -119,7 +119,7 @@ def test_an_interrupted_bench_leaves_no_process(start: Start, tmp_path: Path) ->
     try:
         run, printed, processes = _interrupted(start)
     except subprocess.TimeoutExpired:
-        # Seen once in some forty runs, on a busy machine; the cause is not known.
+        # Seen once in thirteen runs, on a busy machine; the cause is not known.
         run, printed, processes = _interrupted(start)
     assert run.returncode == 1
     assert "interrupted; --resume goes on" in printed

@@ -89,7 +89,7 @@ def describe_job(
     }
     if not tunable.algorithm.is_torchs:  # a job of another algorithm is another job
         software["algorithm"] = tunable.algorithm.name
-    if tunable.kind == "sharded":
+    if tunable.offer.kind == "sharded":
         software["sharding"] = "fully_shard"
     knobs = _knobs(tunable, environment)
     # The service knows all algorithms by their names.

@@ -65,29 +65,19 @@ class Communicator:
     On CUDA each chain is issued as a whole, in the order of the layout, whatever its channel. The
     kernels of several NCCL groups fit on the GPU together (see nccl).
 
-    Args:
-        shards: where a model is sharded, the ranks of ``group`` that hold its parts, for each copy
-            of the model. Channels are then between these, without the first one, which is torch's.
-
     Attributes:
         group: the process group of all these ranks.
         device: a device that the group communicates from.
         topology: which of the ranks share a node.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        shards: Sequence[Sequence[int]] = (),
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
         self.device = device
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.topology = discover(group, device)
-        self._shards = shards
-        self._flat_groups = [[] if shards else [group]]
+        self._flat_groups = [[group]]
         self._node_groups: list[NodeGroups] = []
         self._made: dict[dist.ProcessGroup, tuple[Hashable, int]] = {}
         self._failure: Exception | None = None
@@ -141,9 +131,7 @@ class Communicator:
         Raises:
             RuntimeError: they cannot; raised on all ranks or on none, if their devices are equal.
         """
-        by_node = self._reduces_by_node(configuration)
-        needs_groups = by_node or configuration.channels > 1 or configuration.scatter_group == "own"
-        if needs_groups and self.obstacle:
+        if self._needs_groups(configuration) and self.obstacle:
             raise RuntimeError(
                 f"the configuration ({configuration}) needs process groups that rank {self.rank} "
                 f"cannot make: {self.obstacle}"
@@ -172,9 +160,6 @@ class Communicator:
         # On CUDA each chain is issued as a whole, so all ranks issue the same order on one group.
         needed = 1 if self.device.type == "cuda" else exchanges
         by_node = self._reduces_by_node(configuration)
-        if self._shards:
-            self._prepare_shards(configuration)
-            return
         everyone = self.topology.across if by_node else [range(self.world_size)]
         while by_node and len(self._node_groups) < configuration.channels:
             self._node_groups.append(self._make_node_groups())
@@ -186,34 +171,6 @@ class Communicator:
                 groups.append(self._channel_group(everyone, by_node))
         if self._failure is not None:
             raise self._failure
-
-    def _prepare_shards(self, configuration: Configuration) -> None:
-        """On each channel a group to gather on, and one to scatter on, if that has its own."""
-        while len(self._flat_groups) < configuration.channels:
-            self._flat_groups.append([])
-        for channel, groups in enumerate(self._flat_groups[: configuration.channels]):
-            # The first to gather on is torch's.
-            needed = int(channel > 0) + int(configuration.scatter_group == "own")
-            while len(groups) < needed:
-                groups.append(self._channel_group(self._shards, by_node=True))
-        if self._failure is not None:
-            raise self._failure
-
-    def shard_groups(
-        self, configuration: Configuration, torchs: dist.ProcessGroup, scatters: bool
-    ) -> list[dist.ProcessGroup]:
-        """The groups on which a sharded model's parts travel, one for each channel.
-
-        Args:
-            torchs: torch's own group of these ranks.
-            scatters: whether gradients are reduced; else parameters are gathered.
-        """
-        own = scatters and configuration.scatter_group == "own"
-        lists = self._flat_groups[: configuration.channels]
-        return [
-            groups[int(channel > 0)] if own else groups[0] if channel else torchs
-            for channel, groups in enumerate(lists)
-        ]
 
     def release(self, configuration: Configuration) -> None:
         """Destroy the groups that ``configuration`` does not need; nothing may be in flight.
@@ -287,6 +244,9 @@ class Communicator:
         """The number that must divide a bucket's element count."""
         shards = configuration.hierarchical == "shards" and self._reduces_by_node(configuration)
         return self.topology.ranks_per_node[0] if shards and self.topology.is_uniform else 1
+
+    def _needs_groups(self, configuration: Configuration) -> bool:
+        return self._reduces_by_node(configuration) or configuration.channels > 1
 
     def _reduces_by_node(self, configuration: Configuration) -> bool:
         return configuration.hierarchical != "off" and self.topology.is_hierarchical

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.environment import Environment
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
 from bagua_client.sharded.offer import refusal_of
+from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.tunable_units import TunableUnits, default_of
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
@@ -179,7 +179,7 @@ def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:
     device = torch.device("cpu") if on_cpu else units[0].device
     places = {rank: place for place, rank in enumerate(sorted(r for each in shards for r in each))}
     parts = [[places[rank] for rank in each] for each in shards]
-    communicator = Communicator(group, device, parts)
+    communicator = ShardCommunicator(group, device, parts)
     weakref.finalize(model, communicator.close).atexit = False
     return TunableUnits(model, units, communicator)
 

@@ -46,6 +46,7 @@ class Offer:
     in_ready_order: bool
     hook: UserHook | None
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
+    kind = "replicated"
 
     def reasons(self, communicator: Communicator) -> list[str]:
         """The reasons why some settings cannot be changed, a sentence each."""
@@ -87,7 +88,7 @@ class Offer:
             "wire_precision": self._usual("wire_precision", allowed) if self._is_wide else (),
             "algorithm": self._algorithms(allowed),
         }
-        ours = [name for name, knob in KNOBS.items() if "replicated" in knob.models]
+        ours = [name for name, knob in KNOBS.items() if self.kind in knob.models]
         found = {name: limited.get(name, self._usual(name, allowed)) for name in ours}
         return {name: list(values) for name, values in found.items() if values}
 
@@ -138,6 +139,7 @@ class Offer:
             ValueError: torch cannot cut it, or its buckets cannot travel as it says.
         """
         asked = layout.configuration
+        asked.check_model(self.kind)
         if asked == self.default and asked.cut == configuration_of(self.baseline).cut:
             return self.baseline
         if self.hook is not None and self.hook.run is not None and why_not_recut(self.hook.run):

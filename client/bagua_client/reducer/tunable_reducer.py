@@ -64,8 +64,6 @@ class TunableReducer:
         may_join: whether the training is inside torch's ``join``, which may be disabled.
     """
 
-    kind = "replicated"
-
     def __init__(
         self, ddp: DistributedDataParallel, algorithm: Algorithm, communicator: Communicator
     ) -> None:
@@ -138,7 +136,6 @@ class TunableReducer:
         Raises:
             ValueError: it does not fit the model, or torch cannot carry it out here.
         """
-        configuration.check_model("replicated")
         if configuration.buckets and not self._order.is_known:
             raise ValueError(
                 "explicit buckets count tensors in the order in which gradients become ready, "

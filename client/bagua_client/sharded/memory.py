@@ -25,15 +25,11 @@ class Memory:
     Args:
         units: of the model, in the order in which it lists them.
         device: that it computes on.
-        share: the largest share of the device's memory that may be used.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], device: torch.device, share: float = LARGEST_SHARE
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], device: torch.device) -> None:
         self._units = units
         self._device = device
-        self._share = share
         self._peak_bytes = 0
 
     def measure(self) -> None:
@@ -76,7 +72,7 @@ class Memory:
         """Why the configuration does not fit on this rank's device; empty: it does."""
         if self._device.type != "cuda" or not self._peak_bytes:
             return ""
-        limit = self._share * _available_bytes(self._device)
+        limit = LARGEST_SHARE * _available_bytes(self._device)
         peak = self._peak_bytes + self.extra_bytes(configuration, parts)
         if peak <= limit:
             return ""

@@ -40,6 +40,7 @@ class Offer:
     memory: Memory
     unmergeable: str
     has_explicit_buckets = False
+    kind = "sharded"
 
     @property
     def bucket_bytes(self) -> tuple[int, int]:
@@ -96,7 +97,7 @@ class Offer:
             ValueError: it cannot, or not in this device's memory.
         """
         configuration = layout.configuration
-        configuration.check_model("sharded")
+        configuration.check_model(self.kind)
         if len(layout.partition) < len(self.units) and self.unmergeable:
             raise ValueError(f"units cannot be merged: {self.unmergeable}")
         if configuration.kept_units > self._most_kept:

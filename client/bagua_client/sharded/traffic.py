@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
+from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.torch_private.sharded import Unit
 
 SMALLEST_STRIPE_BYTES = 64 * 1024
@@ -48,7 +48,7 @@ class Traffic:
     def __init__(
         self,
         units: Sequence[Unit],
-        communicator: Communicator,
+        communicator: ShardCommunicator,
         configuration: Configuration,
         scatter_begins: ScatterBegins,
         waiting: Callable[[], AbstractContextManager[None]],

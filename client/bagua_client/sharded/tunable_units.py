@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.algorithms import Algorithm, find
 from bagua_client.communication.agreement import attempt
-from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.memory import Memory
@@ -28,6 +27,7 @@ from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import Offer, refusal_of
 from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings, parts_of
+from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import families, why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
@@ -54,7 +54,7 @@ class TunableUnits:
     """
 
     def __init__(
-        self, model: torch.nn.Module, units: Sequence[Unit], communicator: Communicator
+        self, model: torch.nn.Module, units: Sequence[Unit], communicator: ShardCommunicator
     ) -> None:
         self._model = weakref.ref(model)
         self.units = units
@@ -111,7 +111,6 @@ class TunableUnits:
         return self._model() is None
 
     stands_back = False
-    kind = "sharded"
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""

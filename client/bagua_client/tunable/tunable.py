@@ -22,6 +22,10 @@ class Offer(Protocol):
     """Which settings can be changed, and why the others cannot."""
 
     @property
+    def kind(self) -> str:
+        """The kind of the model: ``replicated`` or ``sharded``."""
+
+    @property
     def algorithms(self) -> Callable[[Collection[str]], Sequence[Algorithm]]:
         """Given the allowed names, the algorithms that may be tried, the model's own first."""
 
@@ -70,7 +74,6 @@ class Tunable(Protocol):
         order: indices of ``tensors``, in the order in which they become ready.
         default: the configuration that the job would run without tuning.
         layout: the layout in force.
-        kind: ``replicated`` or ``sharded``.
         recut_seconds: how long the latest change took.
         after_reduction: called at the end of every step's communication, where all ranks are
             known to be in the same step.
@@ -81,7 +84,6 @@ class Tunable(Protocol):
         observers: by way of which all that only observes is called.
     """
 
-    kind: str
     recut_seconds: float
     after_reduction: Callable[[], None] | None
     on_return: Callable[[str], None] | None
