@@ -23,7 +23,7 @@ MOST_SAMPLES = 500
 """The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
-"""What a switch may be instead of a number, in any case."""
+"""Words that turn a variable off, instead of a number, in any case."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _is_on(variables: Mapping[str, str], name: str, otherwise: str) -> bool:
 
 
 def _url(text: str) -> str | None:
-    """One without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
+    """Read a URL; one without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
     return f"http://{text}" if text and "://" not in text else text or None
 
 

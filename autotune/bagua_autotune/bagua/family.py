@@ -93,12 +93,12 @@ class Model(_Record):
         return self.grant.trial is None and not self.grant.is_final
 
     def grant_at(self, iteration: int) -> Grant:
-        """What all ranks are told at this iteration."""
+        """Return what all ranks are told at this iteration."""
         begun = [grant for grant in self.grants if grant.from_iteration <= iteration]
         return begun[-1] if begun else self.grants[0]
 
     def grant_before(self, iteration: int) -> Grant:
-        """What the ranks ran in the window that ends at this iteration."""
+        """Return what the ranks ran in the window that ends at this iteration."""
         return self.grant_at(iteration - 1)
 
     def is_warm(self) -> bool:
@@ -117,7 +117,7 @@ class Model(_Record):
         return iteration > max(self.board.values(), default=-1)
 
     def _warmed(self, window: Window) -> list[Window]:
-        """Note a report; of a window the first rank's report counts."""
+        """Note a report, the first one of each window, and return the windows."""
         is_known = bool(self.warm_up) and window.iteration <= self.warm_up[-1].iteration
         if is_known or not self.is_warming_up:
             return self.warm_up

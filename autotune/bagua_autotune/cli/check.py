@@ -57,7 +57,7 @@ class Figures:
 
     @property
     def verdict(self) -> str:
-        """For programs."""
+        """The result in one word, for programs."""
         if self.most_speedup < NOTHING:
             return "nothing_to_gain"
         return "little_to_gain" if self.most_speedup < LITTLE else "worth_tuning"

@@ -29,7 +29,7 @@ Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
 
 
 def _read_by(parse: Callable[[str], float]) -> Callback:
-    """For an option that is a number with a unit."""
+    """Return a callback for an option that is a number with a unit."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         try:

@@ -44,7 +44,7 @@ class Propose:
 
 @dataclass(frozen=True)
 class Keep:
-    """Tuning is over; ``gain`` is the winner's over the baseline, in cost.
+    """Tuning is over; ``gain`` is the winner's over the default, in cost.
 
     ``reason``: why the baseline is kept; one of REASON_CODES.
     """
@@ -158,7 +158,7 @@ def _search(
 def told_searcher(
     round_: Round, problem: Problem, make_searcher: Callable[[Problem], Searcher]
 ) -> tuple[Searcher, Problem] | None:
-    """What a round's search knows, and what it may try; None before the baseline is measured.
+    """Return what a round's search knows, and what it may try; None before the default is measured.
 
     The searcher's costs are in parts of the baseline's.
     """
@@ -172,7 +172,9 @@ def told_searcher(
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """What failed. The baseline stays: it is what a job falls back to."""
+    """Return what is not tried again: what failed. The baseline stays: it is what a job falls back
+    to.
+    """
     return {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
 
 
@@ -191,7 +193,9 @@ def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
 
 
 def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -> Searcher:
-    """Tell it the search trials in parts of the baseline: it knows what a cost of 0.01 means."""
+    """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
+    means.
+    """
     banned = _banned(job, trials)
     for trial in trials:
         found = trial.estimate

@@ -103,7 +103,7 @@ def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Inter
 def _gain(
     trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
 ) -> Interval | None:
-    """What the chosen trials of both sides say; None with less than two of one.
+    """Return the gain that the chosen trials of both sides show; None with less than two of one.
 
     Args:
         trials: all of the round: what was repeated shows what blocks differ by.
@@ -137,7 +137,9 @@ def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configura
 
 
 def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
-    """From the slowest block of the winner to the fastest of the baseline, of their intervals."""
+    """Return how far the intervals of the winner's slowest block and the default's fastest are
+    apart.
+    """
     lows = [t.estimate.low for t in trials if t.estimate and t.configuration == baseline]
     highs = [t.estimate.high for t in trials if t.estimate and t.configuration != baseline]
     return min(lows) - max(highs)
@@ -159,8 +161,9 @@ def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def being_confirmed(round_: Round) -> Configuration | None:
-    """What the latest run-off of a round is, or was, about; None before there is one, or where the
-    ranks failed in it."""
+    """Return what the latest confirmation of a round is, or was, about; None before there is one,
+    or where the ranks failed in it.
+    """
     failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     excluded = failed | {round_.job.baseline}
     confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")

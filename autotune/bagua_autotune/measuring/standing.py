@@ -1,4 +1,4 @@
-"""How fast each configuration of a job is: the baseline, the best, the lowest.
+"""How fast each configuration of a job is: the default, the best, the lowest.
 
 Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
 luckiest of many measurements is too good to be true, so of what is shown the trials of one
@@ -37,7 +37,7 @@ class Standing:
 
 
 def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
-    """What the trials of a configuration say of its cost; None if none was measured.
+    """Estimate a configuration's cost from its trials; None if none was measured.
 
     Args:
         trials: of one round.
@@ -59,7 +59,7 @@ def best(round_: Round) -> Standing | None:
 
 
 def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
-    """What was best after each trial of a round.
+    """Yield each trial of a round with what was best after it.
 
     Its cost rises where a configuration turns out to be slower when it is measured again, or fails.
     """
@@ -87,7 +87,7 @@ def _cost(found: Standing) -> float:
 
 
 def best_configuration(round_: Round) -> Configuration | None:
-    """What was kept, or else the best so far; None before something is measured.
+    """Return what was kept, or else the best so far; None before something is measured.
 
     Args:
         round_: the round that is shown.
@@ -132,8 +132,9 @@ def speedup(round_: Round) -> Interval | None:
 
 
 def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
-    """What the latest run-off of a round was about, and how many times as fast as the default it
-    was there; None without one that says something."""
+    """Return what the latest confirmation of a round was about, and how many times as fast as the
+    default it was there; None without one that says something.
+    """
     candidate, baseline = being_confirmed(round_), round_.defaults.first
     if candidate is None or baseline is None:
         return None
@@ -145,7 +146,7 @@ def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
 
 
 def compare(round_: Round, configuration: Configuration) -> Comparison | None:
-    """What all trials of a configuration say against the default beside them; None while one of the
+    """Compare all trials of a configuration with the default beside them; None while one of the
     two is not measured."""
     own = [trial for trial in round_.trials if trial.configuration == configuration]
     return round_.defaults.compare(own)
@@ -175,7 +176,7 @@ class Closest(NamedTuple):
 
 
 def closest(round_: Round) -> Closest | None:
-    """What came closest to the default; None where nothing else was measured."""
+    """Return what came closest to the default; None where nothing else was measured."""
     found = run_off_speedup(round_)
     if found is not None:
         return Closest(*found, in_turns=True)

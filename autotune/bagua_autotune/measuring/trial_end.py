@@ -106,8 +106,9 @@ def measured(
 
 
 def _settled_from(costs: Sequence[float], margin: float) -> int:
-    """So many first steps are slower than all of the later half, by the margin and by more than
-    that half differs; less than half. Of few steps nothing can be told."""
+    """Return how many first steps are slower than all of the later half, by the margin and by more
+    than that half differs; less than half. Of few steps nothing can be told.
+    """
     if len(costs) < FEWEST_TO_SETTLE:
         return 0
     half = len(costs) // 2

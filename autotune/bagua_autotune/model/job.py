@@ -148,7 +148,7 @@ class JobSpec(BaseModel):
                 raise ValueError(f"{knob} holds {held} tensors, the job has {len(self.tensors)}")
 
     def _check_reserved_knobs(self) -> None:
-        """Names that mean something to the cost model must mean that."""
+        """Check that knobs whose names the cost model knows have the kinds that it expects."""
         for knob, least in (("channels", 1), ("first_bucket_bytes", 0), ("last_bucket_bytes", 0)):
             domain = self.knobs.get(knob)
             values = domain.values if isinstance(domain, Categorical) else ()
@@ -167,7 +167,9 @@ class JobSpec(BaseModel):
 def count_combinations(
     space: Space, baseline: Mapping[str, Value], fixed: Sequence[str] = ()
 ) -> int:
-    """How many configurations there may be at most, with ``fixed`` knobs at the baseline's."""
+    """Count the configurations that there may be at most, with ``fixed`` knobs at the default's
+    values.
+    """
     return sum(
         math.prod(d.choices for knob, d in space.items() if knob not in stays and knob not in fixed)
         for stays in choices(space, baseline)

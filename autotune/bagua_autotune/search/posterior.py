@@ -97,7 +97,7 @@ class Posterior:
 
     @cached_property
     def improvements(self) -> Floats:
-        """How far below the incumbent each point is expected to be (Jones, Schonlau and Welch,
+        """How far below the best so far each point is expected to be (Jones, Schonlau and Welch,
         "Efficient global optimization", 1998, eq. 15).
 
         The difference from the incumbent counts, not each cost by itself: measuring the incumbent

@@ -49,8 +49,9 @@ class Exposure:
 
     @property
     def steps(self) -> Sequence[tuple[float, float | None, float | None]]:
-        """Of each, in seconds: the time of the slowest rank, how long the rank computed that
-        computed longest, and how long buckets travelled; None: that was not measured."""
+        """Return for each step, in seconds: the time of the slowest rank, how long the rank
+        computed that computed longest, and how long buckets travelled; None: that was not measured.
+        """
         return [tuple(step) for step in self.facts.get("steps", [])]
 
     def environment(self, folder: Path) -> dict[str, str]:

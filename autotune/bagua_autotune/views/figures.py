@@ -33,7 +33,7 @@ class Spent:
 
 
 def spent(reading: Reading, number: int) -> Spent:
-    """What one round cost, as far as it has come."""
+    """Return what one round has cost so far."""
     round_ = Round.of(reading.job, reading.trials, number)
     return Spent(round_.seconds, bill(round_, reading.steps, reading.switch_seconds))
 

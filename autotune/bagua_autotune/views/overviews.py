@@ -258,7 +258,9 @@ class Overviews:
         )
 
     def _exposed(self, reading: Reading) -> Mapping[int, float]:
-        """Communication that computing does not hide, of the best trial and the baseline's."""
+        """Return the communication that computing does not hide, of the best trial and the
+        default's.
+        """
         job, shown = reading.job, reading.shown
         wanted = [best_trial(shown), shown.defaults.trial]
         found: dict[int, float] = {}

@@ -59,7 +59,9 @@ logger = logging.getLogger(__name__)
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 3
-"""So many measured steps of a trial are reported at once: enough to see that it is far slower."""
+"""Measured steps of a trial after which the first report is made: enough to see that it is far
+slower.
+"""
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
@@ -160,7 +162,7 @@ class Agent:
             self._in_flight = self._start_report()
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of this rank's batch in this step."""
+        """Take the loss of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._observers.tell(self._guard.tell, loss)
 
@@ -236,7 +238,7 @@ class Agent:
         return following
 
     def _hand_over(self, reports: Sequence[Report]) -> None:
-        """Rank 0 gives its reporter what there is to tell."""
+        """Give rank 0's reporter what there is to tell."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
@@ -303,7 +305,7 @@ class Agent:
         self._is_switching = True
 
     def _switched(self) -> None:
-        """What was commanded is in force, and will stay as it is."""
+        """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
         self._observe(self.measurement.begin, self._trial)
         self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
@@ -316,7 +318,7 @@ class Agent:
         self._trial = None
 
     def _undo(self, harm: str) -> None:
-        """What is in force harms the training, as all ranks know: they go back to the default."""
+        """Go back to the default: what is in force harms the training, as all ranks know."""
         if self._rank == 0:
             logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
         self._switch(way_back(self._tunable, self._group, CPU))
@@ -324,7 +326,7 @@ class Agent:
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
-        """Some rank cannot go on: all let go."""
+        """Stop on all ranks: some rank cannot go on."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(way_back(self._tunable, self._group, CPU))
         state, reason = ending(stops, self._tunable.refusal)
@@ -375,7 +377,7 @@ class Agent:
         self._observe(self.measurement.follow)
 
     def _detach(self) -> None:
-        """From now on a step costs nothing."""
+        """Detach from the model: from now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
         self._observe(self._turn.close)
         self._observe(self.measurement.close)

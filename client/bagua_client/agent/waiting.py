@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 60.0
 def awaited(
     tunable: Tunable, reductions: int, must_wait: bool | None, environment: Environment
 ) -> str:
-    """What comes before the first configuration that is tried.
+    """Return what the first trial waits for.
 
     Args:
         reductions: how many backward passes have ended in which gradients were synchronised.

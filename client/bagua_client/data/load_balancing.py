@@ -91,7 +91,9 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         return self._dealt(steps, generator).t().tolist()
 
     def _as_many_as_needed(self, generator: torch.Generator) -> torch.Tensor:
-        """Ascending; some are left out, or there twice, so that the ranks divide them."""
+        """Return samples in ascending order; some left out, or twice, so that the ranks divide
+        them.
+        """
         everything = torch.arange(self.dataset_length)
         wanted = self.num_samples * self.num_replicas
         if wanted == self.dataset_length or not self.dataset_length:
@@ -101,7 +103,7 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         return torch.cat([everything] * (rounds - 1) + [order])[:wanted].sort().values
 
     def _dealt(self, steps: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Who gets which sample of a step, and the order of the steps.
+        """Deal the samples: which rank gets which of a step, and the order of the steps.
 
         Each step's samples ascend; if rank i had the i-th, the last rank would always be slowest.
         """
@@ -147,11 +149,11 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each epoch; the sampler's own does the same."""
+        """Set the epoch, before each one; the sampler's own method does the same."""
         self.sampler.set_epoch(epoch)
 
     def _batches(self) -> list[list[int]]:
-        """This rank's, of the sampler's epoch.
+        """Return this rank's batches of the sampler's epoch.
 
         Raises:
             ValueError: ``batch_fn`` makes no batches for a rank, which has none to repeat then.

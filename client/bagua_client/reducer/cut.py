@@ -83,8 +83,9 @@ class Cut:
         return self.steps - torchs.steps_to_cut(self.ddp)
 
     def give(self, order: Sequence[int]) -> None:
-        """Have the next reducer cut its final buckets in this order before its first step, by
-        :meth:`finish`; empty: have it made anew, and show the order itself."""
+        """Make the next reducer cut its final buckets in this order before its first step, by
+        :meth:`finish`; empty: make it anew, and let it find the order itself.
+        """
         self._caps, self._given = None, order
 
     def make(
@@ -182,7 +183,7 @@ class Cut:
         torchs.rebuild(self.ddp)
 
     def discard(self) -> None:
-        """Have the next layout made anew: on some rank the reducer is broken."""
+        """Make the next layout anew: on some rank the reducer is broken."""
         self._caps = None
 
     def watch_times(self) -> None:
@@ -190,8 +191,9 @@ class Cut:
         self._is_timed = True
 
     def leave_untimed(self) -> None:
-        """Before a forward pass: torch need not time the steps of a reducer that has cut its final
-        buckets."""
+        """Before a forward pass, stop torch from timing the steps of a reducer that has cut its
+        final buckets.
+        """
         if self._is_timed and self.final_steps > 0:
             self._is_timed = False
             torchs.leave_untimed(self.ddp)

@@ -50,7 +50,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Event:
-    """Something the service must know; the fields are API v2's."""
+    """An event that the service must know; the fields are API v2's."""
 
     kind: str
     trial: int | None
@@ -83,7 +83,7 @@ class Inbox:
             self._changed.notify()
 
     def take_dropped(self) -> int:
-        """How many messages were dropped since this was asked last."""
+        """Return how many messages were dropped since the last call."""
         with self._changed:
             dropped, self._dropped = self._dropped, 0
         return dropped
@@ -102,7 +102,7 @@ class Inbox:
         return not self._messages
 
     def wake(self) -> None:
-        """Let a reader that waits come back at once."""
+        """Wake a reader that waits, so that it returns at once."""
         with self._changed:
             self._changed.notify()
 
@@ -119,7 +119,9 @@ class Inbox:
         return message
 
     def _surplus(self) -> Message | None:
-        """What to drop next if there is too much; never the newest, and no event for its bytes."""
+        """Return what to drop next if there is too much; never the newest, and no event for its
+        bytes.
+        """
         is_too_much = len(self._messages) > LARGEST_INBOX
         if not is_too_much and self._bytes <= LARGEST_INBOX_BYTES:
             return None
@@ -129,15 +131,16 @@ class Inbox:
 
 
 def _rank_of_keeping(message: Message) -> int:
-    """What has a lower one is dropped first."""
+    """Return the rank of keeping: messages with a lower one are dropped first."""
     if not isinstance(message, Event):
         return 0
     return 1 + (message.kind == "ended")
 
 
 def _about_bytes(message: Message) -> int:
-    """In memory. Ranks mostly tell as many steps as the first one; counting each rank's would take
-    the training thread long where there are thousands."""
+    """Return about how many bytes a message takes in memory. Ranks mostly tell as many steps as the
+    first one; counting each rank's would take the training thread long where there are thousands.
+    """
     if isinstance(message, Samples):
         first = message.by_rank[0]
         values = sum(map(len, first[1:]))

@@ -131,7 +131,7 @@ class ServiceClient:
         return self._send("GET", f"{self._job_url}/state", None)
 
     def copy(self) -> dict[str, Any]:
-        """What the service knows of the job, to be given to the service of another host."""
+        """Return what the service knows of the job, to be given to the service of another host."""
         copy = self._transport.send("GET", f"{self._job_url}/copy", None)
         if not isinstance(copy, dict):
             raise ServiceUnavailable("its answer is no copy of a job")

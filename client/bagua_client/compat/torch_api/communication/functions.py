@@ -25,7 +25,7 @@ from bagua_client.compat.torch_api.env import get_rank
 
 
 def _member(comm: AnyCommunicator) -> Communicator | None:
-    """None: this rank is not in it."""
+    """Return the communicator; None: this rank is not in it."""
     if comm is None or comm is CommMember.WORLD:
         comm = _get_default_group().get_global_communicator()
     if comm is CommMember.NON_COMM_MEMBER:
@@ -51,7 +51,7 @@ def recv(tensor: torch.Tensor, src: int, comm: AnyCommunicator = None) -> None:
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: AnyCommunicator = None) -> None:
-    """Give ``tensor`` of ``src`` to all."""
+    """Send ``tensor`` of ``src`` to all ranks."""
     if member := _member(comm):
         member.broadcast(tensor, src)
 
@@ -187,7 +187,7 @@ def gather_inplace(
 def scatter(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: AnyCommunicator = None
 ) -> None:
-    """Give each its part of ``send_tensor`` of ``src``."""
+    """Send each rank its part of ``send_tensor`` of ``src``."""
     if member := _member(comm):
         member.scatter(send_tensor, recv_tensor, src)
 
@@ -195,7 +195,7 @@ def scatter(
 def scatter_inplace(
     tensor: torch.Tensor, count: int, src: int, comm: AnyCommunicator = None
 ) -> None:
-    """Give each ``count`` elements of ``tensor`` of ``src``."""
+    """Send each rank ``count`` elements of ``tensor`` of ``src``."""
     if member := _member(comm):
         member.scatter_inplace(tensor, count, src)
 
@@ -203,7 +203,7 @@ def scatter_inplace(
 def alltoall(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: AnyCommunicator = None
 ) -> None:
-    """Each gives each its part."""
+    """Send each rank its part, from each rank."""
     if member := _member(comm):
         member.alltoall(send_tensor, recv_tensor)
 
@@ -223,7 +223,7 @@ def alltoall_v(
     recv_displs: Sequence[int],
     comm: AnyCommunicator = None,
 ) -> None:
-    """Each gives each a part of any size from any place."""
+    """Send each rank, from each rank, a part of any size from any place."""
     if member := _member(comm):
         member.alltoall_v(
             send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs
