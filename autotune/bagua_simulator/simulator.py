@@ -87,7 +87,7 @@ class Simulator:
 
     @property
     def default(self) -> Configuration:
-        """The baseline: buckets of 25 MiB, flat, one channel."""
+        """The default: buckets of 25 MiB, flat, one channel."""
         return DEFAULT
 
     def step_seconds(self, configuration: Mapping[str, Value]) -> float:

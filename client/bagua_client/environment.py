@@ -44,8 +44,8 @@ class Environment:
             search.
         server_wait_seconds: seconds of fast retries while the service is absent; then every 30 s.
         service_port: of a service that rank 0 starts; 0: any free port.
-        default_bucket_bytes: the baseline's bucket size; None: torch's.
-        default_channels: the baseline's channels.
+        default_bucket_bytes: the default's bucket size; None: torch's.
+        default_channels: the default's channels.
         allowed: precisions on the wire and algorithms that may be tried although they change the
             numbers.
         knobs: the values that may be tried of the knobs listed here; of other knobs all.

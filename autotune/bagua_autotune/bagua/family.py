@@ -5,9 +5,9 @@ and every run, and a registration carries no rank.  Only the family is known: mo
 class and tensors.  Three rules make one job of each model, and ensure that no two of its ranks
 ever run different buckets, whatever processes died before:
 
-1. A life of a family begins at the baseline.  A rank enters when it asks under a name that it
+1. A life of a family begins at the default.  A rank enters when it asks under a name that it
    has not reported under in this life, or goes back to where it entered; it is told the
-   baseline.  If any rank has reported since the life began, an entry begins a new life: names
+   default.  If any rank has reported since the life began, an entry begins a new life: names
    and places are forgotten, jobs and trials stay.  No rank reports before all have entered, so
    this never happens in the middle of a run, unless the run makes a further such model.
 2. A name is bound by its first report: a rank's k-th name to report is the family's k-th model.
@@ -170,7 +170,7 @@ class Family(_Record):
     def reported(
         self, rank: int, name: str, window: Window, is_baseline: bool, now: float
     ) -> Family:
-        """A rank reports, which binds its name: rule 2.  The baseline's windows warm up."""
+        """A rank reports, which binds its name: rule 2.  The default's windows warm up."""
         names = self.names.get(rank, [])
         if name not in names:
             names = [*names, name]
@@ -248,7 +248,7 @@ class Family(_Record):
 
 
 def first_grant(baseline: Mapping[str, Value], now: float) -> Grant:
-    """The baseline, not measured yet: the model warms up."""
+    """The default, not measured yet: the model warms up."""
     return Grant(from_iteration=-1, configuration=dict(baseline), at=now)
 
 

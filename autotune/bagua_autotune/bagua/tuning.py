@@ -42,7 +42,7 @@ class BaguaTuning:
 
     Args:
         world_size: how many ranks a job has; None: those seen.
-        default_bucket_bytes: the baseline of every job.
+        default_bucket_bytes: the default of every job.
         clock: seconds since the epoch.
     """
 

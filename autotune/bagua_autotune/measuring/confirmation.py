@@ -1,6 +1,6 @@
 """Whether a gain is real, before what promises it is kept.
 
-The winner of a search is partly the luckiest one, so it is measured again beside the baseline and
+The winner of a search is partly the luckiest one, so it is measured again beside the default and
 the trials of the search do not count here, unless the gain is far larger than luck; turns (winner,
 baseline, baseline, winner, ...) let a drift of the machine cancel. What was best in an earlier run
 of the same job was confirmed there: one trial says whether it still is.
@@ -38,7 +38,7 @@ GAIN_VARIES_AT_LEAST = 0.01
 class Confirmation:
     """Where a confirmation stands: what to measure next, or the gain it found.
 
-    ``gain`` is the baseline's cost less the winner's.
+    ``gain`` is the default's cost less the winner's.
     """
 
     next_configuration: Configuration | None
@@ -49,7 +49,7 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     """Decide from the confirming trials measured so far.
 
     Args:
-        winner: what is to be confirmed, and must beat the baseline; other than that.
+        winner: what is to be confirmed, and must beat the default; other than that.
         scale: the difference of costs that is a gain of 100 %.
     """
     trials, baseline = round_.trials, round_.job.baseline
@@ -65,12 +65,12 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
         if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
             return Confirmation(None, clear)
         return Confirmation(upcoming)
-    # The winner's trials of the search were chosen for being low; the baseline's were not.
+    # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
     assert gain is not None  # there are two pairs
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
-    # A lucky block of the baseline is not the end of what the search saw clearly.
+    # A lucky block of the default is not the end of what the search saw clearly.
     is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
     if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
@@ -78,7 +78,7 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
 
 
 def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Interval | None:
-    """The gain of the stored best over the baseline, or None if it is not what it was.
+    """The gain of the stored best over the default, or None if it is not what it was.
 
     Two short trials say little by themselves; together with the gain of the earlier run, which
     was confirmed at length, they say whether that still holds (the usual weighted mean of two

@@ -1,6 +1,6 @@
 """How fast each configuration of a job is: the default, the best, the lowest.
 
-Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
+Decisions look at trials one by one: the first of the default, the one of the lowest cost. The
 luckiest of many measurements is too good to be true, so of what is shown the trials of one
 configuration are pooled: its standing, and the best. Only trials of one round are compared: between
 two rounds the machine changed.
@@ -47,7 +47,7 @@ def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate 
 
 
 def best(round_: Round) -> Standing | None:
-    """The configuration of the lowest cost; what failed is none, unless it is the baseline."""
+    """The configuration of the lowest cost; what failed is none, unless it is the default."""
     failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     failed.discard(round_.job.baseline)
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
@@ -188,7 +188,7 @@ def bounds(faster: Interval) -> tuple[float | None, float | None]:
     """The bounds that are known.
 
     Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
-    that the baseline is as fast as itself is sure.
+    that the default is as fast as itself is sure.
     """
     if faster.low == faster.high != 1.0:
         return None, None

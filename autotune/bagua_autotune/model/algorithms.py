@@ -67,7 +67,7 @@ def choices(space: Space, baseline: Mapping[str, Value]) -> list[Mapping[str, Va
     among them.
 
     Under the job's own nothing does. Under another one the knobs that it does not know stay at
-    the baseline's, as do refinements of the buckets and the precision on the wire.
+    the default's, as do refinements of the buckets and the precision on the wire.
     """
     domain = space.get(ALGORITHM_KNOB)
     if not isinstance(domain, Categorical):

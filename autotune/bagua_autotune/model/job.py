@@ -178,10 +178,10 @@ def count_combinations(
 
 @dataclass(frozen=True)
 class Result:
-    """What a job was left with. Speed-ups are over the baseline, with a 95 % interval.
+    """What a job was left with. Speed-ups are over the default, with a 95 % interval.
 
-    ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
-    is after how many steps at the winner it is earned (None where the baseline was kept), and
+    ``cost_steps`` is what the search cost, in steps of the default's length; ``payback_steps``
+    is after how many steps at the winner it is earned (None where the default was kept), and
     ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
     has; it is empty in results of releases that had none. Neither goes over the wire.
     """
@@ -238,7 +238,7 @@ class Inherited(BaseModel):
     Attributes:
         configuration: the stored best of a job with the same fingerprint; None if only parts
             are known.
-        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best,
+        gain: its gain over the default in cost, as it was confirmed; 0 if the default was best,
             None if nothing was confirmed for this job.
         ready_seconds: of the same model's tensors; None if unknown.
         costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and

@@ -34,10 +34,10 @@ from bagua_autotune.model.layout import Tensor
 def enumerate_candidates(
     space: Space, baseline: Configuration, tensors: Sequence[Tensor]
 ) -> tuple[Configuration, ...]:
-    """All candidates that are cut by size, the baseline first.
+    """All candidates that are cut by size, the default first.
 
     Of candidates with the same effect (the same buckets, no more channels than parts) only one is
-    listed: the baseline, or the one with the smallest values.
+    listed: the default, or the one with the smallest values.
     """
     values_of = {
         knob: [baseline[knob]]

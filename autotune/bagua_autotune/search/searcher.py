@@ -46,7 +46,7 @@ class Searcher(Protocol):
         """
 
     def ask(self) -> Configuration:
-        """The candidate to try next; the baseline first. Repeats are allowed."""
+        """The candidate to try next; the default first. Repeats are allowed."""
 
     def best(self) -> Configuration:
         """The measured candidate with the lowest expected cost, with the noise accounted for.

@@ -285,7 +285,7 @@ class Tuner:
             self._take_drift(job, event)
 
     def _give_up(self, job: Job, event: Event) -> None:
-        """The ranks gave up what they ran, and are at the baseline."""
+        """The ranks gave up what they ran, and are at the default."""
         what, code = GIVING_UP[event.kind]
         reason = clean(event.message) or "no reason given"
         logger.error("job %s: %s: %s", job.id, what, reason)
@@ -368,7 +368,7 @@ class Tuner:
 
 
 def _first_trial(spec: JobSpec) -> Trial | None:
-    """The baseline, whatever follows; none where nothing will."""
+    """The default, whatever follows; none where nothing will."""
     if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return None
     return Trial(0, "search", Configuration(spec.default_configuration))

@@ -155,8 +155,8 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
     is the speed-up. None where they are not known, or costs are no times.
 
     While the job is being tuned: what was measured of the best, and of the default beside it. Of a
-    result: its speed-up comes from all blocks of the run-off, with a drift of the machine taken
-    out; the two times lie around the middle of what the run-off measured.
+    result: its speed-up comes from all blocks of the confirmation, with a drift of the machine taken
+    out; the two times lie around the middle of what the confirmation measured.
     """
     job, shown, objective = reading.job, reading.shown, reading.objective
     kept = best_configuration(shown)

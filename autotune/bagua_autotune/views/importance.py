@@ -69,7 +69,7 @@ def make_importance(
     """Divide the gain of the best configuration over the default among the knobs that differ.
 
     Each knob gets its Shapley value (Shapley, "A value for n-person games", 1953), in the form that
-    compares a point with a baseline (Sundararajan and Najmi, "The many Shapley values for model
+    compares a point with the default (Sundararajan and Najmi, "The many Shapley values for model
     explanation", 2020: baseline Shapley): by how much the expected cost falls when this knob
     changes from the default's value to the best's, averaged over all orders in which the knobs can
     change one after the other. Most mixtures of the two configurations were never measured, so the

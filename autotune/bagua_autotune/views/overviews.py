@@ -63,7 +63,7 @@ class JobOverview(View):
     """All that is shown of a job while it runs.
 
     ``best``: after each measured trial of the round; it rises where the best configuration turns
-    out to be slower when it is measured again, and ends with the incumbent's step time. ``ranks``:
+    out to be slower when it is measured again, and ends with the best's step time. ``ranks``:
     of more than 256 those that compute longest and shortest. ``why``: why this configuration.
     ``machine_change``: one sentence if the machine itself became slower or faster during the
     tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and

@@ -84,7 +84,7 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
 
     Args:
         exposed_seconds: communication that computing does not hide, per step, by trial index;
-            of the best trial and of the baseline's, where it is known.
+            of the best trial and of the default's, where it is known.
     """
     job = reading.job
     best = best_trial(reading.shown)

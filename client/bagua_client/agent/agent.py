@@ -7,7 +7,7 @@ and are read at the end of the next, by when they have arrived. A switch takes t
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree, every rank re-cuts before its next forward pass; else all return to the baseline.
+If all agree, every rank re-cuts before its next forward pass; else all return to the default.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round. After an error in a tuning nothing is watched, and the agent

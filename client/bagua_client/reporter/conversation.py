@@ -220,7 +220,7 @@ class Conversation:
         if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
             self._connection.renew(told)
         if event.kind in ("disagreement", "diverged"):
-            # The ranks are at the baseline now, whatever they were told before, or will be.
+            # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
         if event.kind == "diverged":
             self._kept = self._description["default_configuration"]
