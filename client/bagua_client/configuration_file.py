@@ -55,7 +55,7 @@ class ConfigurationFile:
             raise ValueError(f"{name}: {error}") from None
         return cls(name, configuration, _digest(document), document)
 
-    def misfit(self, tensors: Sequence[TensorSpec]) -> str:
+    def obstacle(self, tensors: Sequence[TensorSpec]) -> str:
         """Why it is not for this model; empty: it is, or does not say for which."""
         known = self._part("tensors")
         count, held = known.get("count", len(tensors)), sum(self.configuration.buckets)

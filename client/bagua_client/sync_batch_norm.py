@@ -100,8 +100,8 @@ class _Normalised(torch.autograd.Function):
         mean, variance, count = _statistics(input, group)
         if count <= 1:
             raise ValueError(
-                f"a single value for each channel over all ranks; this rank's input has the shape "
-                f"{tuple(input.shape)}"
+                "the ranks together have a single value for each channel, and need several; this "
+                f"rank's input has the shape {tuple(input.shape)}"
             )
         inverse = (variance + eps).rsqrt().to(input.dtype)
         normalised = (input - _wide(mean.to(input.dtype), input)) * _wide(inverse, input)

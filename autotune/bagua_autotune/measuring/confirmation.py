@@ -53,7 +53,7 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
         scale: the difference of costs that is a gain of 100 %.
     """
     trials, baseline = round_.trials, round_.job.baseline
-    measured = run_off(winner, trials)
+    measured = confirming_trials(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
     pairs, half_done = divmod(len(measured), 2)
@@ -154,7 +154,7 @@ def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list
     ]
 
 
-def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+def confirming_trials(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
     """The measured confirming trials from the candidate's first on: none of an earlier one's."""
     measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
     return list(dropwhile(lambda trial: trial.configuration != candidate, measured))

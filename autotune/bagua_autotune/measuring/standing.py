@@ -66,7 +66,7 @@ def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     standings: dict[Configuration, Standing] = {}
     failed: set[Configuration] = set()
-    leader: Standing | None = None
+    best_now: Standing | None = None
     for trial in round_.trials:
         tried = trial.configuration
         if trial.state == "failed" and tried != round_.job.baseline:
@@ -75,11 +75,11 @@ def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
         elif trial.estimate and tried not in failed:
             measured[tried].append(trial.estimate)
             standings[tried] = Standing(tried, pooled(measured[tried]))
-        if leader is None or leader.configuration == tried:
-            leader = min(standings.values(), key=_cost, default=None)
+        if best_now is None or best_now.configuration == tried:
+            best_now = min(standings.values(), key=_cost, default=None)
         elif tried in standings:
-            leader = min(leader, standings[tried], key=_cost)
-        yield trial, leader
+            best_now = min(best_now, standings[tried], key=_cost)
+        yield trial, best_now
 
 
 def _cost(found: Standing) -> float:
@@ -131,7 +131,7 @@ def speedup(round_: Round) -> Interval | None:
     return found.speedup(round_.objective) if found else None
 
 
-def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
+def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
     """Return what the latest confirmation of a round was about, and how many times as fast as the
     default it was there; None without one that says something.
     """
@@ -177,7 +177,7 @@ class Closest(NamedTuple):
 
 def closest(round_: Round) -> Closest | None:
     """Return what came closest to the default; None where nothing else was measured."""
-    found = run_off_speedup(round_)
+    found = confirmation_speedup(round_)
     if found is not None:
         return Closest(*found, in_turns=True)
     found = fastest(round_, lambda configuration: configuration != round_.job.baseline)

@@ -160,7 +160,7 @@ class JobSpec(BaseModel):
         for knob, domain in self.knobs.items():
             if isinstance(domain, Partition) != (knob == PARTITION_KNOB):
                 raise ValueError(
-                    f"knobs: a partition is named buckets, and nothing else is; {knob}"
+                    f"knobs: {knob}: a knob is named buckets if it is a partition, and only then"
                 )
 
 

@@ -100,7 +100,7 @@ class Posterior:
         """How far below the best so far each point is expected to be (Jones, Schonlau and Welch,
         "Efficient global optimization", 1998, eq. 15).
 
-        The difference from the best so far counts, not each cost by itself: measuring the best so far
+        The difference from the best so far counts, not each cost by itself: measuring that one
         once more improves nothing.
         """
         from skopt.acquisition import gaussian_ei

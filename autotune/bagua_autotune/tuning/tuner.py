@@ -263,12 +263,12 @@ class Tuner:
         """Take in an event; its time is set here.
 
         Raises:
-            TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
+            TrialNotNamed: the event is a disagreement and names no trial, though the job is tuned.
         """
         now = self._clock()
         job = self._heard_of(job_id)
         if event.kind == "disagreement" and event.trial is None and not job.is_over:
-            raise TrialNotNamed("a disagreement names the trial while the job is tuned")
+            raise TrialNotNamed("a disagreement must name its trial while the job is being tuned")
         if event.trial is not None and event.kind == "switched":
             self.store.start_trial(job_id, event.trial, now)
         elif event.trial is not None:

@@ -97,10 +97,10 @@ def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestS
     objective = reading.objective
     found = [
         BestSoFar(trial=trial.index, seconds=seconds)
-        for trial, leader in course(reading.shown)
+        for trial, best in course(reading.shown)
         if trial.estimate
-        and leader
-        and (seconds := objective.seconds(leader.estimate.center)) is not None
+        and best
+        and (seconds := objective.seconds(best.estimate.center)) is not None
     ]
     if found and incumbent_seconds is not None:
         found[-1] = BestSoFar(trial=found[-1].trial, seconds=incumbent_seconds)

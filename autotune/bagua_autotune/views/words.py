@@ -22,7 +22,9 @@ from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
 
 ENDED_EARLY = "The training ended before its tuning did"
-LOST_EARLY = "The training was lost before its tuning ended; the tuning goes on when it does"
+LOST_EARLY = (
+    "The training was lost before its tuning ended; its tuning continues when it comes back"
+)
 
 
 def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:

@@ -50,7 +50,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter import Event, Handover, Reporter, Samples
+from bagua_client.reporter import Event, GatheredTimes, Handover, Reporter
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
 
@@ -245,7 +245,7 @@ class Agent:
         before, self._disturbed = self._disturbed, self._turn.is_anothers
         by_rank = [report.times for report in reports]
         if any(times.seconds for times in by_rank) and not (before or self._disturbed):
-            self._reporter.put(Samples(self._trial, by_rank))
+            self._reporter.put(GatheredTimes(self._trial, by_rank))
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -355,7 +355,9 @@ class Agent:
                     return  # The ranks have yet to vote.
                 self._will_watch = False  # Reports would hold the fast ones back.
                 if self._reporter is not None:
-                    self._reporter.finish("tuned; the steps of its algorithm are not watched")
+                    self._reporter.finish(
+                        "tuned; under its algorithm step times are not watched any more"
+                    )
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()

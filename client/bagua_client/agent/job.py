@@ -141,7 +141,7 @@ def _first(
     values["algorithm"] = values["algorithm"] or tunable.algorithm.name
     default = tunable.default.values | {"algorithm": tunable.algorithm.name}
     knobs = description["knobs"]
-    reason = tunable.refusal or file.misfit(tunable.tensors)
+    reason = tunable.refusal or file.obstacle(tunable.tensors)
     for knob, value in values.items():
         if knob not in knobs:
             is_tried = value == default[knob]

@@ -123,6 +123,6 @@ class LossGuard:
         if tried.mean <= most:
             return ""
         return (
-            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and above {most:.4g} "
-            "the difference is not by chance"
+            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and only "
+            f"up to {most:.4g} would be chance"
         )

@@ -44,7 +44,7 @@ class BufferedStore:
 
     def __init__(self, store: Store, size: int) -> None:
         if size < 1:
-            raise ValueError(f"writer_buffer_size is at least 1, not {size}")
+            raise ValueError(f"writer_buffer_size must be at least 1, not {size}")
         self.store = store
         self._size = size
         self._process = 0

@@ -191,7 +191,7 @@ def _store(backend: str, name: str, version: str, options: dict[str, Any]) -> St
         from bagua_client.data.redis_store import RedisStore  # redis-py is an extra
 
         return RedisStore(**options)
-    raise ValueError(f"backend is memory, disk or redis, not {backend!r}")
+    raise ValueError(f"backend must be memory, disk or redis, not {backend!r}")
 
 
 _living: weakref.WeakValueDictionary[tuple[str, ...], CachedDataset[Any]] = (

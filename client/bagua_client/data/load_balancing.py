@@ -64,7 +64,7 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         complexities: Iterable[float] | torch.Tensor | None = None,
     ) -> None:
         if not 0 <= random_level <= 1:
-            raise ValueError(f"random_level is from 0 to 1, not {random_level}")
+            raise ValueError(f"random_level must be from 0 to 1, not {random_level}")
         if (complexity_fn is None) == (complexities is None):
             raise ValueError("give complexity_fn or complexities, one of the two")
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
@@ -136,7 +136,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         if not isinstance(sampler, LoadBalancingDistributedSampler) or sampler.drop_last:
-            raise ValueError("sampler is a LoadBalancingDistributedSampler without drop_last")
+            raise ValueError("sampler must be a LoadBalancingDistributedSampler without drop_last")
         self.sampler = sampler
         self.batch_fn = batch_fn
         self.drop_last = drop_last
@@ -218,7 +218,9 @@ def _checked(complexities: Iterable[float] | torch.Tensor, length: int) -> torch
         complexities = torch.tensor(list(complexities), dtype=torch.float64)
     found = complexities.to("cpu", torch.float64)
     if found.shape != (length,):
-        raise ValueError(f"{length} samples, and complexities of shape {tuple(found.shape)}")
+        raise ValueError(
+            f"there are {length} samples, but complexities of shape {tuple(found.shape)}"
+        )
     if not found.isfinite().all():
         index = int((~found.isfinite()).nonzero()[0])
         raise ValueError(f"the complexity of sample {index} is {found[index]}")

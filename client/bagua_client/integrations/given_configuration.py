@@ -84,7 +84,7 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
 
 def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
     """Why this rank cannot train with it; empty: it can."""
-    if known := tunable.refusal or file.misfit(tunable.tensors):
+    if known := tunable.refusal or file.obstacle(tunable.tensors):
         return known
     asked, offer, communicator = file.configuration, tunable.offer, tunable.communicator
     ways = offer.values(communicator)["hierarchical"]

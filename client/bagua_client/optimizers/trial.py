@@ -112,7 +112,7 @@ def _first_difference(plain: Optimizer, fused: Optimizer) -> str:
     """Return where a fused step of a copy differs from a plain step of its twin; empty: nowhere."""
     both = [[p for group in twin.param_groups for p in group["params"]] for twin in (plain, fused)]
     if not plain.state.keys() <= set(both[0]):
-        return "it keeps a state that is of no parameter"
+        return "it keeps a state that belongs to no parameter"
     for expected, found in zip(*both, strict=True):
         states = plain.state.get(expected, {}), fused.state.get(found, {})
         for name, value in states[0].items():

@@ -22,7 +22,7 @@ class Cut:
 
     Attributes:
         parameters: the model's, as the reducer knows them.
-        baseline: the sizes that the model was wrapped with.
+        default_caps: the sizes that the model was wrapped with.
         is_hooked: whether ``watcher`` is told.
         reductions: how many have ended, of those that it was told of.
         is_final: whether the final buckets are cut, or torch will do it unobserved.
@@ -34,7 +34,7 @@ class Cut:
         self._watcher = watcher
         self._theirs: torchs.UserHook | None = None
         self.parameters = torchs.parameters_of(ddp)
-        self.baseline = caps = torchs.caps_of(ddp)
+        self.default_caps = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.is_hooked, self.is_final, self._is_timed = False, True, False
         self._is_bare = self.is_expectant = False

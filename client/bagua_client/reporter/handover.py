@@ -75,7 +75,7 @@ class Handover:
                 store.set(f"{self._place}/{self._node}", base64.b64encode(kept).decode())
                 store.set(f"{self._place}/{self._node}/at", str(_stamp(kept)))
         except Exception as error:
-            logger.info("autotune: this node cannot hand over its copy of earlier runs (%r)", error)
+            logger.info("autotune: this node cannot send its copy of earlier runs (%r)", error)
 
     def take(self) -> dict[str, Any] | None:
         """Return, on rank 0, the newest copy that was offered."""

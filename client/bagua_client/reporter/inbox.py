@@ -36,7 +36,7 @@ class RankTimes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Samples:
+class GatheredTimes:
     """Step times of all ranks.
 
     Attributes:
@@ -59,7 +59,7 @@ class Event:
     seconds: float | None = None
 
 
-Message = Samples | Recording | Event
+Message = GatheredTimes | Recording | Event
 
 
 class Inbox:
@@ -88,11 +88,11 @@ class Inbox:
             dropped, self._dropped = self._dropped, 0
         return dropped
 
-    def take_more(self, trial: int) -> Samples | None:
+    def take_more(self, trial: int) -> GatheredTimes | None:
         """The oldest message, if it is of this trial's steps."""
         with self._changed:
             first = self._messages[0] if self._messages else None
-            if not isinstance(first, Samples) or first.trial != trial:
+            if not isinstance(first, GatheredTimes) or first.trial != trial:
                 return None
             self._pop()
             return first
@@ -141,7 +141,7 @@ def _about_bytes(message: Message) -> int:
     """Return about how many bytes a message takes in memory. Ranks mostly tell as many steps as the
     first one; counting each rank's would take the training thread long where there are thousands.
     """
-    if isinstance(message, Samples):
+    if isinstance(message, GatheredTimes):
         first = message.by_rank[0]
         values = sum(map(len, first[1:]))
         return len(message.by_rank) * (RANK_BYTES + values * VALUE_BYTES)

@@ -476,7 +476,7 @@ def test_two_datasets_of_one_name_are_told_of(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "mongodb"}, "backend is memory, disk or redis, not 'mongodb'"),
+        ({"backend": "mongodb"}, "backend must be memory, disk or redis, not 'mongodb'"),
         ({"backend": "memory", "writer_buffer_size": 0}, "writer_buffer_size is at least 1"),
     ],
 )

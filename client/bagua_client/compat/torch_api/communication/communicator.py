@@ -302,7 +302,7 @@ class Communicator:
 
     def _global_rank(self, rank: int) -> int:
         if not 0 <= rank < self._nranks:
-            raise self._error(f"rank {rank} is none of the communicator's {self._nranks}, from 0")
+            raise self._error(f"the communicator's ranks are 0 to {self._nranks - 1}, not {rank}")
         return dist.get_global_rank(self._group, rank)
 
     def _part_elements(self, tensor: torch.Tensor) -> int:

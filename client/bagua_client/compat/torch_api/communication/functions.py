@@ -32,8 +32,9 @@ def _member(comm: AnyCommunicator) -> Communicator | None:
         return None
     if not isinstance(comm, Communicator):
         raise TypeError(
-            f"rank {get_rank()}: comm must be a communicator, not {comm!r}; a group answers with "
-            "its own to get_global_communicator(), one of torch after from_torch_group(group)"
+            f"rank {get_rank()}: comm must be a communicator, not {comm!r}: call "
+            "get_global_communicator() of the group, one of torch first made Bagua's by "
+            "from_torch_group(group)"
         )
     return comm
 

@@ -233,7 +233,7 @@ def new_group(
     members = sorted(range(world_size) if ranks is None else ranks)
     for rank in members:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is none of the job's {world_size}, from 0")
+            raise ValueError(f"the job's ranks are 0 to {world_size - 1}, not {rank}")
     made = dist.new_group(members) if members else None
     return _wrap(members, stream, made if isinstance(made, dist.ProcessGroup) else None)
 
