@@ -46,7 +46,9 @@ STALLED_SECONDS = 2.0
 
 
 def raise_descriptors() -> int:
-    """Let this process open as many files as it needs, if it may; how many connections that are."""
+    """Raise the limit of open files if that is allowed; return how many connections it leaves room
+    for.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS * DESCRIPTORS_EACH + OTHER_DESCRIPTORS
     endless = resource.RLIM_INFINITY

@@ -102,7 +102,7 @@ def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:
 
 
 def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher) -> float:
-    """By how much the last trials lowered the best expected cost, as all trials tell it now."""
+    """Return how much the last trials lowered the best expected cost, as all trials tell it now."""
     before = [searcher.expected_cost(configuration) for configuration in set(tried[:-count])]
     since = [searcher.expected_cost(configuration) for configuration in set(tried)]
     return min(before) - min(since) if before else math.inf

@@ -59,7 +59,7 @@ class Searcher(Protocol):
         """The expected cost of a candidate or measured configuration; needs one measurement."""
 
     def expected_gain(self) -> float:
-        """By how much the next trial is expected to lower the best cost; in units of cost."""
+        """How much the next trial is expected to lower the best cost, in units of cost."""
 
 
 @runtime_checkable

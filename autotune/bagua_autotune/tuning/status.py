@@ -73,7 +73,7 @@ class JobState(View):
 
 
 def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
-    """Where the job stands.
+    """Return where the job stands.
 
     Args:
         trials: of all rounds.

@@ -155,7 +155,7 @@ class Tuner:
             return None
 
     def _continue(self, job_id: str, model_key: str) -> None:
-        """Let a new job go on with its training's earlier life, if it had one."""
+        """Continue a training's earlier life in its new job, if there was one."""
         previous = goes_on_with(self.store, self.store.job(job_id), model_key)
         if previous is not None and self.store.continue_job(previous, job_id):
             over = Event(
@@ -343,7 +343,7 @@ class Tuner:
         return status
 
     def status(self, job_id: str) -> JobState:
-        """Where the job stands; changes nothing, and mostly reads one row."""
+        """Return where the job stands; changes nothing, and mostly reads one row."""
         return self._look(job_id)[1]
 
     def _look(self, job_id: str) -> tuple[Contact, JobState]:

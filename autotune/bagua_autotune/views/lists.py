@@ -83,7 +83,7 @@ class EventList(Page):
 
 
 class WrongPage(ValueError):
-    """No page has this ``next``; the message says what it must be."""
+    """Raised where no page has this ``next``; the message says what it must be."""
 
 
 Item = TypeVar("Item")

@@ -188,7 +188,9 @@ class Communicator:
             raise self._failure
 
     def _prepare_shards(self, configuration: Configuration) -> None:
-        """On each channel a group to gather on, and one to scatter on, if that has its own."""
+        """Return for each channel a group to gather on, and one to scatter on, if that
+        has its own.
+        """
         while len(self._flat_groups) < configuration.channels:
             self._flat_groups.append([])
         for channel, groups in enumerate(self._flat_groups[: configuration.channels]):

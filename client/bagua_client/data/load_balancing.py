@@ -24,7 +24,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class LoadBalancingDistributedSampler(DistributedSampler[int]):
-    """In each step, all ranks get samples of similar complexity.
+    """Gives all ranks samples of similar complexity in each step.
 
     A drop-in for ``torch.utils.data.DistributedSampler``, and a subclass of it, so that frameworks
     know it for a sampler that has split the samples already. All ranks must make it together, with

@@ -38,7 +38,7 @@ class Made(NamedTuple):
 
 
 _made: dict[str, Made] = {}
-"""Each thing is made once in the life of a process, however many process groups it sees."""
+"""What was made, once in the life of a process, however many process groups it sees."""
 _places: list[Place] = []
 """The places of all ranks; empty where this process is on its own."""
 _lives: list[str] = []

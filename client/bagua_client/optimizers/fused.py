@@ -96,7 +96,7 @@ def fuse_optimizer(
 
 
 def _attach(optimizer: Optimizer, fused: FusedStep, options: dict[str, bool]) -> None:
-    """Give the optimizer ``fuse_step``, and what Bagua's own fused optimizers have."""
+    """Add ``fuse_step`` to the optimizer, and what Bagua's own fused optimizers have."""
     found: Any = optimizer
     found._bagua_fused_step = fused
     found._bagua_fused_optimizer = fused.shadow

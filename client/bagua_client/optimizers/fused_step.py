@@ -41,7 +41,7 @@ MOST_ELEMENTS = {"cpu": 1 << 15}
 """The most elements of a long parameter. On a CPU torch computes so many in one thread, and they
 fit the cache: more of them wait for threads that other processes hold up."""
 MOST_ELEMENTS_ELSEWHERE = 1 << 24
-"""On a GPU, it limits the memory for what a step computes."""
+"""Most elements on a GPU, which limits the memory for what a step computes."""
 FEWEST_PARAMETERS = 4
 """The fewest parameters that fill a long one. A larger parameter is stepped alone: its work
 outweighs the calls."""
