@@ -46,7 +46,9 @@ STALLED_SECONDS = 2.0
 
 
 def raise_descriptors() -> int:
-    """Let this process open as many files as it needs, if it may; how many connections that are."""
+    """Raise the limit of open files if that is allowed; return how many connections it leaves room
+    for.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS * DESCRIPTORS_EACH + OTHER_DESCRIPTORS
     endless = resource.RLIM_INFINITY
@@ -117,7 +119,7 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
         return consumed
 
     def _end_here(self) -> None:
-        """Let it be answered now, without its body."""
+        """Have the request answered now, without its body."""
         self.completed, self.expect_continue, self.body_rcv = True, False, None
 
     def _drop_body(self, arrived_bytes: int) -> int:
@@ -132,7 +134,7 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """One connection."""
+    """A connection to one client."""
 
     error_task_class = _Problem
     server: Server
@@ -158,7 +160,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return takes_body(self.server.app, WSGITask(self, request).get_environment())
 
     def drop(self, size_bytes: int, then_close: bool) -> None:
-        """Drop so much of what comes next."""
+        """Drop so many of the bytes that come next."""
         self._unwanted_bytes, self._then_close = size_bytes, then_close
 
     def may_close(self, now: float) -> bool:

@@ -104,7 +104,7 @@ def _from_other_machines(host: str, port: int, is_loopback: bool) -> str:
 
 
 def _share_one_heap() -> None:
-    """Have all threads share one heap. Glibc would give each its own, which keeps the memory of its
+    """Make all threads share one heap. Glibc would give each its own, which keeps the memory of its
     largest request."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)

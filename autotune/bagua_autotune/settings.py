@@ -122,7 +122,8 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environment: Mapping[str, str], **given: Any) -> Settings:
-        """Settings from the environment; a given value that is not None or empty overrides it.
+        """Read the settings from the environment; a given value that is not None or empty overrides
+        it.
 
         Raises:
             pydantic.ValidationError: a value is out of range or of a wrong type.

@@ -16,7 +16,7 @@ from bagua_autotune.tuning.lost_jobs import LOOK_SECONDS, Leases
 logger = logging.getLogger(__name__)
 
 LOOKS = 12
-"""In each pause a replica checks at least so often whether it is its turn."""
+"""How often, at least, a replica checks in each pause whether it is its turn."""
 
 
 class Upkeep:
@@ -46,11 +46,11 @@ class Upkeep:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """In a thread that ends with the process, or with ``stop``."""
+        """Start the upkeep in a thread that ends with the process, or with ``stop``."""
         threading.Thread(target=self._run, name="upkeep", daemon=True).start()
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Stop: begin no further work."""
         self._stopping.set()
 
     def _run(self) -> None:

@@ -63,7 +63,9 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
     def capacity(self, link: Link, flows: int) -> float:
-        """Bytes per second, in each direction, of so many flows together on a node's link."""
+        """Return the bytes per second, in each direction, of so many flows together on a node's
+        link.
+        """
         full = {
             "network": self.bandwidth_bytes_per_second,
             "inside": self.inside_bandwidth_bytes_per_second,

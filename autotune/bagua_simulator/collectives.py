@@ -47,7 +47,7 @@ class Phase:
 
     @property
     def alone_seconds(self) -> float:
-        """How long it takes if nothing else uses the link."""
+        """Return how long the phase takes if nothing else uses the link."""
         return self.seconds + self.bytes / self.most
 
 
@@ -128,7 +128,7 @@ def _inside(cluster: Cluster, hops_seconds: float, volume: float) -> Phase:
 
 
 def _reached(cluster: Cluster, message_bytes: float) -> float:
-    """Bytes per second of one flow alone between two nodes."""
+    """Return the bytes per second that one flow alone reaches between two nodes."""
     limit = min(
         cluster.bandwidth_bytes_per_second * cluster.flow_share, cluster.flow_bytes_per_second
     )

@@ -53,7 +53,7 @@ def fit_computing(steps: Sequence[ProfiledStep]) -> Computing:
     courses = list(trials.values())
 
     def medians(figures: Floats) -> Floats:
-        """When tensors are ready with an idle network, by trial."""
+        """Return when tensors are ready with an idle network, by trial."""
         return np.array(
             [
                 np.median([step.idle_ready(*figures.tolist()) for step in trial], axis=0)
@@ -104,7 +104,9 @@ class _Course:
         self._launches = begun_parts[np.searchsorted(starts, ready, "right")] * stages
 
     def idle_ready(self, contention: float, launch_seconds: float) -> Floats:
-        """When each tensor would have been ready, since the first one, with an idle network."""
+        """Return when each tensor would have been ready, since the first one, with an
+        idle network.
+        """
         computed = np.cumsum(self._lengths / (1 + contention * self._flows))
         found: Floats = np.concatenate([[0.0], computed])[self._places]
         return found - self._launches * launch_seconds

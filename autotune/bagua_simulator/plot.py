@@ -47,6 +47,6 @@ def plot(path: Path, sweep: Sweep) -> None:
 
 
 def _coordinates(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    """Bucket sizes in bytes, and milliseconds."""
+    """Return bucket sizes in bytes, and milliseconds."""
     sizes = [point.configuration.number("bucket_bytes") for point in points]
     return sizes, [point.step_seconds * 1e3 for point in points]

@@ -87,7 +87,7 @@ class Simulator:
 
     @property
     def default(self) -> Configuration:
-        """The baseline: buckets of 25 MiB, flat, one channel."""
+        """The default: buckets of 25 MiB, flat, one channel."""
         return DEFAULT
 
     def step_seconds(self, configuration: Mapping[str, Value]) -> float:
@@ -227,7 +227,7 @@ class _Disturbance:
 
 
 def _moments(trace: Trace, ready: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When so much was computed; if a launch followed at once, the time before it."""
+    """Return when so much was computed; if a launch followed at once, the time before it."""
     passed, computed = np.array(trace.computed).T
     after = np.searchsorted(computed, ready, side="left")
     before = np.maximum(after - 1, 0)

@@ -129,7 +129,7 @@ class Step:
             self._trace.computed.append((self._now, computed))
 
     def _pass(self, seconds: float) -> None:
-        """Let the communication go on while the computing thread launches."""
+        """Continue the communication while the computing thread launches."""
         while seconds > 0:
             step = min(seconds, self._next_event_seconds())
             self._advance(step)
@@ -145,7 +145,7 @@ class Step:
         return soonest
 
     def _advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, at most up to the next event."""
+        """Advance the time by ``seconds``, at most up to the next event."""
         self._now += seconds
         done: list[tuple[tuple[int, int], _Flow]] = []
         for key, flow in self._flows.items():

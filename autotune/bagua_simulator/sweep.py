@@ -42,7 +42,7 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """For example ``vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us``."""
+        """A title such as ``vgg16 on 16 x 8 ranks, 25 Gbit/s, 100 us``."""
         cluster = self.simulator.cluster
         title = (
             f"{self.simulator.workload.name} on {cluster.nodes} x {cluster.ranks_per_node} ranks"

@@ -64,7 +64,7 @@ def traffic_of(steps: Iterable[ProfiledStep]) -> tuple[Traffic, ...]:
 def summed_up(
     steps: Sequence[Sequence[BucketTiming]], hierarchical: Way = "off", channels: int = 1
 ) -> Traffic:
-    """One entry for steps with the same configuration."""
+    """Sum up steps with the same configuration as one entry."""
     starts = np.array([[bucket.started_seconds for bucket in step] for step in steps])
     ends = np.array([[bucket.ended_seconds for bucket in step] for step in steps])
     lengths = ends.max(axis=1) - starts.min(axis=1)

@@ -12,7 +12,7 @@ _DURATION = re.compile(r"([0-9.]+(?:e-?[0-9]+)?)\s*(ns|us|µs|ms|s)")
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second of ``25Gbit``, ``200Mbit/s``, ``100Gbps``, ``1GB`` or ``1GB/s``.
+    """Return the bytes per second of ``25Gbit``, ``200Mbit/s``, ``100Gbps``, ``1GB`` or ``1GB/s``.
 
     Prefixes are powers of 1000, as usual in networking.
 
@@ -41,7 +41,7 @@ def parse_duration(text: str) -> float:
 
 
 def describe_bandwidth(bytes_per_second: float) -> str:
-    """For example ``25 Gbit/s``."""
+    """Return a bandwidth in words, such as ``25 Gbit/s``."""
     bits = bytes_per_second * 8
     for prefix in ("T", "G", "M", "k"):
         if bits >= _PREFIXES[prefix]:
@@ -50,7 +50,7 @@ def describe_bandwidth(bytes_per_second: float) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """For example ``100 us``."""
+    """Return a duration in words, such as ``100 us``."""
     for unit in ("s", "ms"):
         if seconds >= _DURATIONS[unit]:
             return f"{seconds / _DURATIONS[unit]:.3g} {unit}"

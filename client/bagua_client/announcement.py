@@ -56,7 +56,7 @@ class TrialLines:
         self._tenths = 0
 
     def tell(self, measured: int, most: int, speedup: float | None) -> None:
-        """How many trials are measured, and the best speed-up so far."""
+        """Tell how many trials are measured, and the best speed-up so far."""
         # The trials that confirm the winner come on top of the limit.
         if measured // 10 > self._tenths and measured <= most:
             self._tenths = measured // 10

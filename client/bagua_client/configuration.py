@@ -80,7 +80,7 @@ class Configuration(Knobs):
         return {name: v for name, v in self.values.items() if name in usual or self._uses(name)}
 
     def __str__(self) -> str:
-        """In words: how the buckets are cut, then the knobs that are not at their defaults."""
+        """Say how the buckets are cut, then the knobs that are not at their defaults."""
         cuts = [name for name, knob in KNOBS.items() if knob.cuts and self._uses(name)]
         if self.buckets:
             cuts = ["buckets"]  # The sizes are not used.

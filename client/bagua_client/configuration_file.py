@@ -17,7 +17,7 @@ FILE_FORMAT = 1
 
 @dataclass(frozen=True)
 class ConfigurationFile:
-    """One that was read.
+    """A configuration file that was read.
 
     Attributes:
         name: of the file.
@@ -55,7 +55,7 @@ class ConfigurationFile:
             raise ValueError(f"{name}: {error}") from None
         return cls(name, configuration, _digest(document), document)
 
-    def misfit(self, tensors: Sequence[TensorSpec]) -> str:
+    def obstacle(self, tensors: Sequence[TensorSpec]) -> str:
         """Why it is not for this model; empty: it is, or does not say for which."""
         known = self._part("tensors")
         count, held = known.get("count", len(tensors)), sum(self.configuration.buckets)
@@ -73,7 +73,8 @@ class ConfigurationFile:
         return order is None or order == _digest(_named(tensors))
 
     def differences(self, now: Mapping[str, Any]) -> list[str]:
-        """What is not as it was when this was found; it may not be the fastest here.
+        """Return what has changed since the configuration was found; it may not be the fastest
+        here.
 
         Args:
             now: by the same names as in the file.

@@ -23,7 +23,7 @@ MOST_SAMPLES = 500
 """The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
 OFF = ("false", "no", "off")
-"""What a switch may be instead of a number, in any case."""
+"""Words that turn a variable off, instead of a number, in any case."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Environment:
             search.
         server_wait_seconds: seconds of fast retries while the service is absent; then every 30 s.
         service_port: of a service that rank 0 starts; 0: any free port.
-        default_bucket_bytes: the baseline's bucket size; None: torch's.
-        default_channels: the baseline's channels.
+        default_bucket_bytes: the default's bucket size; None: torch's.
+        default_channels: the default's channels.
         allowed: precisions on the wire and algorithms that may be tried although they change the
             numbers.
         knobs: the values that may be tried of the knobs listed here; of other knobs all.
@@ -153,7 +153,7 @@ def _is_on(variables: Mapping[str, str], name: str, otherwise: str) -> bool:
 
 
 def _url(text: str) -> str | None:
-    """One without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
+    """Read a URL; one without a scheme, such as ``127.0.0.1:8123``, is taken as http."""
     return f"http://{text}" if text and "://" not in text else text or None
 
 

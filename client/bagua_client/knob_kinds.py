@@ -1,4 +1,4 @@
-"""What a knob is, and the kinds of them: which values one can have, and how people write and read
+"""Knobs and their kinds: which values one can have, and how people write and read
 them. The knobs themselves are in knobs.py."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIZE = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
 
 
 class Kind(Protocol):
-    """What the knobs of one kind have in common.
+    """A kind of knobs: what they have in common.
 
     Attributes:
         tried: the values that a tuning tries, if they are few; those of a job may be fewer.
@@ -71,7 +71,7 @@ class Knob:
 
     @property
     def may_say(self) -> str:
-        """What BAGUA_AUTOTUNE_KNOBS may choose for it, in words; empty: it can only be left out."""
+        """Say what BAGUA_AUTOTUNE_KNOBS may choose for it; empty: it can only be left out."""
         return "" if self.changes_numbers else self.kind.may_say
 
     def read(self, said: str) -> tuple[Value, ...]:
@@ -248,7 +248,9 @@ def check_number(name: str, value: Any, at_least: int) -> int:
 
 
 def size_in_words(size_bytes: float) -> str:
-    """With three significant digits, as the service says it: ``4 MiB``, ``90.5 KiB``, ``512 B``."""
+    """Write a size with three significant digits, as the service does: ``4 MiB``, ``90.5 KiB``,
+    ``512 B``.
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if unit == "GiB" or round(size_bytes) < 1024:
             break

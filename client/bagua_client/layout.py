@@ -138,7 +138,9 @@ def _cut_group(
 
 
 def _start_of_last(sizes_bytes: Sequence[int], least_bytes: int) -> int:
-    """Index at which the last bucket starts, which holds as few tensors as make ``least_bytes``."""
+    """Return the index at which the last bucket starts, which holds as few tensors as make
+    ``least_bytes``.
+    """
     place, held_bytes = len(sizes_bytes), 0
     while place and held_bytes < least_bytes:
         place -= 1

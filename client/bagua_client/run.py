@@ -29,7 +29,7 @@ from bagua_client.launcher.job_environment import inherited, notice, obstacle
 
 
 def parser() -> ArgumentParser:
-    """Torchrun's own, and ours."""
+    """Return a parser of torchrun's options and ours."""
     found: ArgumentParser = torchrun.get_args_parser()
     found.description = __doc__
     found.prog = "bagua-run"
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _translate(options: Namespace) -> None:
-    """What torchrun has under another name."""
+    """Translate options that torchrun has under another name."""
     if "logdir" in options:
         options.log_dir, options.redirects = options.logdir, "3"
     if "set_additional_flag" in options:

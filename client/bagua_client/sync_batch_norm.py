@@ -24,7 +24,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised, of the same shape."""
+        """Return the input normalised, in the same shape."""
         in_training = self.training or self.running_mean is None
         is_alone = not dist.is_initialized() or dist.get_world_size(self.process_group) == 1
         if input.device.type != "cpu" or is_alone or not in_training:
@@ -39,7 +39,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         return out  # type: ignore[no-any-return]
 
     def _local(self, input: Tensor) -> Tensor:
-        """Where nobody else takes part, or what was learnt is used."""
+        """Normalise without other ranks: nobody else takes part, or what was learnt is used."""
         plain = nn.modules.batchnorm._BatchNorm.forward
         self._check_input_dim(input)
         return plain(self, input)
@@ -100,8 +100,8 @@ class _Normalised(torch.autograd.Function):
         mean, variance, count = _statistics(input, group)
         if count <= 1:
             raise ValueError(
-                f"a single value for each channel over all ranks; this rank's input has the shape "
-                f"{tuple(input.shape)}"
+                "the ranks together have a single value for each channel, and need several; this "
+                f"rank's input has the shape {tuple(input.shape)}"
             )
         inverse = (variance + eps).rsqrt().to(input.dtype)
         normalised = (input - _wide(mean.to(input.dtype), input)) * _wide(inverse, input)
@@ -131,7 +131,9 @@ class _Normalised(torch.autograd.Function):
 
 
 def _statistics(input: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, int]:
-    """For each channel, over all ranks: mean and variance (biased) in float64, number of values."""
+    """Return for each channel, over all ranks: mean and variance (biased) in float64, number of
+    values.
+    """
     channels = input.shape[1]
     values = input.detach().transpose(0, 1).reshape(channels, -1).double()
     count = values.shape[1]

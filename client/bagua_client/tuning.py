@@ -78,7 +78,7 @@ class Tuning:
         return f"{self.state}: {words}" if (words := self.summary or self.reason) else self.state
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the token, in JSON's types."""
+        """Return the tuning without the token, in JSON's types."""
         named = {"configuration": self.configuration, "default": self.default, "best": self.best}
         found = {name: each and each.to_json() for name, each in named.items()}
         return {**asdict(self), **found, "page": self.page.partition("#")[0]}
@@ -86,11 +86,11 @@ class Tuning:
 
 _callbacks: OrderedDict[int, Callback] = OrderedDict()  # as RemovableHandle wants it
 _ended: WeakKeyDictionary[object, Tuning] = WeakKeyDictionary()
-"""By whose tuning it was, the latest round that ended."""
+"""The latest round that ended, by the object that was tuned."""
 
 
 def on_tuned(callback: AnyCallback) -> RemovableHandle:
-    """Have ``callback`` called whenever a round of tuning ends, for any model of this process.
+    """Call ``callback`` whenever a round of tuning ends, for any model of this process.
 
     It is called on every rank in the same step, on the training thread, after the optimizer's step
     (before the next forward pass if no optimizer of torch's is used). It is also called for rounds

@@ -15,7 +15,7 @@ from tests.client.agent.scripted_service import ScriptedService
 
 TRAINING = """
 import json, logging, sys, time
-from bagua_client.reporter.inbox import RankTimes, Samples
+from bagua_client.reporter.inbox import RankTimes, GatheredTimes
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.environment import Environment
 
@@ -27,7 +27,7 @@ trial, step = 0, 0
 while trial is not None:
     if command := reporter.take_command():
         trial = json.loads(command)["trial"]
-        reporter.put(Samples(trial, [RankTimes(step, [0.1])]))
+        reporter.put(GatheredTimes(trial, [RankTimes(step, [0.1])]))
         step += 1
     time.sleep(0.001)
 reporter.finish()

@@ -88,7 +88,9 @@ def _all_but_one_value() -> str:
 
 def test_a_single_value_is_an_error_on_all_ranks(two_ranks: RankPool) -> None:
     said = two_ranks.run(_all_but_one_value)
-    assert all(each.startswith("a single value for each channel over all ranks") for each in said)
+    assert all(
+        each.startswith("the ranks together have a single value for each channel") for each in said
+    )
 
 
 def test_layers_are_replaced_wherever_they_are_and_keep_their_tensors() -> None:

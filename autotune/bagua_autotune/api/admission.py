@@ -1,4 +1,5 @@
-"""Who may use the service: whoever has the token, if one is set, and never a page of another site.
+"""Admission: who has the token, if one is set, may use the service, and never a page of another
+site.
 
 Any page can make a browser send requests, also to a service that only this machine can reach. Three
 things give such a request away: the browser names the page's site; the Host header has a name that
@@ -114,7 +115,7 @@ def _refuse_other_sites() -> None:
 
 
 def _is_followed_link() -> bool:
-    """Somebody followed a link of another site, which sees nothing of our answer."""
+    """Whether somebody followed a link of another site, which sees nothing of our answer."""
     headers = request.headers
     is_whole_page = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == (
         "navigate",
@@ -124,7 +125,9 @@ def _is_followed_link() -> bool:
 
 
 class _PreviousToken:
-    """Says now and then that it is still used, so that one sees when it can be taken away."""
+    """Logs now and then that the previous token is still used: it can be removed when
+    that stops.
+    """
 
     def __init__(self) -> None:
         self._silent_until = -math.inf

@@ -37,7 +37,7 @@ def trials_csv(knobs: Iterable[str], trials: Sequence[Trial]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Text of others must not become a formula when a spreadsheet opens the file."""
+    """Return the value, escaped where a spreadsheet would take others' text for a formula."""
     if not isinstance(value, str):
         return value
     text = clean(value)

@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
 
 
 class NotRegistered(Exception):
-    """No worker has registered a model of this name."""
+    """Raised where no worker has registered a model of this name."""
 
 
 class Directory:

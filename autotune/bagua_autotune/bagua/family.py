@@ -5,9 +5,9 @@ and every run, and a registration carries no rank.  Only the family is known: mo
 class and tensors.  Three rules make one job of each model, and ensure that no two of its ranks
 ever run different buckets, whatever processes died before:
 
-1. A life of a family begins at the baseline.  A rank enters when it asks under a name that it
+1. A life of a family begins at the default.  A rank enters when it asks under a name that it
    has not reported under in this life, or goes back to where it entered; it is told the
-   baseline.  If any rank has reported since the life began, an entry begins a new life: names
+   default.  If any rank has reported since the life began, an entry begins a new life: names
    and places are forgotten, jobs and trials stay.  No rank reports before all have entered, so
    this never happens in the middle of a run, unless the run makes a further such model.
 2. A name is bound by its first report: a rank's k-th name to report is the family's k-th model.
@@ -93,12 +93,12 @@ class Model(_Record):
         return self.grant.trial is None and not self.grant.is_final
 
     def grant_at(self, iteration: int) -> Grant:
-        """What all ranks are told at this iteration."""
+        """Return what all ranks are told at this iteration."""
         begun = [grant for grant in self.grants if grant.from_iteration <= iteration]
         return begun[-1] if begun else self.grants[0]
 
     def grant_before(self, iteration: int) -> Grant:
-        """What the ranks ran in the window that ends at this iteration."""
+        """Return what the ranks ran in the window that ends at this iteration."""
         return self.grant_at(iteration - 1)
 
     def is_warm(self) -> bool:
@@ -117,7 +117,7 @@ class Model(_Record):
         return iteration > max(self.board.values(), default=-1)
 
     def _warmed(self, window: Window) -> list[Window]:
-        """Note a report; of a window the first rank's report counts."""
+        """Note a report, the first one of each window, and return the windows."""
         is_known = bool(self.warm_up) and window.iteration <= self.warm_up[-1].iteration
         if is_known or not self.is_warming_up:
             return self.warm_up
@@ -170,7 +170,7 @@ class Family(_Record):
     def reported(
         self, rank: int, name: str, window: Window, is_baseline: bool, now: float
     ) -> Family:
-        """A rank reports, which binds its name: rule 2.  The baseline's windows warm up."""
+        """A rank reports, which binds its name: rule 2.  The default's windows warm up."""
         names = self.names.get(rank, [])
         if name not in names:
             names = [*names, name]
@@ -248,7 +248,7 @@ class Family(_Record):
 
 
 def first_grant(baseline: Mapping[str, Value], now: float) -> Grant:
-    """The baseline, not measured yet: the model warms up."""
+    """The default, not measured yet: the model warms up."""
     return Grant(from_iteration=-1, configuration=dict(baseline), at=now)
 
 

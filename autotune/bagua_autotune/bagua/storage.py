@@ -10,7 +10,7 @@ from bagua_autotune.store import Store
 
 
 def register(store: Store, alias: str, key: str, new: Family) -> None:
-    """Let the alias mean the family of this key, which is created as ``new`` if there is none."""
+    """Bind the alias to the family of this key, which is created as ``new`` if there is none."""
     store.add_family(alias, key, _content(new))
 
 

@@ -66,7 +66,7 @@ class Trials:
     def next_grant(
         self, job: Job, family: Family, position: int, iteration: int, ordered: int
     ) -> Grant | None:
-        """What all ranks switch to at this iteration; None: they go on unchanged.
+        """Return what all ranks switch to at this iteration; None: they go on unchanged.
 
         Args:
             ordered: how many names of the execution order are known.

@@ -42,7 +42,7 @@ class BaguaTuning:
 
     Args:
         world_size: how many ranks a job has; None: those seen.
-        default_bucket_bytes: the baseline of every job.
+        default_bucket_bytes: the default of every job.
         clock: seconds since the epoch.
     """
 
@@ -68,7 +68,7 @@ class BaguaTuning:
     def register(
         self, model_name: str, tensors: Sequence[Tensor], whether_to_bucket: bool = True
     ) -> dict[str, Any]:
-        """Register a model; returns the hyperparameters to begin with: the baseline."""
+        """Register a model; return the hyperparameters to begin with: the default."""
         size = self._default_bucket_bytes if whether_to_bucket else hyperparameters.UNBUCKETED_BYTES
         job = self._directory.register(model_name, tensors, size)
         return hyperparameters.to_wire(self._tensors(job.id), job.baseline)
@@ -107,7 +107,7 @@ class BaguaTuning:
     def report(
         self, model_name: str, rank: int, iteration: int, ran: Configuration, speed: float
     ) -> None:
-        """One rank's mean speed since its last report, under the configuration it ran.
+        """Take one rank's mean speed since its last report, under the configuration it ran.
 
         Raises:
             NotRegistered: nobody registered the model.
@@ -144,7 +144,7 @@ class BaguaTuning:
         self._names = known
 
     def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
-        """Note that the rank begins; returns the family's first job, whose baseline it gets."""
+        """Note that the rank begins; return the family's first job, whose default it gets."""
         now = self._clock()
         after = storage.update(self._store, key, lambda f: f.entered(rank, iteration, now))
         job = self._heard_of(self._directory.job(model_name, key, after), after)

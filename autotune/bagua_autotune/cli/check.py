@@ -57,7 +57,7 @@ class Figures:
 
     @property
     def verdict(self) -> str:
-        """For programs."""
+        """The result in one word, for programs."""
         if self.most_speedup < NOTHING:
             return "nothing_to_gain"
         return "little_to_gain" if self.most_speedup < LITTLE else "worth_tuning"
@@ -68,10 +68,10 @@ class Figures:
               help="Steps to measure; then the run is ended.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
               show_default=True,
-              help="Or when the measured steps took so long together.")  # fmt: skip
+              help="End the run, too, once the measured steps took so long in all.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=300.0,
               show_default=True, metavar="SECONDS",
-              help="The run is ended after so long in any case.")  # fmt: skip
+              help="End the run after so long in any case.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def check(

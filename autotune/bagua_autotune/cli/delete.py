@@ -15,8 +15,8 @@ from bagua_autotune.store import UnknownJob
 @click.option(
     "--force",
     is_flag=True,
-    help="Also if its training may still run. The training goes on; while it is being tuned it "
-    "registers again, and is tuned from its beginning.",
+    help="Delete it even if its training may still run. The training goes on; while it is being "
+    "tuned it registers again, and is tuned from its beginning.",
 )
 @source_options
 def delete(job: str, force: bool, database: str | None, url: str | None) -> None:

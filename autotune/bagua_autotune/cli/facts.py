@@ -11,7 +11,7 @@ from bagua_autotune.views import JobSummary
 
 
 def fact_lines(job: JobSummary) -> Iterator[str]:
-    """For example ``step time: 228 ms by default, 186 ms with the best, 186 ms now``."""
+    """Return lines such as ``step time: 228 ms by default, 186 ms with the best, 186 ms now``."""
     figures, progress = job.figures, job.progress
     yield f"in short: {job.headline}"
     yield f"runs: {describe(job.configuration)}"

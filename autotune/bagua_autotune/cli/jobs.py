@@ -17,7 +17,7 @@ COLUMNS = ("job", "name", "state", "trials", "speed-up", "runs now", "lives")
 @click.command()
 @click.option(
     "--limit", type=click.IntRange(1, MOST_JOBS_LISTED - 1), default=100, show_default=True,
-    help="List at most so many.",
+    help="List at most so many jobs.",
 )  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="Write what GET /api/v2/jobs answers.")
 @source_options

@@ -29,16 +29,16 @@ BELOW = ("name", "runs now", "configuration", "note", "began", "found")
 NARROWEST_WORDS = 14
 INDENT = 6
 WIDEST = 10_000
-"""Columns that no terminal has."""
+"""A width in columns that no terminal has."""
 
 
 def say(line: str) -> None:
-    """One line, whatever the text in it holds."""
+    """Print one line, whatever the text in it holds."""
     click.echo(clean(line))
 
 
 def say_beside(line: str) -> None:
-    """On standard error: not among the lines that a pipe reads."""
+    """Print a line to standard error, which a pipe does not read."""
     click.echo(clean(line), err=True)
 
 
@@ -66,7 +66,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> Table:
-    """Words may go on in the next line, figures may not."""
+    """Make a table in which words may wrap, and figures may not."""
     columns, *rows = lines
     table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:

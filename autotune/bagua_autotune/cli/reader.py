@@ -128,7 +128,7 @@ def source_options(command: Command) -> Command:
 
 
 def database_url(url: str | None) -> str:
-    """This one, or else the one that serve uses."""
+    """Return this URL, or else that of the database that ``serve`` uses."""
     return url or os.environ.get(ENVIRONMENT["database"]) or default_url()
 
 

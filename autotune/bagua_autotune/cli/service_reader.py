@@ -25,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
 AnyPage = TypeVar("AnyPage", bound=views.Page)
 TIMEOUT_SECONDS = 30.0
 PRUNE_TIMEOUT_SECONDS = 600.0
-"""Thousands of jobs are deleted piece by piece."""
+"""Longest time to delete jobs: thousands of them go piece by piece."""
 
 
 class OtherRelease(click.ClickException):
@@ -129,7 +129,7 @@ class ServiceReader:
         timeout_seconds: float = TIMEOUT_SECONDS,
         method: str | None = None,
     ) -> bytes:
-        """GET, or POST of a JSON body, unless another method is named."""
+        """Ask the service: GET, or POST of a JSON body, unless another method is named."""
         headers = self._headers if body is None else {**self._headers, **JSON}
         try:
             request = urllib.request.Request(

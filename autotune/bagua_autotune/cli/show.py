@@ -59,7 +59,7 @@ def _show(overview: JobOverview) -> None:
         chosen = best.configuration
         figures = found.figures
         speedup = times(figures.speedup, figures.speedup_low, figures.speedup_high)
-        say(f"incumbent: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
+        say(f"best so far: {describe(chosen)}: {speedup}{ceiling_words(figures)}")
     of_trials = [e.message for e in overview.events if e.kind == "note" and e.trial is not None]
     for note in filter(None, (*of_trials, overview.machine_change, silence(found))):
         say(f"note: {note}")

@@ -29,7 +29,7 @@ Callback = Callable[[click.Context, click.Parameter, str | None], float | None]
 
 
 def _read_by(parse: Callable[[str], float]) -> Callback:
-    """For an option that is a number with a unit."""
+    """Return a callback for an option that is a number with a unit."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         try:
@@ -49,11 +49,11 @@ def _read_by(parse: Callable[[str], float]) -> Callback:
 @click.option("--ranks-per-node", type=click.IntRange(1, 1024), help="Devices of each machine.")
 @click.option(
     "--bandwidth", metavar="25Gbit", callback=_read_by(parse_bandwidth),
-    help="Of each machine's link, in each direction.",
+    help="Bandwidth of each machine's link, in each direction.",
 )  # fmt: skip
 @click.option(
     "--latency", metavar="100us", callback=_read_by(parse_duration),
-    help="Of one message between two machines.",
+    help="Latency of a message between two machines.",
 )  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png|.svg",
               help="Draw the step times over the bucket size.")  # fmt: skip

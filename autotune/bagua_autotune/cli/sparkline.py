@@ -10,7 +10,9 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most ``width`` characters; each shows the median of its share of the values."""
+    """Draw the values in at most ``width`` characters; each shows the median of its share of the
+    values.
+    """
     shares = condense(values, width)
     low, high = min(shares, default=0.0), max(shares, default=0.0)
     if high <= low:

@@ -60,7 +60,7 @@ def _without_launches(kind: Kind, profile: Profile, launch_seconds: float) -> Fl
 
 
 def _launches(kind: Kind, profile: Profile) -> Floats:
-    """Operations of each bucket; buckets launch none if weights travel instead."""
+    """Count the operations of each bucket; 0 if weights travel instead."""
     if kind.sends.when != "ready":
         return np.zeros(len(profile.buckets))
     sizes_bytes = np.array([bucket.bytes for bucket in profile.buckets], float)

@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 
 class Layout(NamedTuple):
-    """One way of cutting the tensors.
+    """A way of cutting the tensors.
 
     Attributes:
         sizes_bytes: of the buckets, in the order in which they can start; floats, which hold any

@@ -44,9 +44,9 @@ class Propose:
 
 @dataclass(frozen=True)
 class Keep:
-    """Tuning is over; ``gain`` is the winner's over the baseline, in cost.
+    """Tuning is over; ``gain`` is the winner's over the default, in cost.
 
-    ``reason``: why the baseline is kept; one of REASON_CODES.
+    ``reason``: why the default is kept; one of REASON_CODES.
     """
 
     configuration: Configuration
@@ -65,10 +65,10 @@ def decide(
 
     Args:
         round_: none of its trials is open.
-        problem: all that may be tried, the baseline first; takes a while.
+        problem: all that may be tried, the default first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
-        most_gain: over the baseline, in cost; see ceiling.
+        most_gain: over the default, in cost; see ceiling.
     """
     job, trials = round_.job, round_.trials
     is_new = round_.number == 0 and not trials
@@ -104,7 +104,7 @@ def decide(
 
 
 def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
-    """The trials before the search: what runs already, the baseline, what was best before, what
+    """The trials before the search: what runs already, the default, what was best before, what
     was under way.
 
     Args:
@@ -114,7 +114,7 @@ def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
     stored = round_.stored_best if job.limits.max_samples > 1 else None
     if stored in banned:
         stored = None
-    # What runs already needs no switch: the baseline at first, the kept one in a later round.
+    # What runs already needs no switch: the default at first, the kept one in a later round.
     first = [job.baseline, stored] if round_.number == 0 else [stored, job.baseline]
     for configuration in first:
         if configuration is not None and measured_in(known, configuration) is None:
@@ -158,9 +158,9 @@ def _search(
 def told_searcher(
     round_: Round, problem: Problem, make_searcher: Callable[[Problem], Searcher]
 ) -> tuple[Searcher, Problem] | None:
-    """What a round's search knows, and what it may try; None before the baseline is measured.
+    """Return what a round's search knows, and what it may try; None before the default is measured.
 
-    The searcher's costs are in parts of the baseline's.
+    The searcher's costs are in parts of the default's.
     """
     baseline = round_.defaults.first
     if baseline is None:
@@ -172,7 +172,9 @@ def told_searcher(
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """What failed. The baseline stays: it is what a job falls back to."""
+    """Return what is not tried again: what failed. The default stays: it is what a job falls back
+    to.
+    """
     return {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
 
 
@@ -191,7 +193,9 @@ def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
 
 
 def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -> Searcher:
-    """Tell it the search trials in parts of the baseline: it knows what a cost of 0.01 means."""
+    """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
+    means.
+    """
     banned = _banned(job, trials)
     for trial in trials:
         found = trial.estimate
@@ -201,7 +205,7 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
 
 
 def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
-    """Whether trials fail that should never: the baseline's, or several confirming ones."""
+    """Whether trials fail that should never: the default's, or several confirming ones."""
     baseline = sum(trial.configuration == job.baseline for trial in failed)
     confirming = sum(trial.purpose == "confirm" for trial in failed)
     return max(baseline, confirming) >= MOST_FAILURES

@@ -46,7 +46,7 @@ def _rival(round_: Round, trial: Trial) -> Estimate | None:
 
 
 def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
-    """What a step of the trial cost."""
+    """Return what a step of the trial cost."""
     apart = algorithm_of(trial.configuration).when == "apart"
     return OBJECTIVES[job.protocol].cost(observation.values, apart)
 
@@ -75,7 +75,7 @@ def _first(round_: Round) -> Trial:
 
 
 def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction | None:
-    """What the first trial of a round says of the complexity."""
+    """Return the correction that the first trial of a round learns from the complexity."""
     # Steps that come after the trial was closed must not change what was learned.
     return correction.learn(_told(first, steps[: correction.LEARNING_STEPS]))
 
@@ -122,7 +122,7 @@ class NextStep:
         return measured(costs, seconds, job.limits, trial.purpose, rival, scale)
 
     def remark(self, round_: Round, closed: Trial) -> str:
-        """What the job's users may want to know of a trial that was measured; mostly nothing."""
+        """Return a remark on a measured trial for the job's users; mostly empty."""
         is_first = closed.index == _first(round_).index
         if not (is_first and closed.estimate and round_.objective.closes_itself):
             return ""

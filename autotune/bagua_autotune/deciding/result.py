@@ -137,7 +137,7 @@ def _reason(round_: Round, kept: Keep) -> str:
 
 
 def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
-    """The result of a job whose ranks gave the winner up and run the baseline."""
+    """The result of a job whose ranks gave the winner up and run the default."""
     return replace(
         result,
         configuration=job.baseline,

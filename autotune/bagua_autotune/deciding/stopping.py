@@ -38,7 +38,7 @@ def search_has_ended(
     trial_steps: float = TRIAL_STEPS,
     most_gain: float = math.inf,
 ) -> bool:
-    """Whether the search trials so far are enough. Costs are in parts of the baseline's.
+    """Whether the search trials so far are enough. Costs are in parts of the default's.
 
     Args:
         trials: the search trials, failed ones too: they cost time as well.
@@ -46,7 +46,7 @@ def search_has_ended(
         searcher: told of all measured ones.
         limits: the most search trials, and the steps over which a gain counts.
         trial_steps: of the training, from one trial to the next.
-        most_gain: over the baseline, by the communication that it does not hide; see ceiling.
+        most_gain: over the default, by the communication that it does not hide; see ceiling.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
     if len(trials) >= limits.max_samples:
@@ -60,7 +60,7 @@ def search_has_ended(
     if len(measured) < searcher.initial_trials + beyond:
         return False
     if searcher.ask() == searcher.best():
-        # What is best now is measured again at the end anyway, beside the baseline.
+        # What is best now is measured again at the end anyway, beside the default.
         return True
     worthwhile = max(
         WORTH_A_TRIAL, _cost_of_a_trial(searcher, trial_steps) / limits.remaining_steps
@@ -81,7 +81,7 @@ def search_has_ended(
 
 def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bool:
     """Whether something was faster by more than noise, so that computing itself takes less time
-    with other messages. The baseline's own steps cannot tell that."""
+    with other messages. The default's own steps cannot tell that."""
     estimates = [(t.configuration == baseline, t.estimate) for t in measured if t.estimate]
     lows = [estimate.low for is_own, estimate in estimates if is_own]
     highs = [estimate.high for is_own, estimate in estimates if not is_own]
@@ -102,7 +102,7 @@ def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:
 
 
 def _gain_of_last(count: int, tried: Sequence[Configuration], searcher: Searcher) -> float:
-    """By how much the last trials lowered the best expected cost, as all trials tell it now."""
+    """Return how much the last trials lowered the best expected cost, as all trials tell it now."""
     before = [searcher.expected_cost(configuration) for configuration in set(tried[:-count])]
     since = [searcher.expected_cost(configuration) for configuration in set(tried)]
     return min(before) - min(since) if before else math.inf

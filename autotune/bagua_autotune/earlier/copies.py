@@ -231,9 +231,9 @@ def _check(spec: JobSpec, job: CopiedJob) -> None:
             Kind.parse(kind)
             Cost(*cost)
         except (TypeError, ValueError) as error:
-            raise ValueError("costs: not as a job inherits them") from error
+            raise ValueError("costs: of no kind that a job can inherit") from error
         if min(cost) < 0:
-            raise ValueError("costs: one is below nothing")
+            raise ValueError("costs: one is below 0")
     if (job.phase == "finished") != (job.result is not None and job.finished_at is not None):
         raise ValueError("phase: a job is finished if it has a result, and only then")
 

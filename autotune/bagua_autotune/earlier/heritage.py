@@ -30,12 +30,14 @@ MOST_ALIKE = 20
 
 
 def model_key(spec: JobSpec) -> str:
-    """Equal for jobs that train the same model: tensors and their order."""
+    """Return a key that is equal for jobs that train the same model: tensors and their order."""
     return _key([[tensor.bytes, tensor.dtype, tensor.group] for tensor in spec.tensors])
 
 
 def network_key(spec: JobSpec) -> str:
-    """Equal for jobs whose collectives cost the same: topology, hardware and software."""
+    """Return a key that is equal for jobs whose collectives cost the same: topology, hardware and
+    software.
+    """
     return _key([spec.ranks_per_node, sorted(spec.software.items())])
 
 
@@ -90,14 +92,14 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
 
 
 def _begun_with(spec: JobSpec) -> Inherited | None:
-    """What the training itself wants to begin with; None: nothing, or the default."""
+    """Return what the training itself wants to begin with; None: nothing, or the default."""
     if spec.begin_with is None or spec.begin_with == spec.default_configuration:
         return None
     return Inherited(configuration=dict(spec.begin_with), gain=None, source="")
 
 
 def _unlikeness(job: Job, spec: JobSpec) -> tuple[bool, bool, bool]:
-    """How much less than others a job says of one on these ranks."""
+    """Return a sort key: how much less than others a job says of one on these ranks."""
     are_both_across = (len(job.ranks_per_node) > 1) == (len(spec.ranks_per_node) > 1)
     is_same_size = job.ranks_per_node == spec.ranks_per_node
     return job.fingerprint != spec.fingerprint, not is_same_size, not are_both_across

@@ -83,7 +83,7 @@ def fits(configuration: Mapping[str, Value], spec: JobSpec) -> bool:
 
 
 def carried_over(round_: Round) -> list[Trial]:
-    """Trials of before that count beside the round's own, as if it had made them first."""
+    """Return trials of earlier lives that count as if the round had made them first."""
     earlier = _earlier(round_)
     baseline = round_.defaults.first
     if earlier is None or baseline is None:
@@ -116,7 +116,7 @@ def offered_again(
 
 
 def told_before(round_: Round) -> list[Configuration]:
-    """What trials of before were made of."""
+    """Return the configurations that earlier lives tried."""
     earlier = _earlier(round_)
     if earlier is None:
         return []
@@ -125,7 +125,9 @@ def told_before(round_: Round) -> list[Configuration]:
 
 
 def _earlier(round_: Round) -> Earlier | None:
-    """What counts in a first round; not in a job that shall try nothing."""
+    """What a tuning that was cut short left; only a first round uses it, and only if it may try
+    something.
+    """
     job = round_.job
     if job.inherited is None or round_.number > 0 or job.limits.max_samples == 1:
         return None

@@ -62,7 +62,8 @@ def paces(observations: Sequence[Observation]) -> list[tuple[float, float]]:
 
 
 def ceiling(job: Job, observations: Sequence[Observation]) -> Ceiling | None:
-    """None where it is not known, and of ranks that do not wait for each other.
+    """Return the job's ceiling; None where it is not known, and of ranks that do not wait for each
+    other.
 
     Args:
         observations: of the default.

@@ -66,17 +66,17 @@ class Defaults:
 
     @property
     def trial(self) -> Trial | None:
-        """Its first measured one; None: it was not measured."""
+        """The configuration's first measured trial; None: it was not measured."""
         return self._trials[0] if self._trials else None
 
     @property
     def first(self) -> Estimate | None:
-        """Its first measurement; None: it was not measured."""
+        """The configuration's first measurement; None: it was not measured."""
         return _estimate(self._trials[0]) if self._trials else None
 
     @property
     def pooled(self) -> Estimate | None:
-        """All of them together; None: it was not measured."""
+        """All measurements of the configuration together; None: it was not measured."""
         return pooled([_estimate(trial) for trial in self._trials]) if self._trials else None
 
     def compare(self, trials: Sequence[Trial]) -> Comparison | None:
@@ -117,7 +117,7 @@ class Defaults:
 
 
 def _between(before: Estimate, after: Estimate, share: float) -> Estimate:
-    """On the line from one to the other."""
+    """Interpolate on the line from one estimate to the other."""
     return Estimate(
         center=before.center + share * (after.center - before.center),
         standard_error=hypot((1 - share) * before.standard_error, share * after.standard_error),

@@ -1,6 +1,6 @@
 """Whether a gain is real, before what promises it is kept.
 
-The winner of a search is partly the luckiest one, so it is measured again beside the baseline and
+The winner of a search is partly the luckiest one, so it is measured again beside the default and
 the trials of the search do not count here, unless the gain is far larger than luck; turns (winner,
 baseline, baseline, winner, ...) let a drift of the machine cancel. What was best in an earlier run
 of the same job was confirmed there: one trial says whether it still is.
@@ -38,7 +38,7 @@ GAIN_VARIES_AT_LEAST = 0.01
 class Confirmation:
     """Where a confirmation stands: what to measure next, or the gain it found.
 
-    ``gain`` is the baseline's cost less the winner's.
+    ``gain`` is the default's cost less the winner's.
     """
 
     next_configuration: Configuration | None
@@ -49,11 +49,11 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     """Decide from the confirming trials measured so far.
 
     Args:
-        winner: what is to be confirmed, and must beat the baseline; other than that.
+        winner: what is to be confirmed, and must beat the default; other than that.
         scale: the difference of costs that is a gain of 100 %.
     """
     trials, baseline = round_.trials, round_.job.baseline
-    measured = run_off(winner, trials)
+    measured = confirming_trials(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
     upcoming = winner if len(measured) % 4 in (0, 3) else baseline
     pairs, half_done = divmod(len(measured), 2)
@@ -65,12 +65,12 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
         if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
             return Confirmation(None, clear)
         return Confirmation(upcoming)
-    # The winner's trials of the search were chosen for being low; the baseline's were not.
+    # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
     assert gain is not None  # there are two pairs
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
-    # A lucky block of the baseline is not the end of what the search saw clearly.
+    # A lucky block of the default is not the end of what the search saw clearly.
     is_promised = pairs < PROMISED_PAIRS and _promise(trials, winner, baseline) > PROMISE * scale
     if is_undecided and (is_hopeful or is_promised) and pairs < MOST_PAIRS:
         return Confirmation(upcoming)
@@ -78,7 +78,7 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
 
 
 def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Interval | None:
-    """The gain of the stored best over the baseline, or None if it is not what it was.
+    """The gain of the stored best over the default, or None if it is not what it was.
 
     Two short trials say little by themselves; together with the gain of the earlier run, which
     was confirmed at length, they say whether that still holds (the usual weighted mean of two
@@ -103,7 +103,7 @@ def confirmed_gain(round_: Round, baseline: Estimate, stored: Estimate) -> Inter
 def _gain(
     trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
 ) -> Interval | None:
-    """What the chosen trials of both sides say; None with less than two of one.
+    """Return the gain that the chosen trials of both sides show; None with less than two of one.
 
     Args:
         trials: all of the round: what was repeated shows what blocks differ by.
@@ -137,7 +137,9 @@ def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configura
 
 
 def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
-    """From the slowest block of the winner to the fastest of the baseline, of their intervals."""
+    """Return how far the intervals of the winner's slowest block and the default's fastest are
+    apart.
+    """
     lows = [t.estimate.low for t in trials if t.estimate and t.configuration == baseline]
     highs = [t.estimate.high for t in trials if t.estimate and t.configuration != baseline]
     return min(lows) - max(highs)
@@ -152,15 +154,16 @@ def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list
     ]
 
 
-def run_off(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
+def confirming_trials(candidate: Configuration, trials: Sequence[Trial]) -> list[Trial]:
     """The measured confirming trials from the candidate's first on: none of an earlier one's."""
     measured = [trial for trial in trials if trial.purpose == "confirm" and trial.estimate]
     return list(dropwhile(lambda trial: trial.configuration != candidate, measured))
 
 
 def being_confirmed(round_: Round) -> Configuration | None:
-    """What the latest run-off of a round is, or was, about; None before there is one, or where the
-    ranks failed in it."""
+    """Return what the latest confirmation of a round is, or was, about; None before there is one,
+    or where the ranks failed in it.
+    """
     failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     excluded = failed | {round_.job.baseline}
     confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")

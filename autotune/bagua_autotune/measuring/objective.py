@@ -45,7 +45,7 @@ class Objective(Protocol):
         """The difference of costs that is a gain of 100 %; above 0."""
 
     def speedup(self, gain: float, baseline_cost: float) -> float:
-        """How many times faster than the baseline a cost lower by ``gain`` is."""
+        """Return how many times faster than the default a cost lower by ``gain`` is."""
 
     def seconds(self, cost: float) -> float | None:
         """The step time that the cost stands for, if it stands for one."""

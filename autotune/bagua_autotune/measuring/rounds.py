@@ -116,8 +116,9 @@ def _began_at(job: Job, trials: Sequence[Trial]) -> float:
 
 
 def _seconds(job: Job, trials: Sequence[Trial]) -> float:
-    """From the first of these trials to the end of the last; while one is open, up to the job's
-    last word. Without the time in which the job was lost."""
+    """Return the seconds from the first of these trials to the end of the last; while one is open,
+    up to the job's last word. Without the time in which the job was lost.
+    """
     last_word = job.last_contact_at
     ends = [last_word if trial.is_open else trial.ended_at or last_word for trial in trials]
     return job.present_seconds(_began_at(job, trials), max(ends)) if ends else 0.0

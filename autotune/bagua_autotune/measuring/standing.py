@@ -1,6 +1,6 @@
-"""How fast each configuration of a job is: the baseline, the best, the lowest.
+"""How fast each configuration of a job is: the default, the best, the lowest.
 
-Decisions look at trials one by one: the first of the baseline, the one of the lowest cost. The
+Decisions look at trials one by one: the first of the default, the one of the lowest cost. The
 luckiest of many measurements is too good to be true, so of what is shown the trials of one
 configuration are pooled: its standing, and the best. Only trials of one round are compared: between
 two rounds the machine changed.
@@ -37,7 +37,7 @@ class Standing:
 
 
 def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate | None:
-    """What the trials of a configuration say of its cost; None if none was measured.
+    """Estimate a configuration's cost from its trials; None if none was measured.
 
     Args:
         trials: of one round.
@@ -47,7 +47,7 @@ def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate 
 
 
 def best(round_: Round) -> Standing | None:
-    """The configuration of the lowest cost; what failed is none, unless it is the baseline."""
+    """The configuration of the lowest cost; what failed is none, unless it is the default."""
     failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
     failed.discard(round_.job.baseline)
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
@@ -59,14 +59,14 @@ def best(round_: Round) -> Standing | None:
 
 
 def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
-    """What was best after each trial of a round.
+    """Yield each trial of a round with what was best after it.
 
     Its cost rises where a configuration turns out to be slower when it is measured again, or fails.
     """
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     standings: dict[Configuration, Standing] = {}
     failed: set[Configuration] = set()
-    leader: Standing | None = None
+    best_now: Standing | None = None
     for trial in round_.trials:
         tried = trial.configuration
         if trial.state == "failed" and tried != round_.job.baseline:
@@ -75,11 +75,11 @@ def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
         elif trial.estimate and tried not in failed:
             measured[tried].append(trial.estimate)
             standings[tried] = Standing(tried, pooled(measured[tried]))
-        if leader is None or leader.configuration == tried:
-            leader = min(standings.values(), key=_cost, default=None)
+        if best_now is None or best_now.configuration == tried:
+            best_now = min(standings.values(), key=_cost, default=None)
         elif tried in standings:
-            leader = min(leader, standings[tried], key=_cost)
-        yield trial, leader
+            best_now = min(best_now, standings[tried], key=_cost)
+        yield trial, best_now
 
 
 def _cost(found: Standing) -> float:
@@ -87,7 +87,7 @@ def _cost(found: Standing) -> float:
 
 
 def best_configuration(round_: Round) -> Configuration | None:
-    """What was kept, or else the best so far; None before something is measured.
+    """Return what was kept, or else the best so far; None before something is measured.
 
     Args:
         round_: the round that is shown.
@@ -131,9 +131,10 @@ def speedup(round_: Round) -> Interval | None:
     return found.speedup(round_.objective) if found else None
 
 
-def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
-    """What the latest run-off of a round was about, and how many times as fast as the default it
-    was there; None without one that says something."""
+def confirmation_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
+    """Return what the latest confirmation of a round was about, and how many times as fast as the
+    default it was there; None without one that says something.
+    """
     candidate, baseline = being_confirmed(round_), round_.defaults.first
     if candidate is None or baseline is None:
         return None
@@ -145,7 +146,7 @@ def run_off_speedup(round_: Round) -> tuple[Configuration, Interval] | None:
 
 
 def compare(round_: Round, configuration: Configuration) -> Comparison | None:
-    """What all trials of a configuration say against the default beside them; None while one of the
+    """Compare all trials of a configuration with the default beside them; None while one of the
     two is not measured."""
     own = [trial for trial in round_.trials if trial.configuration == configuration]
     return round_.defaults.compare(own)
@@ -175,8 +176,8 @@ class Closest(NamedTuple):
 
 
 def closest(round_: Round) -> Closest | None:
-    """What came closest to the default; None where nothing else was measured."""
-    found = run_off_speedup(round_)
+    """Return what came closest to the default; None where nothing else was measured."""
+    found = confirmation_speedup(round_)
     if found is not None:
         return Closest(*found, in_turns=True)
     found = fastest(round_, lambda configuration: configuration != round_.job.baseline)
@@ -187,7 +188,7 @@ def bounds(faster: Interval) -> tuple[float | None, float | None]:
     """The bounds that are known.
 
     Measurements that are alike to the last digit (rounded ones) do not tell how sure they are; only
-    that the baseline is as fast as itself is sure.
+    that the default is as fast as itself is sure.
     """
     if faster.low == faster.high != 1.0:
         return None, None

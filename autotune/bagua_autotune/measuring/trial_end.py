@@ -28,7 +28,7 @@ NARROW_SHARE = 0.25
 MOST_STEPS: dict[Purpose, int] = {"search": 7, "confirm": 10}
 CLEARLY_WORSE = 0.05
 FEWEST_STEPS = 3
-# Every step that much slower than the incumbent: no noise, and no need to wait for a third.
+# Every step that much slower than the best so far: no noise, and no need to wait for a third.
 FAR_WORSE = 0.5
 FEWEST_STEPS_FAR_WORSE = 2
 # Connections that were idle begin slowly, beyond the steps that the ranks drop after a switch.
@@ -74,7 +74,7 @@ def measured(
         seconds: how long each took.
         limits: ``trial_seconds`` bounds the trial.
         purpose: of the trial.
-        rival: what it is compared with: a search trial with the incumbent, and one that is
+        rival: what it is compared with: a search trial with the best so far, and one that is
             clearly worse is closed early; a confirming one with the other side.
         scale: the difference of costs that is 100 %.
     """
@@ -106,8 +106,9 @@ def measured(
 
 
 def _settled_from(costs: Sequence[float], margin: float) -> int:
-    """So many first steps are slower than all of the later half, by the margin and by more than
-    that half differs; less than half. Of few steps nothing can be told."""
+    """Return how many first steps are slower than all of the later half, by the margin and by more
+    than that half differs; less than half. Of few steps nothing can be told.
+    """
     if len(costs) < FEWEST_TO_SETTLE:
         return 0
     half = len(costs) // 2

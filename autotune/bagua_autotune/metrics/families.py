@@ -141,7 +141,7 @@ FAMILIES = (
     ),
     _value(
         "bagua_autotune_speedup_ratio",
-        "Step time of the baseline divided by that of the final choice, or of the best so far.",
+        "Step time under the default divided by that of the final choice, or of the best so far.",
         lambda job: job.summary.figures.speedup,
     ),
     _value(

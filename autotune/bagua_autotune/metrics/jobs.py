@@ -136,7 +136,7 @@ class Jobs:
 
 
 def preferred(one: Contact, other: Contact, now: float) -> Contact:
-    """Of two jobs with one name, the one that has not ended, or is being tuned, or is newer."""
+    """Return which of two jobs with one name is shown: not ended, else being tuned, else newer."""
 
     def rank(contact: Contact) -> tuple[bool, bool, float]:
         is_heard_of = contact.last_contact_at >= now - HEARD_SECONDS

@@ -14,7 +14,9 @@ STORE_ERRORS = ("busy", "unavailable", "statement", reasons.OTHER_CODE)
 
 
 def of_store_error(error: SQLAlchemyError) -> str:
-    """busy: waited too long for its turn; unavailable: no database; statement: our mistake."""
+    """Label an error: busy: waited too long for its turn; unavailable: no database; statement: our
+    mistake.
+    """
     if isinstance(error, PoolTimeout) or "database is locked" in str(error):
         return "busy"
     if isinstance(error, (OperationalError, InterfaceError, NoAnswer)):

@@ -44,14 +44,14 @@ class _Steps:
 
 
 class StepHistograms:
-    """By job id, so that a new job of the same name begins anew. Thread-safe."""
+    """Histograms by job id, so that a new job of the same name begins anew. Thread-safe."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, _Steps] = OrderedDict()
         self._guard = threading.Lock()
 
     def observe(self, job: Job, observations: Sequence[Observation]) -> None:
-        """Count steps of a job; of a protocol without step times nothing."""
+        """Count the steps of a job; none under a protocol without step times."""
         objective = OBJECTIVES[job.protocol]
         found = [objective.seconds(objective.cost(each.values)) for each in observations]
         seconds = [value for value in found if value is not None]

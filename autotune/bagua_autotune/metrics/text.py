@@ -72,7 +72,7 @@ def _number(value: float) -> bytes:
 
 
 def join(headers: Sequence[bytes], jobs: Sequence[Sequence[bytes]]) -> bytes:
-    """Family by family the samples of all jobs."""
+    """Join the samples of all jobs, family by family."""
     parts: list[bytes] = []
     for family, header in enumerate(headers):
         parts.append(header)

@@ -22,7 +22,7 @@ Moment = Literal["ready", "begin", "end", "apart"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One that keeps a model's replicas together.
+    """A way of keeping a model's replicas together.
 
     Attributes:
         when: what travels may leave. ``ready``: a bucket of gradients when it is full. ``begin``:
@@ -54,7 +54,7 @@ KNOWN: Mapping[Value, Algorithm] = {
     "async": Algorithm("apart"),
 }
 OTHER = Algorithm()
-"""One that somebody else has written."""
+"""An algorithm that somebody else has written."""
 
 
 def algorithm_of(values: Mapping[str, Value]) -> Algorithm:
@@ -63,11 +63,11 @@ def algorithm_of(values: Mapping[str, Value]) -> Algorithm:
 
 
 def choices(space: Space, baseline: Mapping[str, Value]) -> list[Mapping[str, Value]]:
-    """Of each algorithm to choose from the values that stay as they are under it, its name among
-    them.
+    """Return for each algorithm to choose from the values that stay as they are under it, its name
+    among them.
 
     Under the job's own nothing does. Under another one the knobs that it does not know stay at
-    the baseline's, as do refinements of the buckets and the precision on the wire.
+    the default's, as do refinements of the buckets and the precision on the wire.
     """
     domain = space.get(ALGORITHM_KNOB)
     if not isinstance(domain, Categorical):

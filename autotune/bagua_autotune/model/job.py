@@ -148,7 +148,7 @@ class JobSpec(BaseModel):
                 raise ValueError(f"{knob} holds {held} tensors, the job has {len(self.tensors)}")
 
     def _check_reserved_knobs(self) -> None:
-        """Names that mean something to the cost model must mean that."""
+        """Check that knobs whose names the cost model knows have the kinds that it expects."""
         for knob, least in (("channels", 1), ("first_bucket_bytes", 0), ("last_bucket_bytes", 0)):
             domain = self.knobs.get(knob)
             values = domain.values if isinstance(domain, Categorical) else ()
@@ -160,14 +160,16 @@ class JobSpec(BaseModel):
         for knob, domain in self.knobs.items():
             if isinstance(domain, Partition) != (knob == PARTITION_KNOB):
                 raise ValueError(
-                    f"knobs: a partition is named buckets, and nothing else is; {knob}"
+                    f"knobs: {knob}: a knob is named buckets if it is a partition, and only then"
                 )
 
 
 def count_combinations(
     space: Space, baseline: Mapping[str, Value], fixed: Sequence[str] = ()
 ) -> int:
-    """How many configurations there may be at most, with ``fixed`` knobs at the baseline's."""
+    """Count the configurations that there may be at most, with ``fixed`` knobs at the default's
+    values.
+    """
     return sum(
         math.prod(d.choices for knob, d in space.items() if knob not in stays and knob not in fixed)
         for stays in choices(space, baseline)
@@ -176,10 +178,10 @@ def count_combinations(
 
 @dataclass(frozen=True)
 class Result:
-    """What a job was left with. Speed-ups are over the baseline, with a 95 % interval.
+    """What a job was left with. Speed-ups are over the default, with a 95 % interval.
 
-    ``cost_steps`` is what the search cost, in steps of the baseline's length; ``payback_steps``
-    is after how many steps at the winner it is earned (None where the baseline was kept), and
+    ``cost_steps`` is what the search cost, in steps of the default's length; ``payback_steps``
+    is after how many steps at the winner it is earned (None where the default was kept), and
     ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
     has; it is empty in results of releases that had none. Neither goes over the wire.
     """
@@ -236,7 +238,7 @@ class Inherited(BaseModel):
     Attributes:
         configuration: the stored best of a job with the same fingerprint; None if only parts
             are known.
-        gain: its gain over the baseline in cost, as it was confirmed; 0 if the baseline was best,
+        gain: its gain over the default in cost, as it was confirmed; 0 if the default was best,
             None if nothing was confirmed for this job.
         ready_seconds: of the same model's tensors; None if unknown.
         costs: of the same network's collectives, by kind: latency seconds, seconds per byte, and

@@ -45,7 +45,7 @@ LOSSLESS_KNOBS = (
     *EDGE_KNOBS,
     *SHARDED_KNOBS,
 )
-"""Known not to change what the model learns, beyond the rounding of sums in another order."""
+"""Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000
 
@@ -72,7 +72,7 @@ class LogInteger(BaseModel):
 
     @property
     def choices(self) -> int:
-        """At most so many of its values are told apart: half-powers of two, and a default."""
+        """How many of its values are told apart at most: half-powers of two, and a default."""
         return 2 * (self.high.bit_length() - self.low.bit_length()) + 4
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ class Configuration(Mapping[str, Value]):
     def __get_pydantic_core_schema__(
         cls, _source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """In views; on the wire an object."""
+        """Let pydantic read and write it: an object on the wire."""
         values = handler.generate_schema(dict[str, Value])
         read = core_schema.no_info_after_validator_function(cls, values)
         return core_schema.json_or_python_schema(

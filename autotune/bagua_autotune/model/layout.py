@@ -51,7 +51,9 @@ class Cutting(NamedTuple):
 
     @staticmethod
     def of(configuration: Configuration) -> Cutting:
-        """By the knobs that it has; without one of the smaller sizes there is no such bucket."""
+        """Read the cutting from a configuration; without a knob for the first or last bucket there
+        is none.
+        """
         explicit = configuration.get(PARTITION_KNOB, ())
         if isinstance(explicit, tuple) and explicit:
             return Cutting(explicit=explicit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bagua_autotune.model.job import Result
 
-# Why a baseline is kept.
+# Why the default is kept.
 NOTHING_FASTER = "nothing was clearly faster"
 ONLY_DEFAULT = "only the default was measured"
 ONE_SAMPLE = f"{ONLY_DEFAULT} (BAGUA_AUTOTUNE_MAX_SAMPLES=1)"

@@ -102,7 +102,8 @@ def estimate(costs: Sequence[float]) -> Estimate:
 
 
 def pooled(blocks: Sequence[Estimate]) -> Estimate:
-    """What several measurements of one thing say together: their mean, weighted by precision.
+    """Return what several measurements of one thing say together: their mean, weighted by
+    precision.
 
     The weights are the usual ones, one over the squared standard error, but no error counts as less
     than the typical one: what blocks differ by beyond their spread is not in it, and one of few
@@ -186,7 +187,7 @@ def difference(
 
 @dataclass(frozen=True)
 class _Fit:
-    """By least squares: how far one side lies above the other.
+    """How far one side lies above the other, by least squares.
 
     Attributes:
         center: with each block weighted by how well it knows its centre.

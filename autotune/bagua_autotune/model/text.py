@@ -124,7 +124,9 @@ def describe_knob(knob: str, value: Value) -> str:
 
 
 def describe(configuration: Mapping[str, Value]) -> str:
-    """For example ``bucket 4 MiB, hierarchical``; refinements only where they are in use."""
+    """Describe a configuration, such as ``bucket 4 MiB, hierarchical``; refinements only where they
+    are in use.
+    """
     hidden = SIZES if configuration.get("buckets") else ()
     # From JSON a list of buckets comes as a list.
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in configuration.items()}

@@ -34,10 +34,10 @@ from bagua_autotune.model.layout import Tensor
 def enumerate_candidates(
     space: Space, baseline: Configuration, tensors: Sequence[Tensor]
 ) -> tuple[Configuration, ...]:
-    """All candidates that are cut by size, the baseline first.
+    """All candidates that are cut by size, the default first.
 
     Of candidates with the same effect (the same buckets, no more channels than parts) only one is
-    listed: the baseline, or the one with the smallest values.
+    listed: the default, or the one with the smallest values.
     """
     values_of = {
         knob: [baseline[knob]]
@@ -58,7 +58,7 @@ def enumerate_candidates(
 
 
 def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...]:
-    """What decides the step time; equal for configurations with the same effect."""
+    """Return what decides the step time; equal for configurations with the same effect."""
     cut = layouts.cut(configuration)
     channels = configuration.get("channels", 1)
     if isinstance(channels, int):
@@ -111,7 +111,7 @@ def _values(domain: Domain, baseline: Configuration, knob: str) -> Sequence[Valu
 
 
 def _half_powers(domain: LogInteger, baseline: int) -> list[int]:
-    """Half-powers of two inside the domain, and the baseline's value, ascending."""
+    """Return half-powers of two inside the domain, and the default's value, ascending."""
     first = math.ceil(2 * math.log2(domain.low) - 1e-9)
     last = math.floor(2 * math.log2(domain.high) + 1e-9)
     values = {_round(2 ** (half / 2)) for half in range(first, last + 1)}

@@ -24,14 +24,14 @@ ORDERED_LEVELS = 2
 
 
 def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configuration]:
-    """The baseline, then candidates spread over the sizes with each categorical value in turn.
+    """The default, then candidates spread over the sizes with each categorical value in turn.
 
     The spread begins with the middle quantiles: the ends are rarely good and can be slow.
     """
     baseline = candidates[0]
     sizes = [knob for knob, domain in knobs.items() if isinstance(domain, LogInteger)]
     choices = {
-        # The baseline's value last: it has a trial already.
+        # The default's value last: it has a trial already.
         knob: [*(v for v in domain.values if v != baseline[knob]), baseline[knob]]
         for knob, domain in knobs.items()
         if isinstance(domain, Categorical)
@@ -72,7 +72,7 @@ def missing_levels(
 
 
 def shared_links(candidates: Sequence[Configuration], knobs: Space) -> set[Configuration]:
-    """Candidates with other channels than the baseline and its way to reduce; none if that is the
+    """Candidates with other channels than the default and its way to reduce; none if that is the
     only way. How much of a link one connection leaves free depends on the way to reduce."""
     if not {CHANNELS_KNOB, WAYS_KNOB} <= knobs.keys():
         return set()

@@ -93,7 +93,7 @@ def _scaled(exponents: Floats) -> Floats:
 
 
 def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
-    """One knob's inputs: one for two values or ordered ones, else one for each value."""
+    """Return one knob's inputs: one for two values or ordered ones, else one for each value."""
     if isinstance(domain, LogInteger):
         return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     if isinstance(domain, Partition):

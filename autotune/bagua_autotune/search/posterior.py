@@ -92,15 +92,15 @@ class Posterior:
 
     @property
     def lowest(self) -> float:
-        """The incumbent's posterior mean."""
+        """The best's posterior mean."""
         return float(self.means[self.incumbent])
 
     @cached_property
     def improvements(self) -> Floats:
-        """How far below the incumbent each point is expected to be (Jones, Schonlau and Welch,
+        """How far below the best so far each point is expected to be (Jones, Schonlau and Welch,
         "Efficient global optimization", 1998, eq. 15).
 
-        The difference from the incumbent counts, not each cost by itself: measuring the incumbent
+        The difference from the best so far counts, not each cost by itself: measuring that one
         once more improves nothing.
         """
         from skopt.acquisition import gaussian_ei
@@ -111,7 +111,7 @@ class Posterior:
 
 
 class _Difference:
-    """The points' extra cost over the incumbent, in the form that skopt expects of a process."""
+    """The points' extra cost over the best so far, in the form that skopt expects of a process."""
 
     def __init__(self, process: Any, incumbent: int) -> None:
         self._process = process

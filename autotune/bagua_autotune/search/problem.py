@@ -15,7 +15,7 @@ class Problem:
 
     Attributes:
         space: the knobs of every candidate.
-        candidates: configurations that may be tried, the baseline first.
+        candidates: configurations that may be tried, the default first.
         seed: equal seeds and equal measurements give equal answers.
         predictor: the cost model; None if too little is known to have one.
         horizon_trials: how many trials' worth of steps the training is expected to go on. It says

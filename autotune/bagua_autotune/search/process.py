@@ -1,6 +1,6 @@
 """The Gaussian process: skopt's, with a prior mean and with its settings chosen from a grid.
 
-Costs are logarithms of times (or parts of the baseline), so the size of amplitudes and noise is
+Costs are logarithms of times (or parts of the default), so the size of amplitudes and noise is
 roughly known. A coarse grid finds settings as good as those of a gradient ascent on the likelihood,
 in a tenth of the time and without its extremes.
 """

@@ -43,7 +43,7 @@ class RandomSearcher:
         return fmean(repeats or [cost for costs in self._costs.values() for cost in costs])
 
     def expected_gain(self) -> float:
-        """Expected as if costs were drawn from a uniform distribution.
+        """The expected gain as if costs were drawn from a uniform distribution.
 
         The lowest of n draws lies range / (n + 1) above the bound on average, and n draws
         span (n - 1) / (n + 1) of the range; the difference of two successive n follows.

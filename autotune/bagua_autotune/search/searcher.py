@@ -46,7 +46,7 @@ class Searcher(Protocol):
         """
 
     def ask(self) -> Configuration:
-        """The candidate to try next; the baseline first. Repeats are allowed."""
+        """The candidate to try next; the default first. Repeats are allowed."""
 
     def best(self) -> Configuration:
         """The measured candidate with the lowest expected cost, with the noise accounted for.
@@ -59,7 +59,7 @@ class Searcher(Protocol):
         """The expected cost of a candidate or measured configuration; needs one measurement."""
 
     def expected_gain(self) -> float:
-        """By how much the next trial is expected to lower the best cost; in units of cost."""
+        """How much the next trial is expected to lower the best cost, in units of cost."""
 
 
 @runtime_checkable

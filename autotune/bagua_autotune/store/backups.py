@@ -147,7 +147,7 @@ def _give_to_owner(part: Path, target: Path) -> None:
 
 @contextmanager
 def _unused(file: Path) -> Iterator[None]:
-    """In the block nobody else can use the file. Raises StoreError if somebody does."""
+    """Keep all others from using the file inside the block. Raises StoreError if somebody does."""
     if not file.exists():
         yield
         return

@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine(store: Store) -> Iterator[Finding]:
-    """Every check of an open database; takes as long as reading all of it."""
+    """Check an open database in every way; takes as long as reading all of it."""
     yield Finding(f"{store.database} has schema version {SCHEMA_VERSION}, this release's")
     try:
         yield from _sqlite(store) if store.database.is_sqlite else _postgresql(store)

@@ -88,7 +88,7 @@ class Database:
             self._warn_if_remote()
 
     def _migrate(self) -> None:
-        """Without a server's time limits, as it may take minutes."""
+        """Bring the schema up to date, without a server's time limits, as it may take minutes."""
         engine = self._engine if self.is_sqlite else create_engine(self.url, poolclass=NullPool)
         try:
             migrations.prepare(engine)
@@ -116,7 +116,9 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent view; nothing is written. Within one of the same thread it is that one."""
+        """Open a transaction that reads one consistent view; nothing is written. Within one of the
+        same thread it is that one.
+        """
         outer = getattr(self._views, "session", None)
         if outer is not None:
             yield outer
@@ -131,7 +133,9 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """One transaction; on SQLite writers take turns from its first statement on."""
+        """Open a transaction that writes; on SQLite writers take turns from its first
+        statement on.
+        """
         self._circuit.enter()
         with self._turn(), Session(self._engine) as session, session.begin():
             yield session

@@ -49,7 +49,7 @@ class DiskFull(SQLAlchemyError):
 
 
 class UnknownJob(Exception):
-    """No job has this id."""
+    """Raised where no job has this id."""
 
 
 class UnknownTrial(Exception):
@@ -57,7 +57,7 @@ class UnknownTrial(Exception):
 
 
 class UnknownFamily(Exception):
-    """No family has this key."""
+    """Raised where no family has this key."""
 
 
 class JobLives(Exception):
@@ -77,7 +77,7 @@ class JobLives(Exception):
 
 
 class JobConflict(Exception):
-    """Another job has this id."""
+    """Raised where another job has this id."""
 
 
 def trouble(error: SQLAlchemyError) -> str:

@@ -68,7 +68,9 @@ class Events:
             return [_event(row) for row in reversed(found)]
 
     def events_after(self, job_id: str, key: int, limit: int) -> list[tuple[int, Event]]:
-        """So many events after ``key`` (0: from the first on), oldest first, with their keys."""
+        """Return at most so many events after ``key`` (0: from the first on), oldest first, with
+        their keys.
+        """
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > key)
         with self.database.reading() as session:
             check_job(session, job_id)
@@ -76,7 +78,7 @@ class Events:
             return [(row.id, _event(row)) for row in found]
 
     def switch_seconds(self, job_id: str) -> dict[int, float]:
-        """By trial index: the seconds that the ranks took to switch to it, in all."""
+        """Return by trial index the seconds that the ranks took to switch to it, in all."""
         with self.database.reading() as session:
             given = {"job_id": job_id}
             found: Sequence[Any] = session.connection().execute(SWITCH_SECONDS, given).all()
@@ -97,7 +99,9 @@ class Events:
 
 
 def _key(event: Event) -> str | None:
-    """Equal for a report that is sent again; None if the event names no step."""
+    """Return a key that is equal for a report that is sent again; None if the event names
+    no step.
+    """
     if event.step is None:
         return None
     told = [event.kind, event.trial, event.step, event.message]

@@ -27,7 +27,7 @@ class Families:
     database: Database
 
     def add_family(self, alias: str, key: str, content: Content) -> None:
-        """Let the alias mean the family of this key, which is created if there is none."""
+        """Bind the alias to the family of this key, which is created if there is none."""
         named = update(AliasRow).where(AliasRow.alias == alias).values(family=key)
         try:
             with self.database.writing() as session:
@@ -68,7 +68,7 @@ class Families:
                 session.execute(_update(key).values(ready_order=order))
 
     def families_being_tuned(self, since: float) -> dict[str, str]:
-        """By family, one of its jobs, if it is still being tuned and has reported since then."""
+        """Return by family one of its jobs that is being tuned and has reported since then."""
         query = select(JobRow.data["family"].as_string(), JobRow.id).where(
             JobRow.protocol == "v1",
             JobRow.phase.in_(BEING_TUNED),

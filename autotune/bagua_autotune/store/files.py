@@ -36,7 +36,9 @@ class Files:
         self._file: FileId | None = None
 
     def watch(self, engine: Engine) -> None:
-        """Let transactions of the engine fail with FileLost that nobody would find."""
+        """Make transactions fail with FileLost if the file was moved or deleted: nobody would find
+        the data.
+        """
 
         @event.listens_for(engine, "do_connect")
         def _before(*_: Any) -> None:

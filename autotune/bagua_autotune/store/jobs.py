@@ -51,7 +51,9 @@ class Contact(NamedTuple):
 
     @property
     def version(self) -> tuple[float, int]:
-        """Changes whenever the job is written; a later job with the same id has another, too."""
+        """A version that changes whenever the job is written; a later job with the same id has
+        another, too.
+        """
         return self.created_at, self.revision
 
 
@@ -183,7 +185,7 @@ class Jobs:
             return [Tensor.model_validate(tensor) for tensor in stored or ()]
 
     def contact(self, job_id: str) -> Contact:
-        """Enough to see whether the job has changed, without reading all of it."""
+        """Return enough to see whether the job has changed, without reading all of it."""
         return self.contact_and_claim(job_id)[0]
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:

@@ -78,7 +78,9 @@ class Lives:
         return self._enter(job_id, place)
 
     def part(self, job_id: str) -> None:
-        """Undo that a later job is the next life of this one, if one is."""
+        """Separate this job from the later job that was taken for its next life, if there
+        is one.
+        """
         with self.database.writing() as session:
             locked_row(session, job_id)
             row = session.scalar(select(LifeRow).where(LifeRow.previous == job_id))

@@ -1,4 +1,4 @@
-"""Where a database is: the URL that the user gives, and where a SQLite file may be.
+"""Finds a database by the URL that the user gives; checks where a SQLite file may be.
 
 SQLite's write-ahead log needs memory that all processes share. Network file systems do not share
 it between machines: there the log is unsupported and may corrupt the file.
@@ -134,7 +134,7 @@ def default_url() -> str:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Earlier releases let every user of the machine read the folder."""
+    """Make the folder private: earlier releases let every user of the machine read it."""
     for path, mode in ((folder, FOLDER_MODE), (folder / FILE_NAME, FILE_MODE)):
         with suppress(OSError):  # it is missing, or another user's
             path.chmod(mode)

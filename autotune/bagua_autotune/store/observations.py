@@ -239,7 +239,7 @@ class Observations:
             return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
 
     def observed_steps(self, job_id: str) -> dict[int, Steps]:
-        """By trial index the observed steps; trials without any are left out."""
+        """Return by trial index the observed steps; trials without any are left out."""
         with self.database.reading() as session:
             found = session.connection().execute(STEPS, {"job_id": job_id}).all()
             return {index: Steps(first, last, count) for index, first, last, count in found}

@@ -16,7 +16,7 @@ from bagua_autotune.system.runs import Outcome
 
 CHECK_FILE = "check.json"
 PROBED_STEPS = 10
-"""So many steps after the warm-up show that no DistributedDataParallel is in the job."""
+"""Steps after the warm-up that show that no DistributedDataParallel is in the job."""
 NEEDED_STEPS = 10
 """Steps of the training until there are some to read: the warm-up, and the first block."""
 SHARDED = "only DistributedDataParallel has buckets to tune"
@@ -49,8 +49,9 @@ class Exposure:
 
     @property
     def steps(self) -> Sequence[tuple[float, float | None, float | None]]:
-        """Of each, in seconds: the time of the slowest rank, how long the rank computed that
-        computed longest, and how long buckets travelled; None: that was not measured."""
+        """Return for each step, in seconds: the time of the slowest rank, how long the rank
+        computed that computed longest, and how long buckets travelled; None: that was not measured.
+        """
         return [tuple(step) for step in self.facts.get("steps", [])]
 
     def environment(self, folder: Path) -> dict[str, str]:

@@ -49,7 +49,7 @@ def adopting() -> Iterator[set[int]]:
 
 
 def _end(process: subprocess.Popen[bytes], known: set[int]) -> None:
-    """Ask all of them to end, and kill them after a while."""
+    """End the processes: ask them first, and kill them after a while."""
     asked: set[int] = set()
     began = time.monotonic()
     while True:

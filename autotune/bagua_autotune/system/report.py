@@ -26,7 +26,7 @@ def describe_run(
     number: int, most: int, environment: Mapping[str, str], outcome: Outcome,
     own_costs: Sequence[float], measure: Measure,
 ) -> str:  # fmt: skip
-    """One line. ``own_costs``: of the user's own settings so far."""
+    """Return one line on a run. ``own_costs``: of the user's own settings so far."""
     words = " ".join(f"{name}={text}" for name, text in environment.items()) or OWN
     head = f"run {number:2} of at most {most}: {words}: "
     if outcome.score is None or outcome.cost is None:

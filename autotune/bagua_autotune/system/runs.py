@@ -80,7 +80,7 @@ def deviation(runs: Sequence[Run]) -> float:
 
 
 def banned(runs: Iterable[Run]) -> set[Configuration]:
-    """What has failed."""
+    """Return the configurations that failed."""
     return {run.configuration for run in runs if run.cost is None}
 
 

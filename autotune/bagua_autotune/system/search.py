@@ -138,7 +138,9 @@ class SystemSearch:
 
     @property
     def _kept_pairs(self) -> int:
-        """For a gain far beyond the difference between equal runs, the fewest pairs suffice."""
+        """How many pairs are compared: few for a gain far beyond the difference between
+        equal runs.
+        """
         if self._most_runs < MANY_RUNS:
             return FEWEST_PAIRS
         process = self._process()

@@ -20,7 +20,7 @@ INTERFACES = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 BACKENDS = tuple(INTERFACES)
 
 CONNECTED = (THREADS, SOCKETS, CHANNELS)
-"""Each of these multiplies the connections between two ranks."""
+"""Variables that each multiply the connections between two ranks."""
 NCCL_VALUES = {
     THREADS: (1, 2, 4, 8),
     SOCKETS: (1, 2, 4, 8),

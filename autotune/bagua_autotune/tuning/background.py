@@ -149,7 +149,7 @@ class Background(Protocol):
 
 
 class AtOnce:
-    """In the calling thread."""
+    """Decides in the calling thread."""
 
     def start(self, key: str, work: Callable[[], object]) -> None:
         work()

@@ -1,4 +1,4 @@
-"""Whoever wants to know what the tuner does; one of them is a service that one training has for
+"""Listeners, which are told what the tuner does; one of them is a service that one training has for
 itself."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GONE = "the training process was gone"
 
 
 class TunerListener:
-    """Is told what the tuner does; override what is of interest."""
+    """A listener is told what the tuner does; override what is of interest."""
 
     def on_heard(self, job_id: str) -> None:
         """The job's ranks said something to this process."""
 
     def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
-        """These steps were reported and stored; none of them for the second time."""
+        """Called when steps were reported and stored for the first time."""
 
     def on_measured(self, job: Job, trial: Trial) -> None:
         """A trial was closed with an estimate."""

@@ -31,7 +31,7 @@ class Progress(View):
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
     ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
-    best configuration so far, or what was kept, and ``speedup`` what it is over the baseline.
+    best configuration so far, or what was kept, and ``speedup`` what it is over the default.
     """
 
     trials_measured: int
@@ -48,7 +48,7 @@ class Progress(View):
 class JobState(View):
     """What all ranks shall run now, and how far tuning is.
 
-    ``configuration`` is the open trial's, or the final choice, or else the baseline. ``deciding``:
+    ``configuration`` is the open trial's, or the final choice, or else the default. ``deciding``:
     the open trial is measured and the next is being chosen; ask again shortly. ``round`` counts
     the tunings: 0 is the first, another one follows each lasting change.
     """
@@ -73,7 +73,7 @@ class JobState(View):
 
 
 def job_state(job: Job, trials: Sequence[Trial], deciding: bool = False) -> JobState:
-    """Where the job stands.
+    """Return where the job stands.
 
     Args:
         trials: of all rounds.

@@ -155,7 +155,7 @@ class Tuner:
             return None
 
     def _continue(self, job_id: str, model_key: str) -> None:
-        """Let a new job go on with its training's earlier life, if it had one."""
+        """Continue a training's earlier life in its new job, if there was one."""
         previous = goes_on_with(self.store, self.store.job(job_id), model_key)
         if previous is not None and self.store.continue_job(previous, job_id):
             over = Event(
@@ -263,12 +263,12 @@ class Tuner:
         """Take in an event; its time is set here.
 
         Raises:
-            TrialNotNamed: the ranks of a job that is tuned disagreed on nobody knows what.
+            TrialNotNamed: the event is a disagreement and names no trial, though the job is tuned.
         """
         now = self._clock()
         job = self._heard_of(job_id)
         if event.kind == "disagreement" and event.trial is None and not job.is_over:
-            raise TrialNotNamed("a disagreement names the trial while the job is tuned")
+            raise TrialNotNamed("a disagreement must name its trial while the job is being tuned")
         if event.trial is not None and event.kind == "switched":
             self.store.start_trial(job_id, event.trial, now)
         elif event.trial is not None:
@@ -285,7 +285,7 @@ class Tuner:
             self._take_drift(job, event)
 
     def _give_up(self, job: Job, event: Event) -> None:
-        """The ranks gave up what they ran, and are at the baseline."""
+        """The ranks gave up what they ran, and are at the default."""
         what, code = GIVING_UP[event.kind]
         reason = clean(event.message) or "no reason given"
         logger.error("job %s: %s: %s", job.id, what, reason)
@@ -343,7 +343,7 @@ class Tuner:
         return status
 
     def status(self, job_id: str) -> JobState:
-        """Where the job stands; changes nothing, and mostly reads one row."""
+        """Return where the job stands; changes nothing, and mostly reads one row."""
         return self._look(job_id)[1]
 
     def _look(self, job_id: str) -> tuple[Contact, JobState]:
@@ -368,7 +368,7 @@ class Tuner:
 
 
 def _first_trial(spec: JobSpec) -> Trial | None:
-    """The baseline, whatever follows; none where nothing will."""
+    """The default, whatever follows; none where nothing will."""
     if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return None
     return Trial(0, "search", Configuration(spec.default_configuration))

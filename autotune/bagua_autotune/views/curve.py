@@ -133,7 +133,7 @@ def _points(
 
 
 def closed(trials: Sequence[Trial]) -> int:
-    """Counts those that are not open."""
+    """Count the trials that are not open."""
     return sum(not trial.is_open for trial in trials)
 
 

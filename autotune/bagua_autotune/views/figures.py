@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.deciding.result import Bill, bill
-from bagua_autotune.measuring.confirmation import being_confirmed, run_off
+from bagua_autotune.measuring.confirmation import being_confirmed, confirming_trials
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.measuring.standing import (
     best_configuration,
@@ -33,7 +33,7 @@ class Spent:
 
 
 def spent(reading: Reading, number: int) -> Spent:
-    """What one round cost, as far as it has come."""
+    """Return what one round has cost so far."""
     round_ = Round.of(reading.job, reading.trials, number)
     return Spent(round_.seconds, bill(round_, reading.steps, reading.switch_seconds))
 
@@ -155,8 +155,8 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
     is the speed-up. None where they are not known, or costs are no times.
 
     While the job is being tuned: what was measured of the best, and of the default beside it. Of a
-    result: its speed-up comes from all blocks of the run-off, with a drift of the machine taken
-    out; the two times lie around the middle of what the run-off measured.
+    result: its speed-up comes from all blocks of the confirmation, with a drift of the machine
+    taken out; the two times lie around the middle of what the confirmation measured.
     """
     job, shown, objective = reading.job, reading.shown, reading.objective
     kept = best_configuration(shown)
@@ -169,7 +169,7 @@ def step_pair(reading: Reading) -> tuple[float | None, float | None]:
         best = compared.measured if compared else standing(shown.trials, kept)
     else:
         candidate = being_confirmed(shown)
-        decisive = run_off(candidate, shown.trials) if candidate else shown.trials
+        decisive = confirming_trials(candidate, shown.trials) if candidate else shown.trials
         if not {job.baseline, kept} <= {trial.configuration for trial in decisive}:
             decisive = shown.trials
         default, best = standing(decisive, job.baseline), standing(decisive, kept)

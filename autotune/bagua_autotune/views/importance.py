@@ -69,7 +69,7 @@ def make_importance(
     """Divide the gain of the best configuration over the default among the knobs that differ.
 
     Each knob gets its Shapley value (Shapley, "A value for n-person games", 1953), in the form that
-    compares a point with a baseline (Sundararajan and Najmi, "The many Shapley values for model
+    compares a point with the default (Sundararajan and Najmi, "The many Shapley values for model
     explanation", 2020: baseline Shapley): by how much the expected cost falls when this knob
     changes from the default's value to the best's, averaged over all orders in which the knobs can
     change one after the other. Most mixtures of the two configurations were never measured, so the
@@ -126,7 +126,9 @@ def _obstacle(changed: Sequence[str], measured: int) -> str:
 def _mixtures(
     default: Configuration, best: Configuration, changed: Sequence[str]
 ) -> dict[Knobs, Configuration]:
-    """By the knobs that have the best's values; the others have the default's."""
+    """Return configurations by the knobs that have the best's values; the others have the
+    default's.
+    """
     chosen = [
         frozenset(knobs)
         for count in range(len(changed) + 1)
@@ -166,7 +168,7 @@ def shapley_shares(changed: Sequence[str], costs: Mapping[Knobs, Interval]) -> l
 
 
 def _weights(knob: str, count: int, mixtures: Mapping[Knobs, Interval]) -> dict[Knobs, float]:
-    """With which each mixture's cost counts in the value of one of so many knobs."""
+    """Return the weight of each mixture's cost in the value of one of so many knobs."""
     found: dict[Knobs, float] = {}
     for knobs in mixtures:
         if knob not in knobs:

@@ -13,7 +13,9 @@ Role = Literal["default", "incumbent"]
 
 
 class Bucket(View):
-    """So many tensors in gradient-ready order, the first and the last by name."""
+    """A bucket: how many tensors it holds, and the first and last in gradient-ready
+    order, by name.
+    """
 
     bytes: int
     tensors: int
@@ -50,7 +52,7 @@ def make_layouts(layouts: Layouts, configurations: dict[Role, Configuration]) ->
 
 
 def buckets(layouts: Layouts, configuration: Configuration) -> list[Bucket]:
-    """In the order in which they can start."""
+    """Return the buckets in the order in which they can start."""
     names = [tensor.name for tensor in layouts.tensors]
     return [
         Bucket(

@@ -83,7 +83,7 @@ class EventList(Page):
 
 
 class WrongPage(ValueError):
-    """No page has this ``next``; the message says what it must be."""
+    """Raised where no page has this ``next``; the message says what it must be."""
 
 
 Item = TypeVar("Item")
@@ -132,7 +132,7 @@ def job_detail(store: Store, job_id: str, deciding: bool = False) -> JobDetail:
 def trial_list(
     store: Store, job_id: str, limit: int = MOST_LISTED, after: str | None = None
 ) -> TrialList:
-    """In the order of their indices. Raises WrongPage, as all of these do."""
+    """List a job's trials by index. Raises WrongPage, as all of these do."""
     (last,) = _key(after, r"([0-9]{1,10})", "a trial's index") or (-1,)
     with store.database.reading():
         trials = trial_views(store.job(job_id), store.trials(job_id))
@@ -148,7 +148,7 @@ def observation_list(
     limit: int = MOST_LISTED,
     after: str | None = None,
 ) -> ObservationList:
-    """In the order of trials and steps; of one trial, or all."""
+    """List the observations of one trial, or of all, in the order of trials and steps."""
     told = _key(after, r"([0-9]{1,10})\.([0-9]{1,16})", "TRIAL.STEP")
     last = ObservationKey(*told) if told else None
     limit = min(limit, max(1, MOST_VALUES // store.job(job_id).world_size))
@@ -170,7 +170,7 @@ def observation_list(
 def event_list(
     store: Store, job_id: str, limit: int = MOST_LISTED, after: str | None = None
 ) -> EventList:
-    """Oldest first."""
+    """List the events, oldest first."""
     (last,) = _key(after, r"([0-9]{1,18})", "a number") or (0,)
     found = store.events_after(job_id, last, limit + 1)
     page, following = _cut(found, limit, lambda pair: str(pair[0]))
@@ -190,7 +190,7 @@ def every_trial(store: Store, job_id: str) -> list[Trial]:
 
 
 def every_observation(store: Store, job_id: str) -> Iterator[Observation]:
-    """Page by page: those of a large job would fill the memory."""
+    """Yield all observations, read page by page: those of a large job would fill the memory."""
     pages = all_pages(lambda after: observation_list(store, job_id, after=after))
     return (observation for page in pages for observation in page.observations)
 

@@ -63,7 +63,7 @@ class JobOverview(View):
     """All that is shown of a job while it runs.
 
     ``best``: after each measured trial of the round; it rises where the best configuration turns
-    out to be slower when it is measured again, and ends with the incumbent's step time. ``ranks``:
+    out to be slower when it is measured again, and ends with the best's step time. ``ranks``:
     of more than 256 those that compute longest and shortest. ``why``: why this configuration.
     ``machine_change``: one sentence if the machine itself became slower or faster during the
     tuning, else empty. ``stock``: the best that PyTorch's own DistributedDataParallel can do, and
@@ -258,7 +258,9 @@ class Overviews:
         )
 
     def _exposed(self, reading: Reading) -> Mapping[int, float]:
-        """Communication that computing does not hide, of the best trial and the baseline's."""
+        """Return the communication that computing does not hide, of the best trial and the
+        default's.
+        """
         job, shown = reading.job, reading.shown
         wanted = [best_trial(shown), shown.defaults.trial]
         found: dict[int, float] = {}

@@ -51,7 +51,7 @@ class BestSoFar(View):
 
 
 def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> StepSeries:
-    """At most so many points, but always one of each trial.
+    """Return at most so many points, but always one of each trial.
 
     Args:
         times: in the order of trials and steps.
@@ -66,7 +66,7 @@ def thin_out(times: Sequence[StepTime], most_points: int = MOST_POINTS) -> StepS
 
 
 def switches(reading: Reading) -> list[Switch]:
-    """In step order."""
+    """Return the switches in step order."""
     found = [
         Switch(
             step=reading.steps[trial.index].first,
@@ -85,7 +85,8 @@ def switches(reading: Reading) -> list[Switch]:
 
 
 def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestSoFar]:
-    """After each measured trial of the round that is shown; empty where costs are no times.
+    """Return what was best after each measured trial of the round that is shown; empty where costs
+    are no times.
 
     Each configuration counts with all its trials until then, not with the luckiest. So this rises
     where the best one turns out to be slower when it is measured again, or fails.
@@ -96,10 +97,10 @@ def best_so_far(reading: Reading, incumbent_seconds: float | None) -> list[BestS
     objective = reading.objective
     found = [
         BestSoFar(trial=trial.index, seconds=seconds)
-        for trial, leader in course(reading.shown)
+        for trial, best in course(reading.shown)
         if trial.estimate
-        and leader
-        and (seconds := objective.seconds(leader.estimate.center)) is not None
+        and best
+        and (seconds := objective.seconds(best.estimate.center)) is not None
     ]
     if found and incumbent_seconds is not None:
         found[-1] = BestSoFar(trial=found[-1].trial, seconds=incumbent_seconds)
@@ -129,7 +130,9 @@ def _end_of_round(reading: Reading, number: int) -> int | None:
 
 
 def _kept(reading: Reading, number: int) -> list[str]:
-    """What the latest round ended with; of those before it is not known any more."""
+    """Return what the latest round ended with; nothing for earlier rounds, whose result is not
+    known any more.
+    """
     result = reading.job.result
     return [describe(result.configuration)] if result and number == reading.job.round else []
 
@@ -145,7 +148,7 @@ BY_CHANCE = 0.05
 
 
 class RankTime(View):
-    """Medians over the latest steps."""
+    """A rank's times: medians over the latest steps."""
 
     rank: int
     seconds: float
@@ -179,8 +182,9 @@ class Spread:
 
     @property
     def _by_chance(self) -> float:
-        """How probable it is at most that one of so many ranks that are alike is the slowest in
-        that many steps (the binomial distribution, for any of the ranks)."""
+        """Return how probable it is at most that one of so many ranks that are alike is the slowest
+        in that many steps (the binomial distribution, for any of the ranks).
+        """
         from scipy.special import bdtrc  # here: takes long to import
 
         fewer = round(self.slowest_share * self.steps) - 1
@@ -208,7 +212,9 @@ def exposed_seconds(
 
 
 def rank_spread(observations: Sequence[Observation]) -> Spread | None:
-    """None where the ranks do not tell what they compute, or there is but one."""
+    """Return how unequal the ranks are; None where they do not tell what they compute, or there is
+    but one.
+    """
     ratios: list[float] = []
     slowest: Counter[int] = Counter()
     ranks = 0
@@ -227,7 +233,9 @@ def rank_spread(observations: Sequence[Observation]) -> Spread | None:
 
 
 def rank_times(observations: Sequence[Observation]) -> list[RankTime]:
-    """By rank; of more than MOST_RANKS those that compute longest and shortest."""
+    """Return times by rank; of more than MOST_RANKS only those that compute longest and
+    shortest.
+    """
     if not observations:
         return []
     telling = _telling(observations)
@@ -258,7 +266,7 @@ def _slowest(values: Sequence[float | None]) -> float:
 
 
 def _medians(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Over the rows, by column."""
+    """Return each column's median over the rows."""
     columns = zip(*rows, strict=True)
     known = ([value for value in column if value is not None] for column in columns)
     return [median(values) if values else None for values in known]

@@ -16,7 +16,7 @@ LifeEnd = Literal["running", "finished", "killed", "resized", "lost"]
 
 
 class Life(View):
-    """One of them, a job of its own.
+    """A life of a training: a job of its own.
 
     ``end``: it runs, its training said that it is over (finished, tuned or not), went on with the
     same ranks (killed) or with others (resized), or nothing more is heard of it (lost). ``found``:
@@ -86,7 +86,7 @@ def _found(summary: JobSummary) -> str:
 
 
 def name_life(lives: Sequence[Life], job_id: str) -> str:
-    """Which one a job is, where there are several: ``life 2 of 3``; else empty."""
+    """Name which life a job is, where there are several: ``life 2 of 3``; else empty."""
     numbers = {life.job: life.number for life in lives}
     if job_id not in numbers:
         return ""

@@ -50,7 +50,7 @@ class ShownTrial(Trial):
 
 
 def trial_views(job: Job, trials: Sequence[records.Trial]) -> list[Trial]:
-    """In their order.
+    """Return the trials as views, in the same order.
 
     Args:
         trials: of all rounds.

@@ -22,11 +22,15 @@ from bagua_autotune.views.figures import Figures
 from bagua_autotune.views.reading import Reading
 
 ENDED_EARLY = "The training ended before its tuning did"
-LOST_EARLY = "The training was lost before its tuning ended; the tuning goes on when it does"
+LOST_EARLY = (
+    "The training was lost before its tuning ended; its tuning continues when it comes back"
+)
 
 
 def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
-    """For example ``Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB, hierarchical``."""
+    """Return the page's headline, such as ``Tuned: 1.56x (1.51 to 1.60) with bucket 1 MiB,
+    hierarchical``.
+    """
     job = reading.job
     result = job.result
     if result and is_settled(job):
@@ -47,7 +51,7 @@ def make_headline(reading: Reading, state: JobState, figures: Figures) -> str:
 
 
 def _end(job: Job) -> str:
-    """Before what is said of the round before."""
+    """Return how the job ended, as the beginning of a sentence on the round before."""
     end = "was lost" if job.phase == "lost" else "ended"
     return f"The training {end} while it was being tuned again; before that: "
 
@@ -78,11 +82,11 @@ def _pace(state: JobState) -> list[str]:
 
 
 def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, float]) -> str:
-    """What was compared, by how much it differs, and what communication is hidden.
+    """Say what was compared, by how much it differs, and what communication is hidden.
 
     Args:
         exposed_seconds: communication that computing does not hide, per step, by trial index;
-            of the best trial and of the baseline's, where it is known.
+            of the best trial and of the default's, where it is known.
     """
     job = reading.job
     best = best_trial(reading.shown)
@@ -98,8 +102,9 @@ def explain(reading: Reading, figures: Figures, exposed_seconds: Mapping[int, fl
 
 
 def machine_change(reading: Reading) -> str:
-    """One sentence if the default's step time changed during the tuning beyond its noise; else
-    empty."""
+    """Return one sentence if the default's step time changed during the tuning beyond its noise;
+    else empty.
+    """
     change = reading.shown.defaults.change(reading.objective)
     if change is None:
         return ""
@@ -135,7 +140,7 @@ def _result(reading: Reading, figures: Figures) -> str:
 
 
 def _closest(reading: Reading) -> str:
-    """What came closest to the default, where that was what decided."""
+    """Say what came closest to the default, where that was what decided."""
     job, shown = reading.job, reading.shown
     is_decided = job.result and result_code(job.result) == REASON_CODES[NOTHING_FASTER]
     found = closest(shown) if is_decided else None
@@ -155,7 +160,9 @@ def _closest(reading: Reading) -> str:
 
 
 def _name_default_trials(round_: Round) -> str:
-    """What a trial is compared with; where there is but one, that may have been long before."""
+    """Name the trials of the default that a trial is compared with; a single one may be
+    long ago.
+    """
     baseline = round_.job.baseline
     own = [t.index for t in round_.trials if t.configuration == baseline and t.estimate]
     if len(own) > 1:
@@ -198,7 +205,9 @@ def _configurations(reading: Reading) -> str:
 def _hidden(
     reading: Reading, figures: Figures, best: Trial, exposed_seconds: Mapping[int, float]
 ) -> str:
-    """How much of a step is spent waiting for communication, and what that leaves to be gained."""
+    """Say how much of a step is spent waiting for communication, and what that leaves to
+    be gained.
+    """
     baseline = reading.shown.defaults.trial
     own = exposed_seconds.get(best.index)
     default = exposed_seconds.get(baseline.index) if baseline else None
@@ -213,7 +222,7 @@ def _hidden(
 
 
 def _most(reading: Reading, figures: Figures) -> str:
-    """What the default's communication leaves to be gained."""
+    """Say what the default's communication leaves to be gained at most."""
     if reading.ceiling is None:
         return ""
     if reading.is_above_ceiling:

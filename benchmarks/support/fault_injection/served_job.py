@@ -17,7 +17,7 @@ from bagua_autotune.model.profile import Profile as SimulatedProfile
 from bagua_client.environment import Environment
 from bagua_client.measuring.profiler import Recording
 from bagua_client.profile import BucketTiming, Profile
-from bagua_client.reporter.inbox import Event, RankTimes, Samples
+from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 from benchmarks.support.simulated_job import SWITCH_STEPS, SimulatedJob
 
@@ -58,7 +58,7 @@ class ReportingTuner:
             )
             for rank in ranks
         ]
-        self._put(Samples(trial, by_rank))
+        self._put(GatheredTimes(trial, by_rank))
 
     def take_profile(self, job_id: str, trial: int, profile: SimulatedProfile) -> None:
         self._put(_Recorded(trial, profile))
@@ -70,7 +70,7 @@ class ReportingTuner:
         text = self.reporter.take_command()
         return None if text is None else dict(json.loads(text))
 
-    def _put(self, message: Samples | Recording | Event) -> None:
+    def _put(self, message: GatheredTimes | Recording | Event) -> None:
         began = time.perf_counter()
         self.reporter.put(message)
         took = time.perf_counter() - began

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SINGLE_RANK = "a single rank communicates nothing"
 LATE = "not all ranks have BAGUA_AUTOTUNE=1 and a bagua_client wrapper; set both on all ranks"
 CONNECT_SECONDS = 30.0
-"""For the ranks' control group to be made, once a rank is known to be able to."""
+"""Longest time to make the ranks' control group, once a rank is known to be able to."""
 
 
 def why_not_admitted(group: dist.ProcessGroup, refusal: str, knobs: Mapping[str, Choice]) -> str:
@@ -132,7 +132,7 @@ def _agreed(communicator: Communicator, error: str) -> bool:
 
 
 _models: Counter[tuple[int, ...]] = Counter()
-"""How many this process trains, or has trained, with the same ranks."""
+"""Number of models that this process trains, or has trained, with the same ranks."""
 
 
 def start_agent(

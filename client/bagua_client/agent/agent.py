@@ -7,7 +7,7 @@ and are read at the end of the next, by when they have arrived. A switch takes t
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree, every rank re-cuts before its next forward pass; else all return to the baseline.
+If all agree, every rank re-cuts before its next forward pass; else all return to the default.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round. After an error in a tuning nothing is watched, and the agent
@@ -50,7 +50,7 @@ from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter import Event, Handover, Reporter, Samples
+from bagua_client.reporter import Event, GatheredTimes, Handover, Reporter
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
 
@@ -59,7 +59,9 @@ logger = logging.getLogger(__name__)
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 3
-"""So many measured steps of a trial are reported at once: enough to see that it is far slower."""
+"""Measured steps of a trial after which the first report is made: enough to see that it is far
+slower.
+"""
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
@@ -160,7 +162,7 @@ class Agent:
             self._in_flight = self._start_report()
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of this rank's batch in this step."""
+        """Take the loss of this rank's batch in this step."""
         if self.state is not State.OFF:
             self._observers.tell(self._guard.tell, loss)
 
@@ -236,14 +238,14 @@ class Agent:
         return following
 
     def _hand_over(self, reports: Sequence[Report]) -> None:
-        """Rank 0 gives its reporter what there is to tell."""
+        """Give rank 0's reporter what there is to tell."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._turn.is_anothers
         by_rank = [report.times for report in reports]
         if any(times.seconds for times in by_rank) and not (before or self._disturbed):
-            self._reporter.put(Samples(self._trial, by_rank))
+            self._reporter.put(GatheredTimes(self._trial, by_rank))
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -303,7 +305,7 @@ class Agent:
         self._is_switching = True
 
     def _switched(self) -> None:
-        """What was commanded is in force, and will stay as it is."""
+        """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
         self._observe(self.measurement.begin, self._trial)
         self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
@@ -316,7 +318,7 @@ class Agent:
         self._trial = None
 
     def _undo(self, harm: str) -> None:
-        """What is in force harms the training, as all ranks know: they go back to the default."""
+        """Go back to the default: what is in force harms the training, as all ranks know."""
         if self._rank == 0:
             logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
         self._switch(way_back(self._tunable, self._group, CPU))
@@ -324,7 +326,7 @@ class Agent:
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
-        """Some rank cannot go on: all let go."""
+        """Stop on all ranks: some rank cannot go on."""
         if self.is_active or self._tunable.layout.configuration.changes_numbers:
             self._tunable.schedule(way_back(self._tunable, self._group, CPU))
         state, reason = ending(stops, self._tunable.refusal)
@@ -353,7 +355,9 @@ class Agent:
                     return  # The ranks have yet to vote.
                 self._will_watch = False  # Reports would hold the fast ones back.
                 if self._reporter is not None:
-                    self._reporter.finish("tuned; the steps of its algorithm are not watched")
+                    self._reporter.finish(
+                        "tuned; under its algorithm step times are not watched any more"
+                    )
             self._tunable.communicator.release(self._tunable.layout.configuration)
             if not self._will_watch:
                 self._detach()
@@ -375,7 +379,7 @@ class Agent:
         self._observe(self.measurement.follow)
 
     def _detach(self) -> None:
-        """From now on a step costs nothing."""
+        """Detach from the model: from now on a step costs nothing."""
         self.state, self._will_watch = State.OFF, False
         self._observe(self._turn.close)
         self._observe(self.measurement.close)

@@ -25,17 +25,22 @@ from bagua_client.tunable.tunable import Tunable
 logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 5
-"""Not measured: in these connections are made, kernels are chosen, and torch cuts its buckets."""
+"""First steps, not measured: connections are made in them, kernels are chosen, and torch cuts its
+buckets.
+"""
 BLOCK_STEPS = 5
-"""So many steps are measured, then the ranks gather them."""
+"""Number of steps that are measured before the ranks gather them."""
 DROPPED_STEPS = 2
-"""Not measured after a block, as the ranks have just waited for one another and their devices."""
+"""Steps after a block that are not measured, as the ranks have just waited for one another and
+their devices.
+"""
 
 FAILED = [[math.inf] * 3] * BLOCK_STEPS
-"""What a rank tells that cannot measure."""
+"""What a rank that cannot measure reports in place of a block."""
 
 _checks: list[Check] = []
-"""At most one, of the first model that this process wrapped and that can be measured."""
+"""The check of the first model that this process wrapped and that can be measured, if there is one.
+"""
 
 
 class Check:
@@ -115,8 +120,9 @@ class Check:
         self._tunable.detach()
 
     def _own(self) -> list[list[float]]:
-        """For each step of the block three times in seconds, NaN where not known: of the step, of
-        this rank's computing, and of communication."""
+        """Return for each step of the block three times in seconds, NaN where not known: of the
+        step, of this rank's computing, and of communication.
+        """
         unknown = [math.nan] * 3
         found: dict[int, list[float]] = {}
         for time in self._measurement.take(True, BLOCK_STEPS):

@@ -136,12 +136,12 @@ def describe_job(
 def _first(
     tunable: Tunable, file: ConfigurationFile, description: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What the file says by the job's knobs; None, with a line, if the job cannot try it."""
+    """Return what the file says by the job's knobs; None, with a line, if the job cannot try it."""
     values = file.configuration.values
     values["algorithm"] = values["algorithm"] or tunable.algorithm.name
     default = tunable.default.values | {"algorithm": tunable.algorithm.name}
     knobs = description["knobs"]
-    reason = tunable.refusal or file.misfit(tunable.tensors)
+    reason = tunable.refusal or file.obstacle(tunable.tensors)
     for knob, value in values.items():
         if knob not in knobs:
             is_tried = value == default[knob]
@@ -157,7 +157,7 @@ def _first(
 
 
 def _knobs(tunable: Tunable, environment: Environment) -> dict[str, Any]:
-    """What may be tried here, of that what the user chose."""
+    """Return the part of the user's choice that may be tried here."""
     values = tunable.default.values | {"algorithm": tunable.algorithm.name}
     found = {}
     for knob, offered in _offered(tunable, environment.allowed).items():

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 MARGIN = 0.05
-"""By so much of the usual loss a trial's may be above it; more is harm."""
+"""The part of the usual loss by which a trial's loss may exceed it; more is harm."""
 DEVIATIONS = 3.0
-"""And by so many standard errors of the difference: a loss differs from batch to batch."""
+"""The standard errors of the difference that are allowed besides: a loss differs from batch to
+batch.
+"""
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32
 MOST_UNREAD = 1024
@@ -27,7 +29,7 @@ class Losses(NamedTuple):
 
     @classmethod
     def sum(cls, parts: Iterable[Losses]) -> Losses:
-        """All of them together."""
+        """Add up the losses of all parts."""
         return cls(*map(sum, zip(cls(), *parts, strict=True)))
 
     @property
@@ -59,7 +61,7 @@ class LossGuard:
     # One rank's
 
     def tell(self, loss: torch.Tensor | float) -> None:
-        """This rank's in one step; a tensor of several is averaged. Waits for no device.
+        """Take this rank's loss in one step; a tensor of several is averaged. Waits for no device.
 
         Raises:
             TypeError: neither a tensor nor a number.
@@ -78,7 +80,9 @@ class LossGuard:
         self._own.append((value, event))
 
     def take(self) -> Losses:
-        """This rank's losses that are known by now, each once; none while configurations change."""
+        """Return this rank's losses that are known by now, each once; none while configurations
+        change.
+        """
         known = []
         while self._own and (self._own[0][1] is None or self._own[0][1].query()):
             known.append(float(self._own.popleft()[0]))
@@ -89,17 +93,21 @@ class LossGuard:
     # All ranks'
 
     def pause(self) -> None:
-        """Another configuration is about to come into force."""
+        """Take no losses: another configuration is about to come into force."""
         self._is_paused = True
 
     def begin(self, changes_numbers: bool) -> None:
-        """Another configuration is in force from now on; forgets the losses of the one before."""
+        """Begin with another configuration, which is in force now; forgets the losses of the one
+        before.
+        """
         self._is_paused, self._is_usual = False, not changes_numbers
         self._own.clear()
         self._tried.clear()
 
     def judge(self, losses: Losses) -> str:
-        """Losses of all ranks under what is in force; says what is wrong, if anything is."""
+        """Judge the losses of all ranks under what is in force; says what is wrong, if
+        anything is.
+        """
         if not losses.steps:
             return ""
         (self._usual if self._is_usual else self._tried).append(losses)
@@ -115,6 +123,6 @@ class LossGuard:
         if tried.mean <= most:
             return ""
         return (
-            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and above {most:.4g} "
-            "the difference is not by chance"
+            f"the loss is {tried.mean:.4g}; it was {usual.mean:.4g} before, and only "
+            f"up to {most:.4g} would be chance"
         )

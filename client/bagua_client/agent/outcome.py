@@ -58,17 +58,17 @@ class Outcome:
 
     @property
     def tuning(self) -> Tuning:
-        """What is known now."""
+        """What is known of the tuning now."""
         reason = self._known.reason or self._reason_to_wait()
         return replace(self._known, configuration=self._in_force, page=self.page(), reason=reason)
 
     def _reason_to_wait(self) -> str:
-        """Empty: the tuning waits no longer, or its reporter has said why it does."""
+        """Return why the tuning waits; empty if it does not, or if its reporter has said so."""
         is_first = self._known.state == "waiting" and not self._known.reason
         return self.awaits() if is_first else ""
 
     def follow(self, told: Mapping[str, Any], step: int) -> None:
-        """All ranks were told what the reporter says with a command, and are to carry that out.
+        """Take up what the reporter told all ranks with a command, which they are to carry out.
 
         Args:
             told: fields of a Tuning; empty: nothing is new.
@@ -96,7 +96,9 @@ class Outcome:
             self.follow({"state": state, "reason": reason}, step)
 
     def forward_begins(self) -> None:
-        """At the latest now. Torch goes through no hooks, so that ours can leave them."""
+        """Tell what has become known, now at the latest. Torch goes through no hooks, so that ours
+        can leave them.
+        """
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -104,7 +106,7 @@ class Outcome:
         self._tell()
 
     def _tell(self) -> None:
-        """On the training thread."""
+        """Tell the user's callbacks, on the training thread."""
         if not self._untold:
             return
         self._untold = False
@@ -130,12 +132,14 @@ class Outcome:
 
     @property
     def _in_force(self) -> Configuration:
-        """Or from the next forward pass on."""
+        """The configuration in force, or that from the next forward pass on."""
         return self._tunable.layout_to_come.configuration
 
 
 def _teller(outcome: Outcome) -> Callable[..., None]:
-    """Torch keeps its hooks for ever, and the outcome knows the model."""
+    """Return a hook that does not keep the outcome: torch keeps hooks for ever, and the outcome
+    knows the model.
+    """
     reference = ref(outcome)
 
     def hook(*_: Any) -> None:
@@ -147,7 +151,9 @@ def _teller(outcome: Outcome) -> Callable[..., None]:
 
 
 def _read(configuration: Mapping[str, Any] | None) -> Configuration | None:
-    """None, too, for one of a knob that only other ranks of the job's earlier lives knew."""
+    """Read a configuration; None, too, if it has a knob that only other ranks of earlier lives
+    knew.
+    """
     if configuration is None:
         return None
     try:

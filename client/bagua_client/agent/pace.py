@@ -14,18 +14,20 @@ LARGEST_SHARE = 0.004
 all."""
 MOST_REDUCTIONS = 16
 MOST_FOR_COST = 6
-"""So many at most because a report is dear: where the gradients fill the link it waits behind them,
-and a trial that goes on unread for longer costs more."""
+"""Most steps between reports where a report is dear: where the gradients fill the link it waits
+behind them, and a trial that goes on unread for longer costs more.
+"""
 COSTS_REMEMBERED = 5
 REPORTS_REMEMBERED = 8
-"""Over which a step's time is averaged: a training thread that runs ahead of its GPU makes several
-steps in no time, then waits for it."""
+"""Reports over which a step's time is averaged: a training thread that runs ahead of its GPU makes
+several steps in no time, then waits for it.
+"""
 WATCHING_REDUCTIONS = 24
 SUSPICIOUS_REDUCTIONS = 4
 
 
 class Pace:
-    """Rank 0's, from what it sees of its own steps and messages."""
+    """Rank 0's choice of the pace, from what it sees of its own steps and messages."""
 
     def __init__(self) -> None:
         self._reports = deque([(0, time.monotonic())], maxlen=REPORTS_REMEMBERED)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def pin(tunable: Tunable, knobs: Mapping[str, Choice]) -> None:
-    """Have the job begin with the pinned values, and be compared with that; one that cannot be had
+    """Make the job begin with the pinned values, and be compared with that; one that cannot be had
     is told and left out. All ranks together, before the first step."""
     offered = tunable.offer.values(tunable.communicator)
     for knob, choice in knobs.items():

@@ -23,7 +23,7 @@ ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 10
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
-"""For a command; all but those that list buckets are shorter."""
+"""Room for a command; all but those that list buckets are shorter."""
 ROOM_AT = HEADER + 3 * LARGEST_REPORT
 
 
@@ -42,7 +42,7 @@ class Stop(enum.IntEnum):
 
 @dataclass
 class Report:
-    """One rank's.
+    """One rank's report.
 
     Attributes:
         command_bytes: length of the command; 0: none. Only rank 0's counts.
@@ -61,7 +61,7 @@ class Report:
     times: RankTimes = NO_TIMES
 
     def take(self, steps: Sequence[StepTime], in_detail: bool) -> None:
-        """Tell these steps.
+        """Take these steps into the report.
 
         Args:
             in_detail: somebody wants to know more than how long they took.
@@ -74,7 +74,7 @@ class Report:
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
-    """NaN for what is not known; nothing where none is."""
+    """Write NaN for what is not known; nothing where none is."""
     found = [math.nan if value is None else value for value in values]
     return [] if all(map(math.isnan, found)) else found
 
@@ -110,7 +110,7 @@ class Exchange:
         self._work: dist.Work | None = None
 
     def put(self, report: Report) -> None:
-        """This rank's, to be sent next."""
+        """Put this rank's report, to be sent next."""
         first_step, *parts = report.times
         header = (
             report.command_bytes,

@@ -32,12 +32,14 @@ LEASE_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 """A model that made no step for so long keeps the next one no longer waiting."""
 IDLE_REDUCTIONS = 200
-"""Nor does one that made no step in so many of the next one's: it was made for later, or is what a
-training has left behind. A GAN's and a reinforcement learner's models take turns in fewer."""
+"""Reductions of the next model after which one that made no step loses its turn: it was made for
+later, or is what a training has left behind. A GAN's and a reinforcement learner's models take
+turns in fewer.
+"""
 
 
 class Turn:
-    """One model's, on its first rank.
+    """One model's turn, on its first rank.
 
     Args:
         job: the name of the model's job.
@@ -145,14 +147,14 @@ class Turns:
         self.pass_on()
 
     def others_made(self, turn: Turn, reductions: int) -> None:
-        """So many more reductions of one model: as many did the others stand still."""
+        """Count reductions of one model, in which the others stood still."""
         with self._lock:
             for each in self._turns:
                 each.idle_reductions += 0 if each is turn else reductions
 
     @property
     def current(self) -> Turn | None:
-        """Whose it is, of this process's models."""
+        """Return the turn that runs, if it is of one of this process's models."""
         chosen = self._choose()
         return chosen if self._is_ours else None
 
@@ -168,7 +170,7 @@ class Turns:
         return "" if self._is_free else _read(self._seen).job
 
     def pass_on(self) -> None:
-        """Its model is done with it."""
+        """Pass the turn on: its model is done with it."""
         if self._choose() is None:
             self._wake.set()  # To give it back at once.
 

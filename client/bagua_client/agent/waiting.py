@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 60.0
 def awaited(
     tunable: Tunable, reductions: int, must_wait: bool | None, environment: Environment
 ) -> str:
-    """What comes before the first configuration that is tried.
+    """Return what the first trial waits for.
 
     Args:
         reductions: how many backward passes have ended in which gradients were synchronised.
@@ -28,7 +28,7 @@ def awaited(
     """
     is_left = tunable.is_left  # Then there is no model to ask.
     if not is_left and (refusal := tunable.refusal):
-        return f"what stands in its way to end: {refusal}"
+        return f"the end of what prevents it: {refusal}"
     if not is_left and tunable.stands_back:
         return "the end of join(): inside it the ranks may end one by one, and nothing is changed"
     if not reductions:
@@ -40,7 +40,7 @@ def awaited(
     if not is_left and is_warming_up(tunable, environment):
         return f"the end of an algorithm's warm-up (the model trains with {tunable.algorithm.name})"
     if must_wait is None:
-        return "rank 0: for its turn among the job's models, or for the service"
+        return "rank 0, which waits for its turn among the job's models, or for the service"
     return "the service, which has not answered with a configuration to try"
 
 

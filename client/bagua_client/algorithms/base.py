@@ -1,4 +1,4 @@
-"""What an algorithm is: how the replicas of a model are kept together."""
+"""Algorithms: how the replicas of a model are kept together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bagua_client.torch_private.reducer import GradBucket
 
 
 class Algorithm:
-    """One way of keeping the replicas together: the chain of operations for each bucket.
+    """A way of keeping the replicas together: the chain of operations for each bucket.
 
     The smallest one, which averages gradients and halves them::
 
@@ -92,17 +92,19 @@ class Algorithm:
         return cls()
 
     def end(self) -> None:
-        """Another algorithm takes its place. All ranks call this together. It waits for
+        """End: another algorithm takes its place. All ranks call this together. It waits for
         communication under way; afterwards weights may differ between ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it; each rank has its own. The part under ``layout`` is
-        the same on all: the buckets. What a subclass has is added to it."""
+        """Return what a checkpoint must hold of the algorithm; each rank has its own. The part
+        under ``layout`` is the same on all: the buckets. What a subclass has is added to it.
+        """
         return {} if self.kept_layout is None else {"layout": self.kept_layout.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave. The buckets are taken up if all ranks load them before the
-        first step."""
+        """Go on with what :meth:`state_dict` gave. The buckets are taken up if all ranks load them
+        before the first step.
+        """
         if self.kept_layout is not None and "layout" in state:
             self.kept_layout.load_state_dict(state["layout"])
 
@@ -116,7 +118,7 @@ class Algorithm:
         """The first gradients are there. Weights may be read, but not changed."""
 
     def backward_ends(self, weights: Weights) -> None:
-        """All gradients are there, and no optimizer has stepped yet."""
+        """Called when all gradients are there, and no optimizer has stepped yet."""
 
     def step_ends(self, weights: Weights) -> None:
         """The optimizers have stepped. Called once for each backward pass, before the next forward
@@ -142,7 +144,7 @@ class Algorithm:
         return False
 
     def begin(self, phase: int) -> None:
-        """No bucket is on its way, on any rank."""
+        """Begin the phase; no bucket is on its way, on any rank."""
 
     # How a bucket travels
 
@@ -178,9 +180,10 @@ class Algorithm:
     def exchange(
         self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]
     ) -> Sequence[Operation]:
-        """What leaves the sum over the ranks of each of ``groups`` on all of them: all ranks, or,
-        where nodes reduce inside first, one of each node. All groups are over the same ranks; there
-        are as many as ``exchanges`` says, or one that serves for all."""
+        """Return the operations that leave the sum over the ranks of each of ``groups`` on all of
+        them: all ranks, or, where nodes reduce inside first, one of each node. All groups are over
+        the same ranks; there are as many as ``exchanges`` says, or one that serves for all.
+        """
         return (AllReduce(groups[0]),)
 
 
@@ -208,7 +211,7 @@ class Registry:
         self._descriptions[name] = description or ""
 
     def get(self, name: str) -> Declaration:
-        """What makes an instance.
+        """Return what makes an instance.
 
         Raises:
             KeyError: there is no such algorithm.
@@ -219,7 +222,7 @@ class Registry:
         return self._declarations[name]
 
     def available_algorithms(self) -> list[str]:
-        """All names, in the order of their registration."""
+        """Return all names, in the order of their registration."""
         return list(self._declarations)
 
     def __str__(self) -> str:
@@ -259,7 +262,7 @@ def find(algorithm: str | Algorithm) -> Algorithm:
 
 
 def offered(name: str, parameters: Collection[torch.Tensor]) -> Algorithm | None:
-    """What a tuning would try under that name; see :meth:`Algorithm.offered`."""
+    """Return what a tuning would try under that name; see :meth:`Algorithm.offered`."""
     declaration = GlobalAlgorithmRegistry.get(name)
     make = getattr(declaration, "offered", None)  # A class has it; what makes instances may not.
     found: Algorithm | None = declaration() if make is None else make(parameters)

@@ -10,7 +10,7 @@ from bagua_client.torch_private.reducer import GradBucket
 
 
 class Companion:
-    """float32, zero at first; each bucket has its parameters' in one flat tensor."""
+    """A float32 tensor beside each parameter, zero at first; a bucket's are one flat tensor."""
 
     def __init__(self) -> None:
         self._flats: dict[tuple[int, ...], torch.Tensor] = {}
@@ -46,17 +46,17 @@ class Companion:
         self._views = {id(p): p.detach().float().clone() for p in parameters}
 
     def state(self, names: Mapping[int, str]) -> dict[str, torch.Tensor]:
-        """By the names of the parameters; ``names`` are by their identities."""
+        """Return the tensors by the names of the parameters; ``names`` are by their identities."""
         return {names[parameter]: view.clone() for parameter, view in self._views.items()}
 
     def load(self, state: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> None:
-        """What :meth:`state` gave; of parameters that it does not know it is zero."""
+        """Take over what :meth:`state` gave; for parameters that it lacks, zero."""
         self._flats = {}
         self._views = {p: state[name].clone() for p, name in names.items() if name in state}
 
 
 def in_bucket(bucket: GradBucket) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
-    """Gives the part that is each parameter's of a tensor that is laid out as ``bucket`` is."""
+    """Return what splits a tensor with the layout of ``bucket`` into each parameter's part."""
 
     def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         start = bucket.buffer().storage_offset()

@@ -68,7 +68,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return bool(self.state.get(parameter, {}).get("step", 0) >= self.warmup_steps)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Made if it is not there; whoever looks at it before leaves an empty one."""
+        """Return a parameter's state, made if it is missing or empty."""
         state: dict[str, Any] = self.state[parameter]
         if "step" not in state:
             state["step"] = 0
@@ -78,7 +78,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; answers with the loss of ``closure``, if there is one."""
+        """Make one step; return the loss of ``closure``, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -56,8 +56,9 @@ class KeptLayout(Protocol):
     """What a checkpoint holds of the buckets."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, the same on all ranks."""
+        """Return plain values, the same on all ranks."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave. It is taken up before the first step, if all ranks have
-        loaded the same."""
+        """Go on with what :meth:`state_dict` gave. It is taken up before the first step, if all
+        ranks have loaded the same.
+        """

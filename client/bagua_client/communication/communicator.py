@@ -41,15 +41,15 @@ class NodeGroups:
 
 
 CONNECT_SECONDS = 30.0
-"""For the ranks of a new gloo group to find each other."""
+"""Longest time for the ranks of a new gloo group to find each other."""
 
 FAILED = -1
-"""In place of a number: a rank could not make the group before."""
+"""Voted in place of a number by a rank that could not make the group before."""
 
 Exchange = Callable[[Sequence[dist.ProcessGroup]], Sequence[Operation]]
 
 _groups_made = 0
-"""No group that this rank made has this number or a larger one. Under the name of a destroyed group
+"""All groups that this rank made have smaller numbers. Under the name of a destroyed group
 a new one would find the old addresses in the store."""
 
 
@@ -359,4 +359,4 @@ class Communicator:
 
 
 class _FailedElsewhere(RuntimeError):
-    """Another rank could not make a group."""
+    """Raised where another rank could not make a group."""

@@ -88,7 +88,7 @@ class CompressedSum:
 
 
 class RingUpdate:
-    """Each rank sends its two neighbours in the ring the compressed change of its weights.
+    """Sends each rank's compressed change of its weights to its two neighbours in the ring.
 
     Args:
         whole: the whole tensor that travels; the operations may get only a part of it.

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from bagua_client.torch_private import groups as torch_groups
 
 OFFERED = 8
-"""So many of the oldest spare groups of a kind are looked at."""
+"""Number of the oldest spare groups of a kind that are looked at."""
 NONE = -1
 
 _spares: dict[Hashable, dict[int, dist.ProcessGroup]] = {}
 
 
 def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
-    """This rank needs ``group`` no more.
+    """Keep ``group``, which this rank needs no more.
 
     Args:
         kind: what it can be used for instead.
@@ -33,8 +33,9 @@ def keep(kind: Hashable, birth: int, group: dist.ProcessGroup) -> None:
 
 
 def offer(kind: Hashable) -> list[int]:
-    """This rank's spare groups, for :func:`choose`: so many births, then as many operations
-    issued."""
+    """Return this rank's spare groups, for :func:`choose`: the births of all, then the operations
+    that each issued.
+    """
     forget_destroyed()
     found = _spares.get(kind, {})
     births = sorted(found)[:OFFERED]
@@ -44,7 +45,7 @@ def offer(kind: Hashable) -> list[int]:
 
 
 def forget_destroyed() -> None:
-    """Let go of groups that the training destroyed with its own; each has threads until then."""
+    """Forget groups that the training destroyed with its own; each has threads until then."""
     for kind, groups in list(_spares.items()):
         alive = {birth: group for birth, group in groups.items() if torch_groups.is_alive(group)}
         if alive:

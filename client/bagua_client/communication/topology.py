@@ -43,7 +43,7 @@ class Topology:
 
     @property
     def across(self) -> tuple[tuple[int, ...], ...]:
-        """For each local rank, the ranks with that local rank: one of each node that has it."""
+        """Return for each local rank the ranks that have it: one of each node."""
         return tuple(
             tuple(node[local] for node in self.nodes if local < len(node))
             for local in range(max(self.ranks_per_node))

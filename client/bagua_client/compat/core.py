@@ -1,4 +1,4 @@
-"""What Bagua scripts ask its compiled core for."""
+"""The functions of Bagua's compiled core that scripts call."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ELSEWHERE = {
 
 
 def install() -> None:
-    """From now on ``import bagua.torch_api`` and so on find our modules."""
+    """Make ``import bagua.torch_api`` and so on find our modules."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -74,7 +74,7 @@ class _Loader(InspectLoader):
                         importlib.import_module(name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For ``python -m bagua.distributed.run``."""
+        """Return a module's code, for ``python -m bagua.distributed.run``."""
         loader = self._ours.loader
         return loader.get_code(self._ours.name) if isinstance(loader, InspectLoader) else None
 

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 OLDEST_SECONDS = 1.0
 """A value is not kept from other processes for longer, while this one reads."""
 MOST_BYTES = 64 << 20
-"""So many bytes of values are kept back at most; once reached, all are written, however few."""
+"""The most bytes of values that are kept back; once reached, all are written, however few."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
@@ -44,7 +44,7 @@ class BufferedStore:
 
     def __init__(self, store: Store, size: int) -> None:
         if size < 1:
-            raise ValueError(f"writer_buffer_size is at least 1, not {size}")
+            raise ValueError(f"writer_buffer_size must be at least 1, not {size}")
         self.store = store
         self._size = size
         self._process = 0
@@ -86,7 +86,7 @@ class BufferedStore:
         BufferedStore.__init__(self, **state)
 
     def _begin(self) -> None:
-        """In each process anew; a fork has its parent's values, which the parent writes."""
+        """Begin anew in each process: a fork has its parent's values, which the parent writes."""
         if self._process == os.getpid():
             return
         self._process = os.getpid()

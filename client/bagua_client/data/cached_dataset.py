@@ -32,7 +32,8 @@ Sample = TypeVar("Sample")
 
 
 def serialize(input: object) -> bytes:
-    """What is kept of a value; Bagua's name and argument, and a user may put another in its place.
+    """Return the bytes that are kept of a value; Bagua's name and argument, and a user may put
+    another in its place.
 
     Raises:
         Exception: it cannot be pickled.
@@ -84,7 +85,7 @@ class CachedDataset(Dataset[Sample]):
 
 
 class CacheLoader:
-    """What is loaded by a key is kept.
+    """Keeps what is loaded by a key.
 
     Args:
         backend: ``"memory"`` of each node, ``"disk"`` of each node, or ``"redis"``.
@@ -117,7 +118,7 @@ class CacheLoader:
 
     @property
     def store(self) -> Store:
-        """Where the values are."""
+        """The store that holds the values."""
         return self._buffered.store
 
     @property
@@ -172,7 +173,7 @@ class CacheLoader:
         return value
 
     def num_keys(self) -> int:
-        """In the store, of all that is kept there."""
+        """Return the number of all keys in the store."""
         self.flush()
         return self.store.num_keys()
 
@@ -190,7 +191,7 @@ def _store(backend: str, name: str, version: str, options: dict[str, Any]) -> St
         from bagua_client.data.redis_store import RedisStore  # redis-py is an extra
 
         return RedisStore(**options)
-    raise ValueError(f"backend is memory, disk or redis, not {backend!r}")
+    raise ValueError(f"backend must be memory, disk or redis, not {backend!r}")
 
 
 _living: weakref.WeakValueDictionary[tuple[str, ...], CachedDataset[Any]] = (

@@ -24,7 +24,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class LoadBalancingDistributedSampler(DistributedSampler[int]):
-    """In each step, all ranks get samples of similar complexity.
+    """Gives all ranks samples of similar complexity in each step.
 
     A drop-in for ``torch.utils.data.DistributedSampler``, and a subclass of it, so that frameworks
     know it for a sampler that has split the samples already. All ranks must make it together, with
@@ -64,7 +64,7 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         complexities: Iterable[float] | torch.Tensor | None = None,
     ) -> None:
         if not 0 <= random_level <= 1:
-            raise ValueError(f"random_level is from 0 to 1, not {random_level}")
+            raise ValueError(f"random_level must be from 0 to 1, not {random_level}")
         if (complexity_fn is None) == (complexities is None):
             raise ValueError("give complexity_fn or complexities, one of the two")
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
@@ -91,7 +91,9 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         return self._dealt(steps, generator).t().tolist()
 
     def _as_many_as_needed(self, generator: torch.Generator) -> torch.Tensor:
-        """Ascending; some are left out, or there twice, so that the ranks divide them."""
+        """Return samples in ascending order; some left out, or twice, so that the ranks divide
+        them.
+        """
         everything = torch.arange(self.dataset_length)
         wanted = self.num_samples * self.num_replicas
         if wanted == self.dataset_length or not self.dataset_length:
@@ -101,7 +103,7 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         return torch.cat([everything] * (rounds - 1) + [order])[:wanted].sort().values
 
     def _dealt(self, steps: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Who gets which sample of a step, and the order of the steps.
+        """Deal the samples: which rank gets which of a step, and the order of the steps.
 
         Each step's samples ascend; if rank i had the i-th, the last rank would always be slowest.
         """
@@ -134,7 +136,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         if not isinstance(sampler, LoadBalancingDistributedSampler) or sampler.drop_last:
-            raise ValueError("sampler is a LoadBalancingDistributedSampler without drop_last")
+            raise ValueError("sampler must be a LoadBalancingDistributedSampler without drop_last")
         self.sampler = sampler
         self.batch_fn = batch_fn
         self.drop_last = drop_last
@@ -147,11 +149,11 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return len(self._batches())
 
     def set_epoch(self, epoch: int) -> None:
-        """Before each epoch; the sampler's own does the same."""
+        """Set the epoch, before each one; the sampler's own method does the same."""
         self.sampler.set_epoch(epoch)
 
     def _batches(self) -> list[list[int]]:
-        """This rank's, of the sampler's epoch.
+        """Return this rank's batches of the sampler's epoch.
 
         Raises:
             ValueError: ``batch_fn`` makes no batches for a rank, which has none to repeat then.
@@ -216,7 +218,9 @@ def _checked(complexities: Iterable[float] | torch.Tensor, length: int) -> torch
         complexities = torch.tensor(list(complexities), dtype=torch.float64)
     found = complexities.to("cpu", torch.float64)
     if found.shape != (length,):
-        raise ValueError(f"{length} samples, and complexities of shape {tuple(found.shape)}")
+        raise ValueError(
+            f"there are {length} samples, but complexities of shape {tuple(found.shape)}"
+        )
     if not found.isfinite().all():
         index = int((~found.isfinite()).nonzero()[0])
         raise ValueError(f"the complexity of sample {index} is {found[index]}")

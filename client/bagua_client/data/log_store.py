@@ -91,7 +91,7 @@ class LogStore(Store):
         return self._file.read(len(MAGIC), 0) == MAGIC
 
     def shutdown(self) -> None:
-        """Nothing runs that could be ended."""
+        """Do nothing: nothing runs that could be ended."""
 
     def _header(self) -> tuple[int, int]:
         _, end, keys = HEADER.unpack(self._file.read(HEADER.size, 0))
@@ -162,7 +162,7 @@ class LogStore(Store):
 
 
 def memory_of_node(capacity_per_node: int | None = None) -> LogStore:
-    """In the memory of this node, for all of its ranks; one for each process's life.
+    """Return a store in the memory of this node, for all of its ranks; one for each process's life.
 
     All ranks must call it. It is no part of ``/dev/shm``, so that folder's size does not bound it.
 
@@ -203,7 +203,8 @@ _kept: dict[str, LogStore] = {}
 def disk(
     folder: str | Path, name: str, version: str, capacity_per_node: int | None = None
 ) -> LogStore:
-    """In a file of this folder, which all jobs of this machine can use, at once or later.
+    """Return a store in a file of this folder, which all jobs of this machine can use, at once or
+    later.
 
     Files of other versions of the same dataset are removed; a job that still uses one keeps it to
     its end.
@@ -228,6 +229,6 @@ def disk(
 
 
 def _entry(key: bytes) -> int:
-    """Where the table has the offset for this key."""
+    """Return where the table has the offset for this key."""
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return TABLE + int.from_bytes(digest, "little") % TABLE_ENTRIES * OFFSET.size

@@ -38,7 +38,7 @@ class Made(NamedTuple):
 
 
 _made: dict[str, Made] = {}
-"""Each thing is made once in the life of a process, however many process groups it sees."""
+"""What was made, once in the life of a process, however many process groups it sees."""
 _places: list[Place] = []
 """The places of all ranks; empty where this process is on its own."""
 _lives: list[str] = []
@@ -65,7 +65,7 @@ def share_on_node(name: str, make: Callable[[], str]) -> Made:
 
 
 def node_address() -> str:
-    """By which the other ranks reach this node; of this machine alone where all ranks are on it.
+    """Return the address of this node for the other ranks; a local one where all ranks are on it.
 
     For what :func:`share_on_node` is told to make: the ranks know by then where all of them are.
     """
@@ -176,7 +176,7 @@ def _answering() -> str:
 
 
 def _read(key: str, rank: int) -> bytes:
-    """What that rank writes, once it has."""
+    """Return what that rank writes, once it has."""
     try:
         _store().wait([key], WAIT)
     except RuntimeError as error:

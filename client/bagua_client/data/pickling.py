@@ -18,7 +18,7 @@ HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 """Torch works without it."""
 _NAMES = "bool uint8 int8 int16 int32 int64 float16 float32 float64 complex64"
 NUMBERS = frozenset(getattr(torch, name) for name in _NAMES.split())
-"""NumPy has these, and torch makes tensors of them again."""
+"""Types that NumPy has, and that torch makes tensors of again."""
 
 
 class _Pickler(pickle.Pickler):

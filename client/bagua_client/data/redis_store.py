@@ -77,7 +77,7 @@ class RedisStore(ClusterStore):
 
 
 class _Server(Store):
-    """One server."""
+    """A server."""
 
     def __init__(self, host: Mapping[str, Any]) -> None:
         self._host = dict(host)
@@ -144,7 +144,7 @@ class _Server(Store):
             return False
 
     def shutdown(self) -> None:
-        """Nothing: it is the user's, or ends with the rank that started it."""
+        """Do nothing: the server is the user's, or ends with the rank that started it."""
 
 
 def _started(capacity_per_node: int | None) -> str:

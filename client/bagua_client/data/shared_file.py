@@ -41,7 +41,7 @@ class SharedFile:
 
     @property
     def address(self) -> str:
-        """By which another process opens the file in memory while this one lives."""
+        """Return the path by which another process opens the file while this one lives."""
         return f"{os.getpid()}:{self.descriptor}:{self._token}"
 
     def __reduce__(self) -> tuple[type[SharedFile], tuple[str | None, Path | None]]:
@@ -53,7 +53,7 @@ class SharedFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process or thread is inside at the same time; one that dies inside is out."""
+        """Keep other processes and threads out of the block; one that dies inside leaves it."""
         if self._process != os.getpid():  # Some thread may have held it when we were forked.
             self._mutex, self._process = threading.Lock(), os.getpid()
         with self._mutex:
@@ -64,7 +64,7 @@ class SharedFile:
                 fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
     def read(self, count: int, offset: int) -> bytes:
-        """At most so many bytes; fewer at the file's end."""
+        """Read at most so many bytes; fewer at the file's end."""
         return os.pread(self.descriptor, count, offset)
 
     def write(self, data: bytes, offset: int) -> None:

@@ -29,7 +29,7 @@ class CacheStatistics(NamedTuple):
 
 
 class Counters:
-    """Each process counts in a slot of its own, so that none waits for another."""
+    """Counters, with a slot for each process, so that none waits for another."""
 
     def __init__(self) -> None:
         self._file = SharedFile()

@@ -135,7 +135,7 @@ class DistributedDataParallel(TunedModel, WithMoments):
         return self._reconfigure(_tunable_of(self), configuration)
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Torch's hook: while ranks may end their training one by one, nothing is tuned."""
+        """Return torch's hook: while ranks may end their training one by one, nothing is tuned."""
         if self.algorithm.needs_all_ranks:
             raise RuntimeError(
                 f"ranks cannot end their training one by one (join) under {self.algorithm.name}"
@@ -184,7 +184,7 @@ _TORCHS = inspect.signature(TorchDistributedDataParallel.__init__)
 
 
 def _signature() -> inspect.Signature:
-    """Torch's, whatever release it is of, with our own arguments by keyword only."""
+    """Return torch's signature, whatever its release, with our own arguments by keyword only."""
     own = inspect.signature(DistributedDataParallel.__init__).parameters
     torchs = [parameter for name, parameter in _TORCHS.parameters.items() if name != "self"]
     return inspect.Signature([*torchs, own["optimizers"], own["algorithm"]])
@@ -306,7 +306,7 @@ def _check_hook(algorithm: Algorithm) -> None:
 
 
 def _tunable_of(wrapper: DistributedDataParallel) -> TunableReducer:
-    """Made when it is needed first, on all ranks together."""
+    """Return the wrapper's reducer, made when it is needed first, on all ranks together."""
     if wrapper._tunable is None:
         wrapper._tunable = new_tunable(wrapper, find(DEFAULT_ALGORITHM))
     return wrapper._tunable

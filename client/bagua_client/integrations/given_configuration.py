@@ -23,8 +23,8 @@ LATE = "not all ranks have it set and a bagua_client wrapper; set both on all ra
 
 
 def agreed_file(ddp: DistributedDataParallel, path: str) -> ConfigurationFile | None:
-    """What all ranks of ``ddp`` read; None, on all of them and with a line that says why, where
-    they cannot, or read different things.
+    """Return what all ranks of ``ddp`` read; None, on all of them and with a line that says why,
+    where they cannot, or read different things.
 
     They ask by no collective: a rank where it is not set would not come to that.
     """
@@ -54,7 +54,7 @@ def _refuse(reason: str) -> None:
 
 
 def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
-    """Have the model trained with it from the first step on; explicit buckets from the third or
+    """Train the model with it from the first step on; explicit buckets from the third or
     so, when the order that they count in is known. All ranks together.
 
     Returns:
@@ -84,7 +84,7 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
 
 def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
     """Why this rank cannot train with it; empty: it can."""
-    if known := tunable.refusal or file.misfit(tunable.tensors):
+    if known := tunable.refusal or file.obstacle(tunable.tensors):
         return known
     asked, offer, communicator = file.configuration, tunable.offer, tunable.communicator
     ways = offer.values(communicator)["hierarchical"]

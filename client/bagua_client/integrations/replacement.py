@@ -17,7 +17,7 @@ _STAYS_IN = "bagua_client"
 
 
 def replace_torchs_class() -> None:
-    """From now on whoever asks torch for DistributedDataParallel gets ours, in this process and
+    """Put ours in the place of torch's DistributedDataParallel, in this process and
     those that are forked from it.
 
     Every module that has torch's class under any name has ours under it: call it before models are

@@ -52,7 +52,9 @@ def obstacle() -> str:
 
 
 def notice() -> str:
-    """What to tell who runs a script as Bagua's beside Bagua itself; empty: it is not there."""
+    """Return what to tell who runs a script as Bagua's beside Bagua itself; empty: it is not
+    installed.
+    """
     place = _installed_bagua()
     if place is None:
         return ""
@@ -63,7 +65,7 @@ def notice() -> str:
 
 
 def _installed_bagua() -> str | None:
-    """Where ``import bagua`` would find Bagua itself; None: it is not installed."""
+    """Return where ``import bagua`` would find Bagua itself; None: it is not installed."""
     places = [place for place in sys.path if os.path.abspath(place) != AS_BAGUA]
     spec = PathFinder.find_spec("bagua", places)
     return spec.origin if spec is not None and spec.has_location else None

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, module: str = "bagua_client") -
 
 
 def _interpreter_options(module: str) -> list[str]:
-    """What stands before ``-m MODULE``, such as ``-u``."""
+    """Return the options before ``-m MODULE``, such as ``-u``."""
     given = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     if not given or not given[-1].endswith(module):
         return []

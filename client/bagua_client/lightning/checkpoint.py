@@ -1,4 +1,4 @@
-"""What each rank has of its own, in the one file that a checkpoint is."""
+"""Keeps what each rank has of its own in the one file that a checkpoint is."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bagua_client.algorithms import Algorithm
 logger = logging.getLogger(__name__)
 
 KEY = "bagua"
-"""In the checkpoint, see :meth:`Kept.collect`."""
+"""Our key in a checkpoint, see :meth:`Kept.collect`."""
 LAYOUT = "layout"
-"""There, and in an algorithm's state."""
+"""The key of the layout there, and in an algorithm's state."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Kept:
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Kept | None:
-        """None, on all ranks: there is nothing to keep."""
+        """Return what the algorithm leaves; None, on all ranks: there is nothing to keep."""
         state = algorithm.state_dict()
         layout = state.pop(LAYOUT, {})
         if not (state or layout or algorithm.leaves_gradients):
@@ -81,15 +81,18 @@ class Kept:
 
 
 class Found(NamedTuple):
-    """What a checkpoint has of this rank's; no replica: the checkpoint's own weights are it."""
+    """What a checkpoint has for this rank; without a replica, the checkpoint's own
+    weights are it.
+    """
 
     state: Mapping[str, Any]
     replica: Mapping[str, Any] | None
 
 
 def find(saved: Mapping[str, Any] | None, algorithm: Algorithm) -> Found | None:
-    """What :meth:`Kept.collect` gave, for a training that goes on; None, on all ranks: it does not
-    fit this one, and the algorithm begins anew at the weights of rank 0."""
+    """Return what :meth:`Kept.collect` gave, for a training that goes on; None, on all ranks: it
+    does not fit this one, and the algorithm begins anew at the weights of rank 0.
+    """
     now = Kept.of(algorithm)
     if now is None:
         return None

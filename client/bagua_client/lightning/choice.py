@@ -1,4 +1,4 @@
-"""What a strategy was told: an algorithm with its arguments, and what others take."""
+"""What a strategy was given: an algorithm with its arguments, and what others take."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ class Choice:
 
 
 def part(given: Mapping[str, Any], base: Callable[..., None]) -> tuple[dict[str, Any], ...]:
-    """What of ``given`` is the algorithm's, and what goes on to Lightning's own strategy, whose
-    constructor is ``base``: its arguments and those of DistributedDataParallel."""
+    """Return what of ``given`` is the algorithm's, and what goes on to Lightning's own strategy,
+    whose constructor is ``base``: its arguments and those of DistributedDataParallel.
+    """
     of_strategy = inspect.signature(base).parameters
     passed_on = {*of_strategy, *_OF_WRAPPER} - _SET_BY_LIGHTNING
     arguments = {name: value for name, value in given.items() if name not in passed_on}

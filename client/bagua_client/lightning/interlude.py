@@ -1,4 +1,6 @@
-"""What takes place between two steps and is no part of the training: a validation, a checkpoint."""
+"""Interludes: what takes place between two steps and is no part of the training: a validation, a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from bagua_client.integrations.distributed_data_parallel import DistributedDataP
 
 
 class Interlude:
-    """While it lasts, time is not a step's, and no round of averaging moves the weights.
+    """An interlude: while it lasts, time is not a step's, and no round of averaging moves the
+    weights.
 
     Args:
         average: where the ranks train apart, make their weights equal first.
@@ -25,7 +28,7 @@ class Interlude:
         return self._model is not None
 
     def begin(self, model: DistributedDataParallel) -> None:
-        """On all ranks, after the same step; nothing happens if it is on."""
+        """Begin, on all ranks after the same step; nothing happens if it has begun."""
         if self._model is not None:
             return
         self._model = model
@@ -43,7 +46,7 @@ class Interlude:
             model.algorithm.resume(model)
 
     def forget(self) -> None:
-        """No step follows. Waits for no other rank."""
+        """Forget the interlude: no step follows. Waits for no other rank."""
         if self._unmeasured is not None:
             self._unmeasured.__exit__(None, None, None)
         self._model = self._unmeasured = None

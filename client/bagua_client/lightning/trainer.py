@@ -97,7 +97,7 @@ class WithAlgorithm(DDPStrategy):
 
     @property
     def _wrapper(self) -> DistributedDataParallel | None:
-        """None: nothing is trained now."""
+        """Return the wrapper; None: nothing is trained now."""
         return self.model if isinstance(self.model, DistributedDataParallel) else None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,9 @@ class WithAlgorithm(DDPStrategy):
 
     @property
     def _is_interrupted(self) -> bool:
-        """By an exception, perhaps on this rank alone: no rank may wait for another."""
+        """Whether an exception ended it, perhaps on this rank alone: no rank may wait for
+        another.
+        """
         module = self.lightning_module
         return module is not None and module.trainer.interrupted
 

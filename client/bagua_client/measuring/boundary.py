@@ -75,5 +75,5 @@ class StepBoundary:
 def _holds(
     references: Iterable[ref[torch.optim.Optimizer]], optimizer: torch.optim.Optimizer
 ) -> bool:
-    """By identity: an optimizer may compare as it likes."""
+    """Whether one is this optimizer, by identity: an optimizer may compare as it likes."""
     return any(reference() is optimizer for reference in references)

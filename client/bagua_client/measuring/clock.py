@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 MOST_WAITS = 64
-"""In one step; of one that has more (passes that nothing is learned from) the computing is not
-known."""
+"""Most waits in one step; in one that has more (passes that nothing is learned from) the computing
+is not known.
+"""
 
 
 class Clock(Protocol):
@@ -34,7 +35,7 @@ def clock_for(device: torch.device) -> Clock:
 
 
 class CpuClock:
-    """On the CPU the work is done when the call returns."""
+    """The clock of the CPU, where work is done when the call returns."""
 
     mark = staticmethod(time.perf_counter)
 
@@ -93,7 +94,7 @@ class _End(NamedTuple):
 
 
 class StepTimer:
-    """How long each step takes, and how long of that this rank computes by itself.
+    """Measures how long each step takes, and how long of that this rank computes by itself.
 
     A step lasts from the end of one communication to the end of the next; its computing ends
     where the last gradient is ready. Ranks that wait for one another all take as long as the
@@ -133,8 +134,10 @@ class StepTimer:
 
     @contextmanager
     def unmeasured(self) -> Iterator[None]:
-        """What is no part of a step, from the optimizers' last step on, which it follows: nobody
-        knows before whether it will, and workers of a data loader may have been started since."""
+        """Leave the block out of the step's time, from the optimizers' last step on, which it
+        follows: nobody knows before whether it will, and workers of a data loader may have been
+        started since.
+        """
         if self._left_out_from is not None:
             yield
             return

@@ -83,7 +83,7 @@ class Profiler:
         self._trial, self._steps = trial, range(first_step, first_step + PROFILED_STEPS)
 
     def postpone(self) -> None:
-        """What came before this step was no part of it: the next one is recorded instead."""
+        """Record the next step instead: what came before this one was no part of it."""
         if self._timeline is not None:
             self._timeline = None
             self._tunable.observation.record(None)

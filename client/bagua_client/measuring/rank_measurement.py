@@ -1,4 +1,4 @@
-"""What one rank measures: the times of all its steps, and a few steps of each trial in detail."""
+"""One rank's measurement: the times of all its steps, and a few steps of each trial in detail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from bagua_client.tunable.tunable import Tunable
 
 
 class StepCount:
-    """How many steps a training made. It knows nothing of the model, so that who keeps it does not
-    keep the model."""
+    """Counts the steps that a training made. It knows nothing of the model, so that who keeps it
+    does not keep the model.
+    """
 
     made = 0
 
@@ -101,25 +102,25 @@ class RankMeasurement:
             self._profiler.reduction_done(self.step, begins)
 
     def begin(self, trial: int | None) -> None:
-        """What was commanded is in force, and will stay as it is."""
+        """Begin to measure: what was commanded is in force, and will stay as it is."""
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
         self.measured_from = self.step + 1
         if trial is not None and self._profiler is not None:
             self._profiler.begin_trial(trial, self.measured_from)
 
     def forget(self) -> None:
-        """What was measured and not told yet is of no use."""
+        """Forget what was measured and not told yet."""
         self._samples.clear()
 
     def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
-        """New step times, at most so many; none where they are of no use."""
+        """Return new step times, at most so many; none where they are of no use."""
         new = [time for time in self._timer.drain() if time.step >= self.measured_from]
         self._samples += new if wanted else []
         taken, self._samples = self._samples[:most], self._samples[most:]
         return taken
 
     def take_recordings(self) -> Iterable[Recording]:
-        """What was recorded in detail and is known by now."""
+        """Return what was recorded in detail and is known by now."""
         while self._profiler is not None and (recording := self._profiler.take()) is not None:
             yield recording
 
@@ -130,7 +131,7 @@ class RankMeasurement:
             self._profiler.stop()
 
     def close(self) -> None:
-        """From now on a step costs nothing."""
+        """Close: from now on a step costs nothing."""
         self._boundary.close()
         if self._profiler is not None:
             self._profiler.stop()

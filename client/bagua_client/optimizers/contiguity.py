@@ -9,7 +9,8 @@ import torch
 
 
 def calculate_mutual_groups(lists: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
-    """Which places hold tensors that follow one another in memory, alike in each of the lists.
+    """Return which places hold tensors that follow one another in memory, alike in each of the
+    lists.
 
     Args:
         lists: equally long; in each, a place's tensor may be another one.
@@ -62,8 +63,8 @@ def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """All of them as one, over the same memory, shape (elements,); None where they do not follow
-    one another.
+    """Return all tensors as one, over the same memory, shape (elements,); None where they do not
+    follow one another.
 
     They are dense and of one type.
     """
@@ -95,7 +96,7 @@ def flattened(tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> 
 
 
 def _in_order(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Its elements in the memory order of ``like``, shape (elements,)."""
+    """Return the tensor's elements in the memory order of ``like``, shape (elements,)."""
     if tensor.stride() != like.stride():
         ordered = torch.empty_strided(
             like.size(), like.stride(), dtype=tensor.dtype, device=tensor.device

@@ -40,7 +40,7 @@ def fuse_optimizer(
     replace_step: bool = False,
     element_wise: bool = False,
 ) -> AnyOptimizer:
-    """Give an optimizer ``fuse_step``, which does what ``step`` does in fewer kernels.
+    """Add ``fuse_step`` to an optimizer, which does what ``step`` does in fewer kernels.
 
     Args:
         do_flatten: move small weights and their states so that they follow one another. Otherwise
@@ -96,7 +96,7 @@ def fuse_optimizer(
 
 
 def _attach(optimizer: Optimizer, fused: FusedStep, options: dict[str, bool]) -> None:
-    """Give the optimizer ``fuse_step``, and what Bagua's own fused optimizers have."""
+    """Add ``fuse_step`` to the optimizer, and what Bagua's own fused optimizers have."""
     found: Any = optimizer
     found._bagua_fused_step = fused
     found._bagua_fused_optimizer = fused.shadow
@@ -108,7 +108,9 @@ def _attach(optimizer: Optimizer, fused: FusedStep, options: dict[str, bool]) ->
 
 
 def _reduced(optimizer: Optimizer, options: dict[str, bool], protocol: Any) -> tuple[Any, ...]:
-    """What a copy is made of: that of the plain optimizer, which is fused in the same way."""
+    """Return what a copy is made of: that of the plain optimizer, which is fused in the
+    same way.
+    """
     # Of its class: this very function is what the object itself has.
     plain: Any = type(optimizer).__reduce_ex__(optimizer, protocol)
     made, arguments, *rest = plain

@@ -34,12 +34,14 @@ from bagua_client.optimizers.trial import (
 logger = logging.getLogger(__name__)
 
 TRIED_STEPS = frozenset((1, 2, 10, 100))
-"""In the first, states are made; a later one may show what an optimizer does only now and then."""
+"""Steps that are tried: states are made in the first; a later one may show what is done now and
+then.
+"""
 MOST_ELEMENTS = {"cpu": 1 << 15}
 """The most elements of a long parameter. On a CPU torch computes so many in one thread, and they
 fit the cache: more of them wait for threads that other processes hold up."""
 MOST_ELEMENTS_ELSEWHERE = 1 << 24
-"""On a GPU, it limits the memory for what a step computes."""
+"""Most elements on a GPU, which limits the memory for what a step computes."""
 FEWEST_PARAMETERS = 4
 """The fewest parameters that fill a long one. A larger parameter is stepped alone: its work
 outweighs the calls."""
@@ -53,7 +55,7 @@ class _Group:
     longs: list[LongParameter]
     alone: list[Parameter]
     idle: list[Parameter]
-    """Without a gradient, and small."""
+    """Small parameters without a gradient."""
 
     def is_current(self, parameters: Sequence[Parameter], state: Any) -> bool:
         return (
@@ -99,7 +101,7 @@ class FusedStep:
 
     @torch.no_grad()
     def __call__(self, loss: Closure | None) -> int:
-        """One step, unless it is refused.
+        """Make one step, unless it is refused.
 
         Args:
             loss: what the optimizer is given as its closure; computes nothing anew.
@@ -221,7 +223,7 @@ class FusedStep:
                 yield run
 
     def _refuse(self, reason: str) -> None:
-        """From now on all steps are plain; what was moved has memory of its own again."""
+        """Make all steps plain from now on; what was moved gets memory of its own again."""
         self.refusal = reason
         logger.warning(reason)
         self._groups = []

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from bagua_client.optimizers.contiguity import is_dense, joined, views, whole
 
 State = MutableMapping[Any, dict[str, Any]]
-"""What an optimizer keeps of each parameter, by name."""
+"""An optimizer's state: what it keeps of each parameter, by name."""
 Scalar = int | float | str | None
 
 
@@ -29,7 +29,9 @@ def is_joinable(parameter: Tensor) -> bool:
 
 
 def kind(parameter: Tensor, state: Mapping[str, Any]) -> Hashable:
-    """Only parameters of one kind can be stepped as one; None: this one is stepped alone."""
+    """Return the kind of a parameter: those of one kind can be stepped as one; None: it is stepped
+    alone.
+    """
     gradient = parameter.grad
     if gradient is None or gradient.layout is not torch.strided or not is_joinable(parameter):
         return None
@@ -47,7 +49,7 @@ def kind(parameter: Tensor, state: Mapping[str, Any]) -> Hashable:
 
 
 def parts_of(parameters: Sequence[Tensor], state: State) -> list[list[Tensor]]:
-    """For each state that has a value for each element: that state of all the parameters."""
+    """Return, for each state with a value for each element, that state of all the parameters."""
     first = state.get(parameters[0], {})
     names = [name for name, value in first.items() if _is_part(value, parameters[0])]
     return [[state[parameter][name] for parameter in parameters] for name in names]
@@ -126,7 +128,7 @@ class LongParameter:
         return True
 
     def take_gradients(self, is_counted: bool) -> None:
-        """Copied, unless they follow one another as the weights do.
+        """Take the gradients, copied unless they follow one another as the weights do.
 
         Args:
             is_counted: torch counts every change that the step may make to them.
@@ -137,7 +139,8 @@ class LongParameter:
         self._gradient = (self.parameter.grad, version)
 
     def give_back(self, made: dict[str, Any] | None, state: State) -> None:
-        """After a step: each parameter gets its part of the states that the step has ``made``.
+        """Give back after a step: each parameter gets its part of the states that the step has
+        ``made``.
 
         None: it has looked at no state. Who looks and makes none leaves an empty one.
         """
@@ -163,7 +166,7 @@ class LongParameter:
                     each[name] = value if isinstance(value, Scalar) else copy.deepcopy(value)
 
     def _give_gradients(self) -> None:
-        """Where the step has changed them, as it may when it adds weight decay."""
+        """Give back gradients that the step changed, as it may when it adds weight decay."""
         gradient, self.parameter.grad = self.parameter.grad, None
         before, version = self._gradient
         if gradient is None:

@@ -14,11 +14,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 TAKE_SPARSE_GRADIENTS = (torch.optim.SGD, torch.optim.Adagrad)
-"""Unless they are fused."""
+"""Classes that take sparse gradients, unless they are fused."""
 
 
 def used_by(optimizer: Optimizer, by_default: bool) -> str:
-    """Which of torch's kernels step all its groups: ``fused`` or ``foreach``; empty: none do.
+    """Return which of torch's kernels step all its groups: ``fused`` or ``foreach``; empty: none
+    do.
 
     Args:
         by_default: count what torch does where nobody has chosen: ``foreach`` on GPUs.
@@ -86,7 +87,7 @@ def _is_left_to_torch(group: dict[str, Any]) -> bool:
 
 
 def _has_fused(torch_class: Any, parameters: Sequence[Parameter]) -> bool:
-    """Torch has no list of what its fused kernels take, so we try them on one element."""
+    """Whether torch has a fused kernel for these: it has no list, so we try one element."""
     for dtype, device in {(parameter.dtype, parameter.device) for parameter in parameters}:
         tried = Parameter(torch.zeros(1, dtype=dtype, device=device))
         tried.grad = torch.zeros_like(tried)

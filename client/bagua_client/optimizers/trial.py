@@ -21,7 +21,7 @@ from bagua_client.optimizers.long_parameter import Scalar
 from bagua_client.torch_private.optimizer import clear_step_hooks, is_torchs, unhooked_step
 
 MOST_ELEMENTS = 1 << 20
-"""So that the copies that are compared need little memory."""
+"""Most elements of the copies that are compared, which then need little memory."""
 TOLERANCE = 4.0
 """The tolerance of a result, in units of its type's rounding at the largest value that took
 part."""
@@ -36,7 +36,7 @@ def step_plainly(optimizer: Optimizer, closure: Closure | None) -> Any:
 
 
 def copy_of(optimizer: Optimizer) -> Optimizer:
-    """With the same settings, groups and states; its step calls no hooks."""
+    """Copy an optimizer with its settings, groups and states; the copy's step calls no hooks."""
     found: Optimizer = object.__new__(type(optimizer))
     vars(found).update(vars(optimizer))
     for name in own_names(optimizer):
@@ -46,7 +46,7 @@ def copy_of(optimizer: Optimizer) -> Optimizer:
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer of somebody else's may keep in itself, such as a counter."""
+    """Return what somebody else's optimizer may keep in itself, such as a counter."""
     others = {"state", "param_groups", "defaults", *own_names(optimizer)}
     return {
         name: value
@@ -78,7 +78,7 @@ def known_loss(optimizer: Optimizer, loss: Any, closure: Closure) -> Closure:
 
 
 def _versions(parameter: Parameter) -> tuple[int, ...]:
-    """Another one after it, or its gradient, has changed."""
+    """Return versions that change with the parameter or its gradient."""
     gradient = parameter.grad
     if gradient is None:
         return (parameter._version,)
@@ -109,10 +109,10 @@ def difference(
 
 
 def _first_difference(plain: Optimizer, fused: Optimizer) -> str:
-    """What a fused step has made of a copy other than a plain one of its twin; empty: nothing."""
+    """Return where a fused step of a copy differs from a plain step of its twin; empty: nowhere."""
     both = [[p for group in twin.param_groups for p in group["params"]] for twin in (plain, fused)]
     if not plain.state.keys() <= set(both[0]):
-        return "it keeps a state that is of no parameter"
+        return "it keeps a state that belongs to no parameter"
     for expected, found in zip(*both, strict=True):
         states = plain.state.get(expected, {}), fused.state.get(found, {})
         for name, value in states[0].items():
@@ -195,7 +195,7 @@ def _same_random_numbers(samples: Sequence[Sequence[Parameter]]) -> Iterator[Non
 
 
 def _is_alike(found: Any, plain: Any) -> bool:
-    """Equal; of tensors, but for rounding."""
+    """Whether two values are equal; tensors, but for rounding."""
     if isinstance(plain, list | tuple):
         return len(found) == len(plain) and all(map(_is_alike, found, plain))
     if isinstance(plain, dict):

@@ -16,7 +16,7 @@ from bagua_client.configuration import Configuration
 SMALLEST_PART_BYTES = 512 * 1024
 """The smallest part that a tensor is split into: each part adds the latency of a message."""
 ALIGNED_ELEMENTS = 16
-"""Each part begins at a multiple of this many elements: NCCL copies 16 bytes at a time."""
+"""Number of elements at whose multiples each part begins: NCCL copies 16 bytes at a time."""
 
 
 class Carrier:

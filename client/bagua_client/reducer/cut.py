@@ -22,7 +22,7 @@ class Cut:
 
     Attributes:
         parameters: the model's, as the reducer knows them.
-        baseline: the sizes that the model was wrapped with.
+        default_caps: the sizes that the model was wrapped with.
         is_hooked: whether ``watcher`` is told.
         reductions: how many have ended, of those that it was told of.
         is_final: whether the final buckets are cut, or torch will do it unobserved.
@@ -34,7 +34,7 @@ class Cut:
         self._watcher = watcher
         self._theirs: torchs.UserHook | None = None
         self.parameters = torchs.parameters_of(ddp)
-        self.baseline = caps = torchs.caps_of(ddp)
+        self.default_caps = caps = torchs.caps_of(ddp)
         self._caps: torchs.Caps | None = caps
         self.is_hooked, self.is_final, self._is_timed = False, True, False
         self._is_bare = self.is_expectant = False
@@ -83,8 +83,9 @@ class Cut:
         return self.steps - torchs.steps_to_cut(self.ddp)
 
     def give(self, order: Sequence[int]) -> None:
-        """Have the next reducer cut its final buckets in this order before its first step, by
-        :meth:`finish`; empty: have it made anew, and show the order itself."""
+        """Make the next reducer cut its final buckets in this order before its first step, by
+        :meth:`finish`; empty: make it anew, and let it find the order itself.
+        """
         self._caps, self._given = None, order
 
     def make(
@@ -182,7 +183,7 @@ class Cut:
         torchs.rebuild(self.ddp)
 
     def discard(self) -> None:
-        """Have the next layout made anew: on some rank the reducer is broken."""
+        """Make the next layout anew: on some rank the reducer is broken."""
         self._caps = None
 
     def watch_times(self) -> None:
@@ -190,8 +191,9 @@ class Cut:
         self._is_timed = True
 
     def leave_untimed(self) -> None:
-        """Before a forward pass: torch need not time the steps of a reducer that has cut its final
-        buckets."""
+        """Before a forward pass, stop torch from timing the steps of a reducer that has cut its
+        final buckets.
+        """
         if self._is_timed and self.final_steps > 0:
             self._is_timed = False
             torchs.leave_untimed(self.ddp)

@@ -54,10 +54,11 @@ class KeptLayout:
         self._is_over = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: the tensors' names in the order in which gradients become ready (empty: it
-        was not seen), whether the next step's buckets are cut in it, what the model was wrapped
-        with and the configuration in force. While a tuning chooses that, it is none of the
-        training's own."""
+        """Return plain values: the tensors' names in the order in which gradients become ready
+        (empty: it was not seen), whether the next step's buckets are cut in it, what the model was
+        wrapped with and the configuration in force. While a tuning chooses that, it is none of the
+        training's own.
+        """
         tunable = self._tunable
         now = tunable.layout_to_come.configuration
         is_own = not tunable.is_attached and not now.algorithm
@@ -69,8 +70,9 @@ class KeptLayout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What :meth:`state_dict` gave. It is taken up before the first step, if all ranks have
-        loaded the same."""
+        """Take over what :meth:`state_dict` gave. It is taken up before the first step, if all
+        ranks have loaded the same.
+        """
         self._loaded = state
 
     def take_up(

@@ -31,7 +31,7 @@ class Offer:
 
     Attributes:
         default: the configuration that the job begins with.
-        baseline: the bucket caps that torch had when the model was wrapped.
+        default_caps: the bucket caps that torch had when the model was wrapped.
         tensors: specs of the model's tensors.
         in_ready_order: whether torch cuts buckets in the order in which gradients become ready.
         hook: the training's own communication hook, which carries the buckets; None: torch or this
@@ -41,7 +41,7 @@ class Offer:
     """
 
     default: Configuration
-    baseline: Caps
+    default_caps: Caps
     tensors: Sequence[TensorSpec]
     in_ready_order: bool
     hook: UserHook | None
@@ -140,8 +140,8 @@ class Offer:
         """
         asked = layout.configuration
         asked.check_model(self.kind)
-        if asked == self.default and asked.cut == configuration_of(self.baseline).cut:
-            return self.baseline
+        if asked == self.default and asked.cut == configuration_of(self.default_caps).cut:
+            return self.default_caps
         if self.hook is not None and self.hook.run is not None and why_not_recut(self.hook.run):
             raise ValueError(_obstacle_of(self.hook))
         if self.hook is not None and not asked.is_torchs_way:
@@ -185,13 +185,13 @@ def _fills_links(communicator: Communicator) -> bool:
     return communicator.device.type == "cuda" and len(communicator.topology.nodes) == 1
 
 
-def refusal_of(ddp: DistributedDataParallel, baseline: Caps) -> str:
+def refusal_of(ddp: DistributedDataParallel, default_caps: Caps) -> str:
     """Why no setting can be changed while this training runs; empty: some can."""
     if not torchs.has_reducer(ddp):
         return "torch reduces the gradients without its C++ reducer, so there are no buckets"
     if ddp.device.type not in KNOWN_DEVICES:
         return f"steps on devices of type {ddp.device.type} cannot be timed here"
-    if baseline.each_bytes:
+    if default_caps.each_bytes:
         return "bucket_cap_mb_list was given, which already sets each bucket"
     if torchs.finalizes_by_hand(ddp):
         return "the training itself ends each backward pass (manual finalization)"

@@ -66,8 +66,8 @@ class ReadyOrder:
     def step_ends(
         self, steps: int, is_kept: bool, voters: tuple[dist.ProcessGroup, torch.device]
     ) -> bool:
-        """All buckets of a step were seen. All ranks call this together: what some have not seen is
-        known to none, as algorithms communicate in this order, too.
+        """Note that all buckets of a step were seen. All ranks call this together: what some have
+        not seen is known to none, as algorithms communicate in this order, too.
 
         Args:
             steps: how many were made with torch's final buckets, which it cuts after the first

@@ -28,7 +28,7 @@ class ReductionEnds:
         self._handles: list[RemovableHandle] = []
 
     def follow(self, parameter: torch.nn.Parameter) -> None:
-        """From now on, by the gradient of ``parameter``."""
+        """Follow the ends of reductions from now on, by the gradient of ``parameter``."""
         self.stop()
         reference = weakref.ref(self)  # The parameter keeps the hook.
 
@@ -46,5 +46,5 @@ class ReductionEnds:
         return bool(self._handles)
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Stop telling."""
         torchs.remove(self._handles)

@@ -79,7 +79,7 @@ class TunableReducer:
         self._order = self.observation.order
         by_node = algorithm.hierarchical and communicator.topology.is_hierarchical
         ways = "leaders" if by_node else "off"
-        self.default = replace(configuration_of(self._cut.baseline), hierarchical=ways)
+        self.default = replace(configuration_of(self._cut.default_caps), hierarchical=ways)
         self._kept = KeptLayout(self, self._order)
         self._replication = Replication(algorithm, self, names, self._kept, ddp, self)
         communicator.prepare(self.default, self._replication.planned(self.default).exchanges)
@@ -113,7 +113,7 @@ class TunableReducer:
         """What may be changed, and why the rest may not."""
         return Offer(
             default=self.default,
-            baseline=self._cut.baseline,
+            default_caps=self._cut.default_caps,
             tensors=self.tensors,
             in_ready_order=not self._cut.keeps_order,
             hook=self._cut.theirs,
@@ -123,7 +123,7 @@ class TunableReducer:
     @property
     def refusal(self) -> str:
         """Why no setting can be changed while this training runs; empty: some can."""
-        return self._replication.obstacle or refusal_of(self._cut.ddp, self._cut.baseline)
+        return self._replication.obstacle or refusal_of(self._cut.ddp, self._cut.default_caps)
 
     @property
     def order_is_agreed(self) -> bool:
@@ -355,7 +355,7 @@ class TunableReducer:
         self._is_stale |= self._next is None  # Else the hook comes with that.
         self._ends.stop()
         self._cut.watch_times()
-        torchs.split_graphs(self._cut.ddp, self._cut.baseline.bucket_bytes)
+        torchs.split_graphs(self._cut.ddp, self._cut.default_caps.bucket_bytes)
 
     def watch(self) -> None:
         """Observe but the ends of reductions, without a hook on buckets where torch carries them

@@ -154,7 +154,7 @@ class Moments:
         self._algorithm.backward_ends(self._weights)
 
     def end(self) -> None:
-        """Another algorithm follows. The replicas are equal afterwards. All ranks call this
+        """End: another algorithm follows. The replicas are equal afterwards. All ranks call this
         together, between two steps."""
         self._algorithm.end()
         found = [optimizer() for optimizer in self._optimizers]
@@ -185,7 +185,7 @@ class Moments:
 
 @torch.no_grad()
 def equalise(weights: ModelWeights, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give all ranks the mean of their weights, of the optimizers' state of them, and of the
+    """Set on all ranks the mean of their weights, of the optimizers' state of them, and of the
     gradients: if a momentum or the next update differed, the weights would diverge again. All ranks
     call this together, while no bucket is on its way."""
     communicator = weights.communicator

@@ -5,7 +5,7 @@ the service.
 """
 
 from bagua_client.reporter.handover import Handover
-from bagua_client.reporter.inbox import Event, RankTimes, Samples
+from bagua_client.reporter.inbox import Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 
-__all__ = ["Event", "Handover", "RankTimes", "Reporter", "Samples"]
+__all__ = ["Event", "GatheredTimes", "Handover", "RankTimes", "Reporter"]

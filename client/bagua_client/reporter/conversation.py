@@ -34,11 +34,14 @@ logger = logging.getLogger(__name__)
 FIRST_POLL_SECONDS = 0.02
 LAST_POLL_SECONDS = 0.2
 MOST_REFUSALS = 10
-"""One after the other; then the service and this client do not understand each other."""
+"""Refused requests in a row after which the service and this client do not understand each other.
+"""
 MOST_VALUES = 10_000
 """Step times of ranks in one request; more wait for the next."""
 MOST_DISAGREEMENTS = 5
-"""In one job; then something is wrong with its ranks, or with what the service asks of them."""
+"""Disagreements in one job after which something is wrong with its ranks, or with what they are
+asked.
+"""
 
 
 class Conversation:
@@ -112,7 +115,7 @@ class Conversation:
 
     @property
     def remains(self) -> str:
-        """What a training that ends now leaves of its tuning, in words."""
+        """Say what a training that ends now leaves of its tuning."""
         kept = "its trials are kept" if self._is_registered else self._connection.untold
         return kept + self._before
 
@@ -148,7 +151,7 @@ class Conversation:
             self._give_up(repr(error))
 
     def _give_up(self, reason: str) -> None:
-        """No (more) tuning in this job. The ranks stay at what the last tuning found; in the
+        """End the tuning of this job. The ranks stay at what the last tuning found; in the
         middle of one they go back to the configuration that the job would have had."""
         if self._stopping.is_set():
             return
@@ -182,7 +185,7 @@ class Conversation:
             )
 
     def _send(self, message: Message) -> JobState | None:
-        """Say it to the service if there is anything to say."""
+        """Send the service what there is to say, if anything."""
         if isinstance(message, Event):
             return self._send_event(message)
         if isinstance(message, Recording):
@@ -217,7 +220,7 @@ class Conversation:
         if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
             self._connection.renew(told)
         if event.kind in ("disagreement", "diverged"):
-            # The ranks are at the baseline now, whatever they were told before, or will be.
+            # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
         if event.kind == "diverged":
             self._kept = self._description["default_configuration"]
@@ -301,11 +304,11 @@ class Conversation:
             self._forget_commands()
 
     def _forget_commands(self) -> None:
-        """Whatever the service wants next is new to the ranks."""
+        """Forget what the ranks were told: whatever the service wants next is new to them."""
         self._commanded = object()
 
     def _take_copy(self) -> str | None:
-        """What is known by now, for the other nodes; this one's has it then."""
+        """Take a copy of what is known by now, for the other nodes, and keep it on this one."""
         if self._handover is None or (copy := self._connection.copy()) is None:
             return None
         return self._handover.share(copy)
@@ -328,7 +331,7 @@ class Conversation:
 
 
 def told_of(state: JobState, default: Mapping[str, Any]) -> dict[str, Any]:
-    """What all ranks shall know of where their job stands."""
+    """Return what all ranks shall know of where their job stands."""
     if state.trial is None:
         result = {**state.result, "summary": state.summary or ""}
         return {"state": "finished", "round": state.round, **result}

@@ -46,7 +46,7 @@ class DriftWatch:
         self.restart()
 
     def restart(self) -> None:
-        """Learn anew what is normal."""
+        """Restart: learn anew what is normal."""
         self.suspects = False
         self._gone: float | None = None
         self._block: list[float] = []

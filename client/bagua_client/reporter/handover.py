@@ -63,7 +63,7 @@ class Handover:
         self._file = _folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.copy"
 
     def offer(self) -> None:
-        """Let rank 0 have what this node kept. All ranks come here before they next wait for one
+        """Offer rank 0 what this node kept. All ranks come here before they next wait for one
         another, and rank 0 takes it after that."""
         store = torch_groups.store()
         if not self.is_needed or self._is_fresh or self._node is None or store is None:
@@ -75,10 +75,10 @@ class Handover:
                 store.set(f"{self._place}/{self._node}", base64.b64encode(kept).decode())
                 store.set(f"{self._place}/{self._node}/at", str(_stamp(kept)))
         except Exception as error:
-            logger.info("autotune: this node cannot hand over its copy of earlier runs (%r)", error)
+            logger.info("autotune: this node cannot send its copy of earlier runs (%r)", error)
 
     def take(self) -> dict[str, Any] | None:
-        """On rank 0, the newest that was offered."""
+        """Return, on rank 0, the newest copy that was offered."""
         store = torch_groups.store()
         if not self.is_needed or self._is_fresh or store is None:
             return None
@@ -95,7 +95,9 @@ class Handover:
             return None
 
     def share(self, copy: Mapping[str, Any]) -> str | None:
-        """On rank 0: this node keeps it; the text that the other nodes need, if there are any."""
+        """Keep the copy on rank 0's node; return the text that other nodes need, if there
+        are any.
+        """
         text = pack(copy)
         if text is None:
             if not self._is_too_large:
@@ -110,7 +112,7 @@ class Handover:
         return text if self.is_across else None
 
     def keep(self, text: str | None) -> None:
-        """On each node, what rank 0 sent; its own wrote it already. Never waits."""
+        """Keep on each node what rank 0 sent; its own wrote it already. Never waits."""
         if text and self._node is not None and self._rank != 0:
             threading.Thread(target=self.write, args=[text], daemon=True).start()
 
@@ -163,7 +165,7 @@ def _stamp(stamped: bytes) -> float:
 
 
 def _folder() -> Path:
-    """Beside the database of a service that rank 0 starts."""
+    """Return the folder of copies, beside the database of a service that rank 0 starts."""
     home = os.environ.get("XDG_DATA_HOME", "")
     folder = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.local/share"))
     return folder / "bagua-autotune" / "copies"

@@ -36,7 +36,7 @@ class RankTimes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Samples:
+class GatheredTimes:
     """Step times of all ranks.
 
     Attributes:
@@ -50,7 +50,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Event:
-    """Something the service must know; the fields are API v2's."""
+    """An event that the service must know; the fields are API v2's."""
 
     kind: str
     trial: int | None
@@ -59,7 +59,7 @@ class Event:
     seconds: float | None = None
 
 
-Message = Samples | Recording | Event
+Message = GatheredTimes | Recording | Event
 
 
 class Inbox:
@@ -83,16 +83,16 @@ class Inbox:
             self._changed.notify()
 
     def take_dropped(self) -> int:
-        """How many messages were dropped since this was asked last."""
+        """Return how many messages were dropped since the last call."""
         with self._changed:
             dropped, self._dropped = self._dropped, 0
         return dropped
 
-    def take_more(self, trial: int) -> Samples | None:
+    def take_more(self, trial: int) -> GatheredTimes | None:
         """The oldest message, if it is of this trial's steps."""
         with self._changed:
             first = self._messages[0] if self._messages else None
-            if not isinstance(first, Samples) or first.trial != trial:
+            if not isinstance(first, GatheredTimes) or first.trial != trial:
                 return None
             self._pop()
             return first
@@ -102,7 +102,7 @@ class Inbox:
         return not self._messages
 
     def wake(self) -> None:
-        """Let a reader that waits come back at once."""
+        """Wake a reader that waits, so that it returns at once."""
         with self._changed:
             self._changed.notify()
 
@@ -119,7 +119,9 @@ class Inbox:
         return message
 
     def _surplus(self) -> Message | None:
-        """What to drop next if there is too much; never the newest, and no event for its bytes."""
+        """Return what to drop next if there is too much; never the newest, and no event for its
+        bytes.
+        """
         is_too_much = len(self._messages) > LARGEST_INBOX
         if not is_too_much and self._bytes <= LARGEST_INBOX_BYTES:
             return None
@@ -129,16 +131,17 @@ class Inbox:
 
 
 def _rank_of_keeping(message: Message) -> int:
-    """What has a lower one is dropped first."""
+    """Return the rank of keeping: messages with a lower one are dropped first."""
     if not isinstance(message, Event):
         return 0
     return 1 + (message.kind == "ended")
 
 
 def _about_bytes(message: Message) -> int:
-    """In memory. Ranks mostly tell as many steps as the first one; counting each rank's would take
-    the training thread long where there are thousands."""
-    if isinstance(message, Samples):
+    """Return about how many bytes a message takes in memory. Ranks mostly tell as many steps as the
+    first one; counting each rank's would take the training thread long where there are thousands.
+    """
+    if isinstance(message, GatheredTimes):
         first = message.by_rank[0]
         values = sum(map(len, first[1:]))
         return len(message.by_rank) * (RANK_BYTES + values * VALUE_BYTES)

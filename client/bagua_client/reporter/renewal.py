@@ -12,10 +12,11 @@ from bagua_client.service.client import Progress, StepTimes
 RENEWAL_SECONDS = 45.0
 """The page warns of a minute's silence; after five minutes the service takes the job for lost."""
 STANDSTILL_SECONDS = 1800.0
-"""Ranks that hang are ended by then: it is torch's longest usual timeout of a collective. An
-evaluation may be as long."""
+"""Time after which ranks that hang have been ended: it is torch's longest usual timeout of a
+collective. An evaluation may be as long.
+"""
 PROGRESS_SECONDS = 600.0
-"""Each progress makes the service sum the job up anew, so a tuned job tells it seldom."""
+"""Seconds between two progresses of a tuned job: each makes the service sum the job up anew."""
 STEPS_REMEMBERED = 1000
 
 
@@ -48,7 +49,7 @@ class Renewal:
         return now - self._stepped_at < STANDSTILL_SECONDS
 
     def take_progress(self, at_once: bool = False) -> Progress | None:
-        """How far the tuned job is, if that is new.
+        """Return how far the tuned job is, if that is new.
 
         Args:
             at_once: also if it was told less than ten minutes ago.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from bagua_client.reporter.inbox import Samples
+from bagua_client.reporter.inbox import GatheredTimes
 from bagua_client.service.client import StepTimes
 
 MOST_WAITING_VALUES = 2**18
@@ -14,23 +14,23 @@ FEWEST_WAITING_STEPS = 64
 
 
 class StepTable:
-    """Collects the ranks' samples of a trial; a step is complete when it has those of all ranks."""
+    """Collects the ranks' times of a trial; a step is complete when it has those of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._trial: int | None = None
         self._rows: dict[int, dict[int, tuple[float, ...]]] = {}
 
-    def add(self, samples: Samples) -> list[StepTimes]:
-        """Add samples; the steps that are complete now.
+    def add(self, gathered: GatheredTimes) -> list[StepTimes]:
+        """Add times; return the steps that are complete now.
 
         Each rank tells its steps in order, so what is older than a complete step will never be
         complete (a message was dropped) and is forgotten, as is what is left of another trial.
         So are the oldest steps that wait too long for a rank that tells nothing.
         """
-        if samples.trial != self._trial:
-            self._trial, self._rows = samples.trial, {}
-        for rank, times in enumerate(samples.by_rank):
+        if gathered.trial != self._trial:
+            self._trial, self._rows = gathered.trial, {}
+        for rank, times in enumerate(gathered.by_rank):
             first_step, *parts = times
             for step, told in enumerate(zip_longest(*parts, fillvalue=math.nan), first_step):
                 self._rows.setdefault(step, {})[rank] = told

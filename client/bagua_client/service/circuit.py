@@ -12,7 +12,7 @@ from bagua_client.service.transport import ServiceDenied, ServiceUnavailable
 logger = logging.getLogger(__name__)
 
 OPENS_AFTER = 4
-"""Failures in a row; fewer are nobody's business."""
+"""Failures in a row from which on the user is told."""
 FIRST_PAUSE_SECONDS = 0.2
 EAGER_PAUSE_SECONDS = 5.0
 LATE_PAUSE_SECONDS = 60.0

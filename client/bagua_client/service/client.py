@@ -27,8 +27,8 @@ class JobState:
         configuration: the configuration that all ranks should run now, by knob.
         trials_measured: number of trials measured so far.
         max_trials: maximum number of trials before the best is confirmed, in turns with the
-            baseline.
-        speedup: speed-up of the best trial so far over the baseline; None: not known yet.
+            default.
+        speedup: speed-up of the best trial so far over the default; None: not known yet.
         summary: the result in one line; None: tuning has not ended.
         deciding: whether the next trial is being chosen, with the last one still open or with no
             open trial; ask again soon.
@@ -131,7 +131,7 @@ class ServiceClient:
         return self._send("GET", f"{self._job_url}/state", None)
 
     def copy(self) -> dict[str, Any]:
-        """What the service knows of the job, to be given to the service of another host."""
+        """Return what the service knows of the job, to be given to the service of another host."""
         copy = self._transport.send("GET", f"{self._job_url}/copy", None)
         if not isinstance(copy, dict):
             raise ServiceUnavailable("its answer is no copy of a job")

@@ -28,7 +28,7 @@ class Stopped(Exception):
 
 
 class Connection:
-    """To the service at the user's address, or to the one of this process.
+    """The connection to the service at the user's address, or to the one of this process.
 
     Args:
         environment: the settings.
@@ -125,7 +125,7 @@ class Connection:
                 logger.info("autotune: %d earlier runs were restored from the ranks' copy", known)
 
     def copy(self) -> dict[str, Any] | None:
-        """What is known of the job, for other nodes; None: that cannot be had now."""
+        """Return what is known of the job, for other nodes; None: that cannot be had now."""
         if self._service is None:
             return None
         try:
@@ -174,7 +174,9 @@ class Connection:
         raise ServiceRefused(f"it knows the job, but has no such request: {reason}")
 
     def _register_anew(self, service: ServiceClient) -> JobState:
-        """Another database, perhaps."""
+        """Register the job again, as the service does not know it: perhaps it has another
+        database.
+        """
         self._on_forgotten()
         try:
             self._register(service)

@@ -57,7 +57,8 @@ class JobService(Sidecar):
         self._key = f"bagua/service/{_host()}"
 
     def url(self) -> str:
-        """Its address; starts it if it does not run, or waits while another process does so.
+        """Return the service's address; starts it if it does not run, or waits while another
+        process does so.
 
         Raises:
             SidecarError: see Sidecar.
@@ -106,7 +107,7 @@ class JobService(Sidecar):
             self.token = self.page_token = entry.page_token
 
     def _publish(self, store: torch_groups.Store, url: str) -> None:
-        """Tell the others. Without an address they start one themselves."""
+        """Publish the address to the other ranks. Without an address they start one themselves."""
         entry = json.dumps(_Entry(self._name, url, self.page_token) if url else ("", "", ""))
         with suppress(RuntimeError):  # The store ends with the job.
             if not store.check([self._key]) or store.get(self._key).decode() != entry:
@@ -145,7 +146,7 @@ def job_service(port: int, token: str | None = None) -> JobService:
 
 
 def _forget() -> None:
-    """In a forked child: service and lock belong to the parent."""
+    """Forget service and lock in a forked child: they belong to the parent."""
     global _service, _lock
     _service, _lock = None, threading.Lock()
 

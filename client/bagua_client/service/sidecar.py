@@ -53,7 +53,7 @@ class Sidecar:
         atexit.register(self.stop)
 
     def url(self) -> str:
-        """Its address; starts it if it does not run.
+        """Return the service's address; starts it if it does not run.
 
         Raises:
             SidecarError: it is not installed, ended before it listened, or was stopped.

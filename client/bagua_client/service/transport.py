@@ -32,7 +32,7 @@ MOST_RETRY_AFTER_SECONDS = 300.0
 
 
 class ServiceUnavailable(Exception):
-    """There is no usable answer now; there may be one later.
+    """Raised where there is no usable answer now; there may be one later.
 
     Attributes:
         retry_after_seconds: how long the service asks the client to wait.
@@ -44,7 +44,7 @@ class ServiceUnavailable(Exception):
 
 
 class ServiceDenied(ServiceUnavailable):
-    """No usable answer will come until somebody changes a setting of the client or the service."""
+    """Raised where no usable answer comes until somebody changes a setting of client or service."""
 
 
 class JobUnknown(Exception):

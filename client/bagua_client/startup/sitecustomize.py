@@ -92,7 +92,7 @@ def _prepare() -> None:
 
 
 def _give_way() -> None:
-    """To what this folder hides: a ``sitecustomize`` of the installation runs, too."""
+    """Run what this folder hides, too: a ``sitecustomize`` of the installation."""
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own]
     spec = importlib.machinery.PathFinder.find_spec(__name__, sys.path)

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 WARMUP_STEPS = 5
-"""Not measured: connections are made in them, buckets cut, kernels chosen."""
+"""First steps, not measured: connections are made in them, buckets cut, kernels chosen."""
 WRAPPERS = (
     "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
 )  # fmt: skip
@@ -83,7 +83,7 @@ class Recorder:
 
 
 def _wrappers() -> list[str]:
-    """Which classes for training on several ranks have an object in this process."""
+    """Return the classes for training on several ranks that have an object in this process."""
     classes = {name for kind in set(map(type, gc.get_objects())) for name in _names(kind)}
     return [name for name in WRAPPERS if name in classes]
 

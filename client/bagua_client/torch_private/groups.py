@@ -128,7 +128,7 @@ def is_alive(group: dist.ProcessGroup) -> bool:
 
 
 def operations_of(group: dist.ProcessGroup) -> int:
-    """How many operations this rank issued in ``group``; -1: not known. There is no public
+    """Return how many operations this rank issued in ``group``; -1: not known. There is no public
     getter."""
     try:
         return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
@@ -137,12 +137,12 @@ def operations_of(group: dist.ProcessGroup) -> int:
 
 
 def counted() -> int:
-    """How many groups c10d has named by their number in this process."""
+    """Return how many groups c10d has named by their number in this process."""
     return int(dist.distributed_c10d._world.group_count)
 
 
 def count_from(number: int) -> None:
-    """Have c10d name the next group after ``number``, which must be the same on all ranks. There is
+    """Make c10d name the next group after ``number``, which must be the same on all ranks. There is
     no public way."""
     dist.distributed_c10d._world.group_count = number
 

@@ -19,8 +19,9 @@ def unhooked_step(optimizer: type[Optimizer]) -> Callable[..., Any]:
 
 
 def clear_step_hooks(optimizer: Optimizer) -> None:
-    """Its own dictionaries, not those of the optimizer that it was copied from; torch gives a hook
-    a handle and offers no list of them."""
+    """Give a copied optimizer empty dictionaries of hooks, not those of the original. Torch has no
+    list of hooks to remove them by.
+    """
     for name in HOOKS:
         setattr(optimizer, name, OrderedDict())
 
@@ -36,5 +37,5 @@ def mark_as_seen_by_schedulers(step: Callable[..., Any]) -> None:
 
 
 def mark_as_stepped(optimizer: Any) -> None:
-    """What a scheduler's wrapper does: it warns where it steps before the optimizer has."""
+    """Mark the optimizer as stepped, as a scheduler's wrapper does: else the scheduler warns."""
     optimizer._opt_called = True

@@ -29,7 +29,7 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 GRAPH_BYTES = 4 * 1024 * 1024
 """Gradient bytes in one part of a compiled wrapper's graph while it is being tuned."""
 STEPS_TIMED = 10
-"""Torch times this many first steps of each reducer; later only every hundredth."""
+"""First steps of each reducer that torch times; later only every hundredth."""
 HAS_BUCKET_CAPS = "bucket_cap_mb_list" in DistributedDataParallel.__init__.__code__.co_varnames
 """Whether each bucket may have its own cap (since torch 2.11)."""
 HAS_BUCKET_CONFIG = hasattr(ddp_module, "_BucketCapacityConfig")
@@ -53,7 +53,7 @@ class Caps:
 
 
 def split_graphs(ddp: DistributedDataParallel, size_bytes: int) -> None:
-    """Have torch.compile split the graphs of a compiled wrapper by the size of their gradients.
+    """Make torch.compile split the graphs of a compiled wrapper by the size of their gradients.
 
     The gradients of one part become ready together, so a bucket smaller than a part is not sent
     earlier. A part has about ``size_bytes`` of gradients, but no more than GRAPH_BYTES and no less
@@ -243,8 +243,10 @@ def rebuild(ddp: DistributedDataParallel) -> bool:
 
 
 def bytes_of(bucket: GradBucket) -> int:
-    """What a bucket sends; of a sparse gradient its values and indices, with a row that occurs
-    twice counted twice. The public names of these two would first have to add such rows up."""
+    """Return the bytes a bucket sends; for a sparse gradient its values and indices, with a row
+    that occurs twice counted twice. The public names of these two would first have to add such rows
+    up.
+    """
     flat = bucket.buffer()
     if flat.layout is torch.sparse_coo:
         return flat._indices().nbytes + flat._values().nbytes

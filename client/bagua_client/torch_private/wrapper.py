@@ -127,8 +127,9 @@ class WithMoments(DistributedDataParallel):
 
 
 def before_module(ddp: DistributedDataParallel, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What torch's wrapper does before its module's forward pass, for a module that is called
-    itself; answers with the arguments of that pass."""
+    """Do what torch's wrapper does before its module's forward pass, for a module that is called
+    itself; return the arguments of that pass.
+    """
     found: tuple[Any, Any] = ddp._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
     return found
 

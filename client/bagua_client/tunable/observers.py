@@ -64,7 +64,7 @@ class Observers:
             self.call(context.close)
 
     def _failed(self, error: Exception) -> None:
-        """Tell the first: those that follow may follow from it."""
+        """Log the first failure: later ones may follow from it."""
         with self._lock:
             is_first, self.has_failed = not self.has_failed, True
         if is_first:
@@ -77,7 +77,7 @@ class Observers:
 
 
 def _in_a_line(error: Exception) -> str:
-    """With the place that it came from; what torch says in the lines after is about its own."""
+    """Return the error in one line, with its place; torch's further lines are about itself."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         place = f"{trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}"

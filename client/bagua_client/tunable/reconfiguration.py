@@ -52,8 +52,8 @@ class Reconfiguration:
 
         Returns:
             The layout that all ranks run from now on: the one voted on if all ranks agree on it
-            and can carry it out, else the baseline's, or what is in force if the groups of
-            the baseline are gone and cannot be made. :attr:`dissenters` lists the ranks that
+            and can carry it out, else the default's, or what is in force if the groups of
+            the default are gone and cannot be made. :attr:`dissenters` lists the ranks that
             disagreed.
 
         Raises:

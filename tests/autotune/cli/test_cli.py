@@ -153,8 +153,8 @@ def test_show_tells_rounds_cost_and_payback(tmp_path: Path) -> None:
 def test_show_takes_a_name_and_means_its_newest(source: list[str]) -> None:
     text = run("show", "digits", *source).output
     assert "job digits (new): tuning" in text
-    assert "incumbent: bucket" in text
-    assert "(" in next(line for line in text.splitlines() if line.startswith("incumbent"))
+    assert "best so far: bucket" in text
+    assert "(" in next(line for line in text.splitlines() if line.startswith("best so far"))
     assert "stock DDP" in run("show", "x", *source).output
 
 

@@ -125,7 +125,7 @@ def test_what_was_measured_in_turns_is_the_best_while_it_is_confirmed() -> None:
             assert [trial.words for trial in overview.trials if trial.is_best] == [*candidates]
 
 
-def test_a_result_s_times_lie_around_what_its_run_off_measured() -> None:
+def test_a_result_s_times_lie_around_what_its_confirmation_measured() -> None:
     """790 and 679 ms are 1.16x; blocks of an earlier time, on another machine, do not count."""
     search = [trial(0, DEFAULT, 0.3), trial(1, FASTER, 0.2)]
     seconds = [0.679, 0.79, 0.79, 0.679]

@@ -46,7 +46,7 @@ def line(of: Job, trials: list[Trial]) -> str:
             "1.56x (1.51 to 1.60) over the default",
         ),
         (
-            # What the search promised, the run-off did not hold.
+            # What the search promised, the confirmation did not hold.
             job("finished", KEPT),
             [trial(0, DEFAULT, 0.3), trial(1, FLAT, 0.25)],
             "25",

@@ -75,7 +75,8 @@ def why(of: Job, trials: list[Trial], exposed: dict[int, float] | None = None) -
         (
             job("lost"),
             [trial(0, DEFAULT)],
-            "The training was lost before its tuning ended; the tuning goes on when it does",
+            "The training was lost before its tuning ended; "
+            "its tuning continues when it comes back",
         ),
         (
             job("ended"),
@@ -181,7 +182,7 @@ def test_why_names_what_was_compared(
     assert why(job("finished" if result else "tuning", result), trials, exposed) == sentence
 
 
-def test_a_run_off_that_confirmed_nothing_says_what_it_measured() -> None:
+def test_a_confirmation_that_confirmed_nothing_says_what_it_measured() -> None:
     """Not what the search saw of an earlier, faster machine: 141 ms, and 205 ms of the default."""
     trials = [trial(0, DEFAULT, 0.15), trial(1, FASTER, 0.141)]
     for side in (FASTER, DEFAULT, DEFAULT, FASTER) * 3:

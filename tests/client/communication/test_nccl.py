@@ -37,7 +37,7 @@ def test_a_large_gpu_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def _offered_channels() -> list[object]:
     """Of GPUs of one host, and of CPUs."""
     offer = Offer(
-        default=Configuration(), baseline=Caps(1, 1), tensors=(), in_ready_order=True, hook=None
+        default=Configuration(), default_caps=Caps(1, 1), tensors=(), in_ready_order=True, hook=None
     )
     found = []
     for device in (CPU, GPU):

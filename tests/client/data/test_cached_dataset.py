@@ -476,8 +476,8 @@ def test_two_datasets_of_one_name_are_told_of(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "mongodb"}, "backend is memory, disk or redis, not 'mongodb'"),
-        ({"backend": "memory", "writer_buffer_size": 0}, "writer_buffer_size is at least 1"),
+        ({"backend": "mongodb"}, "backend must be memory, disk or redis, not 'mongodb'"),
+        ({"backend": "memory", "writer_buffer_size": 0}, "writer_buffer_size must be at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:

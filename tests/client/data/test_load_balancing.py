@@ -165,9 +165,9 @@ def test_where_it_cannot_be_computed_all_ranks_hear_of_it(two_ranks: RankPool) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"complexities": [1, 2]}, r"3 samples, and complexities of shape \(2,\)"),
+        ({"complexities": [1, 2]}, r"3 samples, but complexities of shape \(2,\)"),
         ({"complexities": [1, float("nan"), 2]}, "the complexity of sample 1 is nan"),
-        ({"complexities": [1, 2, 3], "random_level": 1.1}, "random_level is from 0 to 1"),
+        ({"complexities": [1, 2, 3], "random_level": 1.1}, "random_level must be from 0 to 1"),
         ({"complexities": [1, 2, 3], "rank": 2}, "Invalid rank 2"),
         ({}, "one of the two"),
     ],

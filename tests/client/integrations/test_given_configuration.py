@@ -277,6 +277,6 @@ def test_a_file_written_by_hand_needs_the_configuration_only(tmp_path: Path) -> 
     path.write_text('{"configuration": {"bucket_bytes": 4096}}')
     file = ConfigurationFile.read(str(path))
     assert file.configuration == Configuration(4096)
-    assert file.misfit(describe([("w", torch.ones(2))])) == ""
+    assert file.obstacle(describe([("w", torch.ones(2))])) == ""
     assert file.is_in_order(())
     assert file.differences({"backend": "gloo"}) == []

@@ -10,9 +10,9 @@ from bagua_client.reporter.inbox import (
     LARGEST_INBOX,
     LARGEST_INBOX_BYTES,
     Event,
+    GatheredTimes,
     Inbox,
     RankTimes,
-    Samples,
 )
 from bagua_client.tunable.timeline import Timeline
 
@@ -31,11 +31,11 @@ def test_with_the_service_away_what_is_old_is_dropped_but_no_event() -> None:
     box.put(Recording(3, 9, CpuClock(), Timeline(lambda: 0.0), 0.0, 0.0, []))
     box.put(event)
     for step in range(3 * LARGEST_INBOX):
-        box.put(Samples(0, [RankTimes(step, [0.1])]))
+        box.put(GatheredTimes(0, [RankTimes(step, [0.1])]))
     first, *left = _all_of(box)
     assert first == event
     assert len(left) == LARGEST_INBOX - 1
-    assert left[-1] == Samples(0, [RankTimes(3 * LARGEST_INBOX - 1, [0.1])])
+    assert left[-1] == GatheredTimes(0, [RankTimes(3 * LARGEST_INBOX - 1, [0.1])])
     assert box.take_dropped() == 2 * LARGEST_INBOX + 2
     assert box.take_dropped() == 0
 
@@ -46,12 +46,12 @@ def test_of_thousands_of_ranks_less_is_kept() -> None:
     event = Event("switched", 3, 10, "")
     box.put(event)
     for step in range(0, 3200, 32):
-        box.put(Samples(0, [RankTimes(step, [0.1] * 32, [0.1] * 32)] * 8192))
+        box.put(GatheredTimes(0, [RankTimes(step, [0.1] * 32, [0.1] * 32)] * 8192))
     event_left, *left = _all_of(box)
     assert event_left == event
     assert len(left) * 8192 * 64 * 32 <= max(LARGEST_INBOX_BYTES, 8192 * 64 * 32)
     (last,) = left
-    assert isinstance(last, Samples)
+    assert isinstance(last, GatheredTimes)
     assert last.by_rank[0].first_step == 3168
 
 

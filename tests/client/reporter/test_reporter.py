@@ -18,7 +18,7 @@ from bagua_client.measuring.profiler import Recording
 from bagua_client.measuring.rank_measurement import StepCount
 from bagua_client.reporter.conversation import MOST_REFUSALS
 from bagua_client.reporter.drift import BLOCK_STEPS, LASTING_BLOCKS, REFERENCE_BLOCKS
-from bagua_client.reporter.inbox import LARGEST_INBOX, Event, RankTimes, Samples
+from bagua_client.reporter.inbox import LARGEST_INBOX, Event, GatheredTimes, RankTimes
 from bagua_client.reporter.reporter import Reporter
 from bagua_client.service.connection import REGISTRATIONS
 from bagua_client.tunable.timeline import Timeline
@@ -66,7 +66,7 @@ def tell(reporter: Reporter, trial: int | None, first_step: int, seconds: Sequen
     for at in range(0, len(seconds), BLOCK_STEPS):
         part = list(seconds[at : at + BLOCK_STEPS])
         by_rank = [RankTimes(first_step + at, times) for times in ([0.001] * len(part), part)]
-        reporter.put(Samples(trial, by_rank))
+        reporter.put(GatheredTimes(trial, by_rank))
 
 
 def tuned(reporter: Reporter) -> None:
@@ -229,7 +229,7 @@ def test_a_refused_change_keeps_no_steps_from_the_watch(start: Start) -> None:
         service.refuses["drift"] = 422
         # In one message: the change, and the steps after it that make it the new normal.
         slowest = [0.1] * WATCHED + [0.2] * WATCHED * 2
-        reporter.put(Samples(None, [RankTimes(4, slowest)] * 2))
+        reporter.put(GatheredTimes(None, [RankTimes(4, slowest)] * 2))
         tell(reporter, None, 4 + len(slowest), [0.3] * WATCHED)
         wait_for(lambda: service.refused == 2)
 
@@ -315,7 +315,7 @@ def test_after_a_disagreement_the_command_is_given_again(start: Start) -> None:
 
 def _tell_computing(reporter: Reporter, first_step: int) -> None:
     ranks = [RankTimes(first_step, [0.2] * 3, [0.1 * rank] * 3) for rank in (1, 2)]
-    reporter.put(Samples(0, ranks))
+    reporter.put(GatheredTimes(0, ranks))
 
 
 def test_computing_times_go_with_the_step_times(start: Start) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_client.reporter import step_table
-from bagua_client.reporter.inbox import RankTimes, Samples
+from bagua_client.reporter.inbox import GatheredTimes, RankTimes
 from bagua_client.reporter.step_table import FEWEST_WAITING_STEPS, StepTable
 from bagua_client.service.client import StepTimes
 
@@ -28,12 +28,12 @@ def test_steps_are_complete_once_both_ranks_knew_them_and_come_once(
             seconds = [1.0 + rank + step for step in range(known[rank], known[rank] + size)]
             by_rank.append(RankTimes(known[rank], seconds))
             known[rank] += size
-        found += table.add(Samples(0, by_rank))
+        found += table.add(GatheredTimes(0, by_rank))
     assert found == [StepTimes(step, [1.0 + step, 2.0 + step]) for step in range(min(known))]
 
 
 def _add(table: StepTable, trial: int, *by_rank: tuple[Any, ...]) -> list[StepTimes]:
-    return table.add(Samples(trial, [RankTimes(*times) for times in by_rank]))
+    return table.add(GatheredTimes(trial, [RankTimes(*times) for times in by_rank]))
 
 
 def test_a_dropped_message_costs_the_steps_in_it_and_no_others() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NO_PROXIES = {"http": "", "https": ""}
 RETRIES = 3
-"""Tries again of a request whose connection fails: a server closes one that was idle."""
+"""How often a request is repeated whose connection fails: a server closes one that was idle."""
 
 
 class AutotuneService:
@@ -61,7 +61,7 @@ class AutotuneService:
         self._application: Callable[..., Iterable[bytes]] | None = None
 
     def setup_app(self, app: Flask) -> Flask:
-        """Let ``app`` answer what begins with ``/api/v1/``; returns it."""
+        """Make ``app`` answer what begins with ``/api/v1/``; returns it."""
         answer_others = app.wsgi_app
 
         def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -73,8 +73,9 @@ class AutotuneService:
         return app
 
     def _ours(self) -> Callable[..., Iterable[bytes]]:
-        """Made by the first request: the process that serves may be forked from that which set it
-        up, and neither threads nor a database's connections go along."""
+        """Return the application, made by the first request: the process that serves may be forked
+        from that which set it up, and neither threads nor a database's connections go along.
+        """
         with self._lock:
             if self._application is None:
                 from bagua_autotune.app import create_app

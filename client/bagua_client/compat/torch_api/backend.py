@@ -42,7 +42,7 @@ class Backend:
         return bool(self._buckets)
 
     def register_ordered_buckets(self, buckets: Sequence[Bucket]) -> None:
-        """Have these from now on; what is under way ends first."""
+        """Replace the buckets by these; what is under way ends first."""
         self.wait_pending_comm_ops()
         self._buckets = list(buckets)
         self._known = {id(tensor) for bucket in buckets for tensor in bucket.tensors}

@@ -179,7 +179,7 @@ class BaguaBucket:
         return operation
 
     def clear_ops(self) -> BaguaBucket:
-        """Have no operations any more."""
+        """Remove all operations."""
         self._operations = []
         return self
 
@@ -190,7 +190,7 @@ class BaguaBucket:
             operation()
 
     def write(self, flat: torch.Tensor) -> None:
-        """Have the values of ``flat``, which is laid out as :meth:`flattened_tensor`'s."""
+        """Take over the values of ``flat``, which has the layout of :meth:`flattened_tensor`."""
         parts = self._effective()
         for part, values in zip(parts, in_order(parts)(flat), strict=True):
             part.copy_(values)

@@ -110,7 +110,7 @@ class CentralizedSum:
 
 
 class PeersAverage:
-    """See ``append_decentralized_synchronous_op``.
+    """The operation of ``append_decentralized_synchronous_op``.
 
     Args:
         peer_weight: where the average goes.
@@ -158,7 +158,7 @@ class PeersAverage:
 
 
 class RingOfDifferences:
-    """See ``append_low_precision_decentralized_synchronous_op``.
+    """The operation of ``append_low_precision_decentralized_synchronous_op``.
 
     Algorithms begin with the rank's own weights for its neighbours'. In buckets that are cut in the
     middle of a training that is wrong, and would stay so: the first exchange sends the replicas.
@@ -197,7 +197,7 @@ class RingOfDifferences:
 
 
 class AsynchronousAverage:
-    """See ``append_asynchronous_model_average_op``.
+    """The operation of ``append_asynchronous_model_average_op``.
 
     A round is made by all ranks. One that calls :meth:`abort` still takes part in the next round,
     which then ends the rounds on all ranks at once: none is left waiting in one.
@@ -223,7 +223,7 @@ class AsynchronousAverage:
         self._is_to_end = True
 
     def reset(self) -> None:
-        """Have rounds again. All ranks, while none is under way."""
+        """Begin rounds again. All ranks, while none is under way."""
         self._is_to_end = self._has_ended = False
 
     def get_status(self) -> bool:

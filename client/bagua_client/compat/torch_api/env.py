@@ -7,7 +7,7 @@ import socket
 
 
 def get_world_size() -> int:
-    """How many processes the job has; 1 where no launcher tells."""
+    """Return how many processes the job has; 1 where no launcher tells."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -34,7 +34,7 @@ def get_node_rank() -> int:
 
 
 def get_master_addr() -> str:
-    """Where rank 0 is."""
+    """Return rank 0's address."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
@@ -54,22 +54,22 @@ def is_report_metrics_switch_on() -> bool:
 
 
 def get_autotune_level() -> int:
-    """0: not tuned; from 1 on: tuned."""
+    """Return whether the job is tuned: 0: not; from 1 on: it is."""
     return int(os.environ.get("BAGUA_AUTOTUNE", 0))
 
 
 def get_autotune_max_samples() -> int:
-    """Most trials of a tuning."""
+    """Return the most trials that a tuning makes."""
     return int(os.environ.get("BAGUA_AUTOTUNE_MAX_SAMPLES", 60))
 
 
 def get_autotune_sampling_confidence_time_s() -> float:
-    """Most seconds of a trial."""
+    """Return the most seconds that a trial takes."""
     return float(os.environ.get("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", 5.0))
 
 
 def get_autotune_warmup_time_s() -> float:
-    """Most seconds before the first trial."""
+    """Return the most seconds before the first trial."""
     return float(os.environ.get("BAGUA_AUTOTUNE_WARMUP_TIME_S", 30.0))
 
 

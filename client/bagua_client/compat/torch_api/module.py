@@ -36,7 +36,7 @@ class BaguaModule(nn.Module):
         process_group: Any = None,
         do_flatten: bool = True,
     ) -> Module:
-        """Have the module trained by all ranks of the group, which must call this together.
+        """Train the module on all ranks of the group, which must call this together.
 
         The ranks begin with the first rank's weights, buffers and optimizer states. The module is
         called and saved as before: the names in its ``state_dict`` stay. Under ``BAGUA_AUTOTUNE=1``
@@ -97,8 +97,9 @@ class BaguaModule(nn.Module):
 
 _next_numbers = count()
 _numbers: dict[int, int] = {}
-"""By a module's id, as long as it lives. The id comes again, maybe while the buckets of the module
-that had it are still there."""
+"""Numbers by a module's id, as long as it lives. The id comes again, maybe while the buckets of the
+module that had it are still there.
+"""
 
 
 def _number_of(module: nn.Module) -> int:
@@ -109,12 +110,12 @@ def _number_of(module: nn.Module) -> int:
 
 
 def _of(module: nn.Module, name: str) -> Any:
-    """What trains the module, if anything does, has it."""
+    """Return an attribute of what trains the module, if anything does."""
     return getattr(vars(module).get("bagua_ddp"), name, None)
 
 
 def install() -> None:
-    """Give every module and every tensor Bagua's methods; again it changes nothing."""
+    """Add Bagua's methods to every module and tensor; a second call changes nothing."""
     for owner, extension in ((nn.Module, BaguaModule), (torch.Tensor, BaguaTensor)):
         for name, member in vars(extension).items():
             if "bagua" in name and name != "__module__":

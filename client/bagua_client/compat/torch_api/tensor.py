@@ -16,7 +16,7 @@ Setter = Callable[[Any, torch.Tensor], None]
 
 @dataclass(frozen=True)
 class _Registration:
-    """What a registered tensor has. A parameter that is pickled takes its attributes along, and a
+    """The registration of a tensor. A parameter that is pickled takes its attributes along, and a
     getter is often a lambda: a loaded tensor is not registered."""
 
     name: str
@@ -110,7 +110,7 @@ class BaguaTensor(torch.Tensor):
         return found
 
     def bagua_getter_closure(self) -> torch.Tensor:
-        """What is communicated."""
+        """Return what is communicated."""
         getter = _registration(self).getter
         return self if getter is None else getter(self)
 
@@ -130,7 +130,7 @@ class BaguaTensor(torch.Tensor):
         return self.bagua_getter_closure()
 
     def bagua_ensure_grad(self) -> BaguaTensor:
-        """Give it a gradient of zeros if it has none, now and before each later pass that a
+        """Add a gradient of zeros if there is none, now and before each later pass that a
         user-written algorithm trains.
 
         Raises:
@@ -144,7 +144,7 @@ class BaguaTensor(torch.Tensor):
         return self
 
     def bagua_mark_communication_ready(self) -> None:
-        """Its bucket may be communicated as far as this tensor goes: what the current stream has
+        """Mark the tensor as ready for its bucket's communication: what the current stream has
         done is waited for.
 
         Raises:
@@ -157,7 +157,7 @@ class BaguaTensor(torch.Tensor):
     bagua_mark_communication_ready_without_synchronization = bagua_mark_communication_ready
 
     def bagua_set_storage(self, storage: Any, storage_offset: int = 0) -> None:
-        """Have what is communicated in ``storage`` (typed or untyped), from an offset in elements
+        """Move what is communicated to ``storage`` (typed or untyped), from an offset in elements
         on. Its values become those found there."""
         effective = self.bagua_getter_closure()
         untyped = getattr(storage, "untyped", lambda: storage)()

@@ -37,4 +37,4 @@ class Trained(Protocol):
         """The parameters, as the layout in force cuts them."""
 
     def broadcast_state(self) -> None:
-        """Give all ranks the first one's weights, buffers and optimizer states."""
+        """Send the first rank's weights, buffers and optimizer states to all."""

@@ -39,7 +39,7 @@ class Calls(Expressions):
         values: Sequence[Value],
         words: Words,
     ) -> Value:
-        """What a function that is read returns."""
+        """Read a function, and return what it returns."""
         raise NotImplementedError
 
     def call(self, node: ast.Call) -> Value:
@@ -185,7 +185,7 @@ class Calls(Expressions):
         raise NotElementWise(f"it calls {described(Known(called))} with {given}")
 
     def _of_lists(self, called: Any, every: list[Value]) -> Value:
-        """Torch's operations on lists of tensors."""
+        """Read a call of one of torch's operations on lists of tensors."""
         elements = [each.element if isinstance(each, ListOf) else each for each in every]
         found = self.result(elements)
         if called.__name__.endswith("_"):

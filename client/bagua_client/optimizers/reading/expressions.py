@@ -40,7 +40,7 @@ class Frame:
     has_left: bool = False
 
     def outside(self, name: str) -> Any:
-        """What a name stands for that is not the function's own."""
+        """Return what a name stands for that is not the function's own."""
         code = self.function.__code__
         cells = dict(zip(code.co_freevars, self.function.__closure__ or (), strict=True))
         if name in cells:
@@ -72,7 +72,7 @@ class Expressions:
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> Value:
-        """What it stands for.
+        """Return what an expression stands for.
 
         Raises:
             NotElementWise: it is not known to treat each element by itself.
@@ -290,7 +290,7 @@ class Expressions:
         return Kind.NUMBER
 
     def enter(self, target: ast.expr, iterated: Value) -> bool:
-        """Give the target of a loop its value; returns whether it is one for each parameter."""
+        """Set the target of a loop; return whether it has a value for each parameter."""
         element, is_over_parameters = self.element(iterated)
         self.assign(target, element)
         return is_over_parameters

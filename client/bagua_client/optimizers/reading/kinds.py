@@ -17,16 +17,16 @@ import torch
 
 
 class NotElementWise(Exception):
-    """Something that is not known to treat each element by itself; the text says what."""
+    """Raised for what is not known to treat each element by itself; the text says what it is."""
 
 
 class Kind(Enum):
     """A kind of values that are not known before the step runs, named as in messages."""
 
     NUMBER = "a number"
-    """Or anything else that is the same for all parameters that are stepped as one."""
+    """A number, or anything else that is the same for all parameters that are stepped as one."""
     COUNT = "a number of the state"
-    """Each parameter has its own, which are alike."""
+    """A number that each parameter has of its own; all are alike."""
     TENSOR = "a tensor"
     """One value for each element of a parameter."""
     SHAPE = "the shape of a tensor"
@@ -40,7 +40,7 @@ class Kind(Enum):
     STATE = "the state of a parameter"
     CLOSURE = "the closure"
     SEVERAL = "several numbers"
-    """In a tuple: as many as it is taken apart into."""
+    """Numbers in a tuple: as many as it is taken apart into."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def is_number(value: Value) -> bool:
 
 
 def joined(first: Value, second: Value) -> Value:
-    """What is either of them.
+    """Return the kind of a value that is either of two.
 
     Raises:
         NotElementWise: nothing could be said of it.

@@ -83,5 +83,5 @@ PURE += [*TORCH_MADE, *(value for value in vars(math).values() if callable(value
 
 
 def is_one_of(value: Any, functions: list[Any]) -> bool:
-    """By identity, as not everything can be compared."""
+    """Whether the value is one of the functions, by identity: not everything can be compared."""
     return any(value is each for each in functions)

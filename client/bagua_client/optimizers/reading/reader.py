@@ -42,7 +42,7 @@ from bagua_client.torch_private.optimizer import unhooked_step
 
 _ELEMENT_WISE = "Adadelta Adagrad Adam Adamax AdamW ASGD NAdam RAdam RMSprop Rprop SGD"
 ELEMENT_WISE = tuple(getattr(torch.optim, name) for name in _ELEMENT_WISE.split())
-"""Torch's own, which are not read: each is tested."""
+"""Torch's own optimizers, which are not read: each is tested."""
 DEEPEST_CALL = 20
 MOST_READINGS = 20
 """The most readings of the same code: each finds a kind of state or a setting more."""
@@ -113,7 +113,7 @@ class _Reader(Calls):
         self.run(step, owner, [Kind.OPTIMIZER], {"closure": Kind.CLOSURE})
 
     def place(self) -> str:
-        """Where it stopped."""
+        """The place in the code where reading stopped."""
         file = os.path.basename(self.frame.function.__code__.co_filename)
         return f", in line {self.line} of {file}" if self.line else ""
 
@@ -312,7 +312,7 @@ def _arguments(
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Without what torch has put around it.
+    """Return the function without what torch has put around it.
 
     Raises:
         NotElementWise: somebody else has put something around it.

@@ -59,7 +59,7 @@ class Settings:
         self.uses_data = False
 
     def progress(self) -> object:
-        """Another one after something was learned that earlier lines may depend on."""
+        """A mark that changes when something is learned that earlier lines may depend on."""
         return len(self.changed), dict(self.states)
 
     def of_group(self, name: str, default: Value | None = None) -> Value:
@@ -132,7 +132,7 @@ class Settings:
         self.changes += 1
 
     def check_states(self) -> None:
-        """All that is looked at has been made.
+        """Check that all states that are looked at have been made.
 
         Raises:
             NotElementWise: something has not.

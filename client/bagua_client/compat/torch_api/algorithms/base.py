@@ -1,4 +1,4 @@
-"""What a user-written algorithm is made of."""
+"""The classes that a user-written algorithm is made of."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class AlgorithmImpl:
         return False
 
     def init_tensors(self, bagua_ddp: Trained) -> list[Any]:
-        """What is communicated, registered under the parameters' names: here the gradients."""
+        """Return what is communicated, registered under the parameters' names: here the
+        gradients.
+        """
         found: list[Any] = []
         for name, parameter in reversed(bagua_ddp.bagua_build_params()):
             tensor: Any = parameter
@@ -114,12 +116,13 @@ class AlgorithmImpl:
         """Give ``bucket`` its operations."""
 
     def init_forward_pre_hook(self, bagua_ddp: Trained) -> Callable[[Any], object]:
-        """Before each forward pass in training mode; is given the inputs."""
+        """Return what is called with the inputs before each forward pass in training mode."""
         return lambda inputs: None
 
     def init_backward_hook(self, bagua_ddp: Trained) -> Callable[[str, torch.nn.Parameter], object]:
-        """For each parameter whose gradient is there, with its name. They come by bucket, when
-        the last gradient of one is there."""
+        """Return what is called with the name of each parameter whose gradient is there. They come
+        by bucket, when the last gradient of one is there.
+        """
 
         def hook(parameter_name: str, parameter: Any) -> None:
             if parameter_name in self._communication_tensor_names:
@@ -128,11 +131,13 @@ class AlgorithmImpl:
         return hook
 
     def init_post_backward_hook(self, bagua_ddp: Trained) -> Callable[[], object]:
-        """At the end of each backward pass: here all that has started is waited for."""
+        """Return what is called at the end of each backward pass: here it waits for all that has
+        started.
+        """
         return bagua_ddp._bagua_backend.wait_pending_comm_ops
 
     def init_post_optimizer_step_hook(
         self, bagua_ddp: Trained
     ) -> Callable[[torch.optim.Optimizer], object]:
-        """After each step of one of the optimizers, which it is given."""
+        """Return what is called after each step of one of the optimizers, with that optimizer."""
         return lambda optimizer: None

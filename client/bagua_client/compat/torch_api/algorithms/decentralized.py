@@ -63,7 +63,7 @@ class DecentralizedAlgorithm(ours.DecentralizedAlgorithm):
         return super().exchange(communicator, groups)
 
     def show(self, ddp: Trained) -> list[BaguaBucket]:
-        """All parameters in one bucket, the last one first."""
+        """Return all parameters in one bucket, the last one first."""
         tensors = [parameter for _, parameter in reversed(ddp.bagua_build_params())]
         latest = [self._averages.get(id(p), p.detach().reshape(-1)) for p in tensors]
         return [_showing(BaguaBucket(tensors, "0", flatten=False), _peer_weight=torch.cat(latest))]
@@ -137,7 +137,7 @@ def _parts(parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> Sequence[t
 def _replica(
     replicas: dict[str, Any], kind: str, names: Any, parameter: torch.Tensor
 ) -> torch.Tensor:
-    """Before the first step it is the parameter itself."""
+    """Return a kept replica; before the first step, the parameter itself."""
     known = replicas.get(kind)
     found: torch.Tensor = parameter.detach() if known is None else known[names[id(parameter)]]
     return found.reshape(-1)

@@ -1,4 +1,4 @@
-"""What training goes on from, in Bagua's files."""
+"""Checkpoints in Bagua's files."""
 
 from bagua_client.compat.torch_api.checkpoint.checkpointing import load_checkpoint, save_checkpoint
 

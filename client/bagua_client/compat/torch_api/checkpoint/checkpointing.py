@@ -108,8 +108,9 @@ def load_checkpoint(
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """What all ranks share, and the state of each of this rank's experts by its number among all
-    ranks', under names with that number."""
+    """Return what all ranks share, and the state of each of this rank's experts by its number among
+    all ranks', under names with that number.
+    """
     shared: dict[str, Any] = {}
     experts: dict[int, dict[str, Any]] = defaultdict(dict)
     matches = {key: _EXPERT.fullmatch(key) for key in state}
@@ -137,7 +138,7 @@ def _latest(tracker: Path) -> int:
 
 
 def _save(content: Any, path: Path) -> None:
-    """Whole or not at all."""
+    """Save the content whole or not at all."""
     new = path.with_suffix(".new")
     torch.save(content, new)
     new.replace(path)

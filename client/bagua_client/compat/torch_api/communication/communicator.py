@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 ABORT_GRACE_SECONDS = 5.0
-"""After a failure so long is waited for this rank's own abort: ranks never abort in one instant,
+"""How long this rank's own abort is waited for after a failure: ranks never abort in one instant,
 and on gloo the first to do so closes the connections of the others."""
 
 
@@ -80,15 +80,15 @@ class Communicator:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Torch's, of the same ranks."""
+        """Torch's group of the same ranks."""
         return self._group
 
     def nranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._nranks
 
     def rank(self) -> int:
-        """This process's rank among them."""
+        """This process's rank in the communicator."""
         return self._rank
 
     def device_id(self) -> int:
@@ -130,12 +130,12 @@ class Communicator:
 
     @_abortable
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """To the rank ``dst``, which calls :meth:`recv`."""
+        """Send to the rank ``dst``, which calls :meth:`recv`."""
         dist.send(_flat(tensor), self._global_rank(dst), self._group)
 
     @_abortable
     def recv(self, tensor: torch.Tensor, src: int) -> None:
-        """From the rank ``src``."""
+        """Receive from the rank ``src``."""
         with _filled(tensor) as flat:
             dist.recv(flat, self._global_rank(src), self._group)
 
@@ -150,7 +150,7 @@ class Communicator:
     def reduce(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: int
     ) -> None:
-        """Into ``recv_tensor`` of the rank ``dst``; that of the others stays as it is."""
+        """Reduce into ``recv_tensor`` of the rank ``dst``; that of the others stays as it is."""
         self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         self._global_rank(dst)
         result = self._collectives.reduced(_flat(send_tensor), op, dst)
@@ -163,7 +163,7 @@ class Communicator:
 
     @_abortable
     def allreduce(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
-        """Into ``recv_tensor`` of all ranks."""
+        """Reduce into ``recv_tensor`` of all ranks."""
         self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         _write(recv_tensor, self._collectives.reduced(_flat(send_tensor), op))
 
@@ -173,7 +173,7 @@ class Communicator:
 
     @_abortable
     def reduce_scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: int) -> None:
-        """Of as many equal parts as there are ranks, part ``i`` into ``recv_tensor`` of rank
+        """Reduce equal parts, one for each rank: part ``i`` goes into ``recv_tensor`` of rank
         ``i``."""
         self._check(
             "the sending tensor", send_tensor, self._nranks * recv_tensor.numel(), recv_tensor
@@ -188,7 +188,7 @@ class Communicator:
 
     @_abortable
     def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """All ranks' tensors, by rank."""
+        """Gather all ranks' tensors on all of them, by rank."""
         self._check(
             "the receiving tensor", recv_tensor, self._nranks * send_tensor.numel(), send_tensor
         )
@@ -221,8 +221,9 @@ class Communicator:
 
     @_abortable
     def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
-        """Part ``i`` of the tensor of the rank ``src`` into ``recv_tensor`` of rank ``i``; ranks
-        other than ``src`` may give any ``send_tensor``."""
+        """Send part ``i`` of the tensor of the rank ``src`` into ``recv_tensor`` of rank ``i``;
+        ranks other than ``src`` may give any ``send_tensor``.
+        """
         parts = None
         if self._rank == src:
             elements = self._nranks * recv_tensor.numel()
@@ -242,7 +243,7 @@ class Communicator:
         self.scatter(tensor, received, src)
 
     def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """Part ``i`` to rank ``i``; what comes of rank ``i`` is part ``i``."""
+        """Send part ``i`` to rank ``i``; what comes from rank ``i`` is part ``i``."""
         self._check("the receiving tensor", recv_tensor, send_tensor.numel(), send_tensor)
         count = self._part_elements(send_tensor)
         counts = [count] * self._nranks
@@ -301,7 +302,7 @@ class Communicator:
 
     def _global_rank(self, rank: int) -> int:
         if not 0 <= rank < self._nranks:
-            raise self._error(f"rank {rank} is none of the communicator's {self._nranks}, from 0")
+            raise self._error(f"the communicator's ranks are 0 to {self._nranks - 1}, not {rank}")
         return dist.get_global_rank(self._group, rank)
 
     def _part_elements(self, tensor: torch.Tensor) -> int:
@@ -338,7 +339,7 @@ def new_stream() -> torch.cuda.Stream | None:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """One that the group communicates from: a GPU if it can."""
+    """Return the device that the group communicates from: a GPU if it can."""
     if torch.cuda.is_available() and "nccl" in dist.get_backend_config(group):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -25,15 +25,16 @@ from bagua_client.compat.torch_api.env import get_rank
 
 
 def _member(comm: AnyCommunicator) -> Communicator | None:
-    """None: this rank is not in it."""
+    """Return the communicator; None: this rank is not in it."""
     if comm is None or comm is CommMember.WORLD:
         comm = _get_default_group().get_global_communicator()
     if comm is CommMember.NON_COMM_MEMBER:
         return None
     if not isinstance(comm, Communicator):
         raise TypeError(
-            f"rank {get_rank()}: comm must be a communicator, not {comm!r}; a group answers with "
-            "its own to get_global_communicator(), one of torch after from_torch_group(group)"
+            f"rank {get_rank()}: comm must be a communicator, not {comm!r}: call "
+            "get_global_communicator() of the group, one of torch first made Bagua's by "
+            "from_torch_group(group)"
         )
     return comm
 
@@ -51,7 +52,7 @@ def recv(tensor: torch.Tensor, src: int, comm: AnyCommunicator = None) -> None:
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: AnyCommunicator = None) -> None:
-    """Give ``tensor`` of ``src`` to all."""
+    """Send ``tensor`` of ``src`` to all ranks."""
     if member := _member(comm):
         member.broadcast(tensor, src)
 
@@ -187,7 +188,7 @@ def gather_inplace(
 def scatter(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: AnyCommunicator = None
 ) -> None:
-    """Give each its part of ``send_tensor`` of ``src``."""
+    """Send each rank its part of ``send_tensor`` of ``src``."""
     if member := _member(comm):
         member.scatter(send_tensor, recv_tensor, src)
 
@@ -195,7 +196,7 @@ def scatter(
 def scatter_inplace(
     tensor: torch.Tensor, count: int, src: int, comm: AnyCommunicator = None
 ) -> None:
-    """Give each ``count`` elements of ``tensor`` of ``src``."""
+    """Send each rank ``count`` elements of ``tensor`` of ``src``."""
     if member := _member(comm):
         member.scatter_inplace(tensor, count, src)
 
@@ -203,7 +204,7 @@ def scatter_inplace(
 def alltoall(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: AnyCommunicator = None
 ) -> None:
-    """Each gives each its part."""
+    """Send each rank its part, from each rank."""
     if member := _member(comm):
         member.alltoall(send_tensor, recv_tensor)
 
@@ -223,7 +224,7 @@ def alltoall_v(
     recv_displs: Sequence[int],
     comm: AnyCommunicator = None,
 ) -> None:
-    """Each gives each a part of any size from any place."""
+    """Send each rank, from each rank, a part of any size from any place."""
     if member := _member(comm):
         member.alltoall_v(
             send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs

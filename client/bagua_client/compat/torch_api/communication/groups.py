@@ -25,7 +25,7 @@ from bagua_client.compat.torch_api.communication.communicator import (
 from bagua_client.torch_private.groups import Store
 
 TIMEOUT = timedelta(minutes=30)
-"""Within which all ranks must have come to :func:`init_process_group`, as in Bagua."""
+"""Longest time until all ranks must have come to :func:`init_process_group`, as in Bagua."""
 LAST_SECONDS = 0.2
 """A process waits for so long before it ends. In that time gloo's threads let go of the objects of
 their last collective; after it, that aborts the process
@@ -34,7 +34,7 @@ groups, as it has no function for that."""
 
 
 class CommMember:
-    """What stands for a communicator where there is none."""
+    """Marks in place of a communicator."""
 
     class _Mark:
         def __init__(self, name: str) -> None:
@@ -46,7 +46,7 @@ class CommMember:
     WORLD: ClassVar[_Mark] = _Mark("WORLD")
     """The mark of the default group."""
     NON_COMM_MEMBER: ClassVar[_Mark] = _Mark("NON_COMM_MEMBER")
-    """One that this rank is not in."""
+    """Marks a communicator that this rank is not in."""
 
 
 AnyCommunicator = Communicator | CommMember._Mark | None
@@ -92,15 +92,16 @@ class BaguaProcessGroup:
         return group
 
     def again(self) -> BaguaProcessGroup:
-        """Another group of the same ranks, which have to make it together; what travels in the one
-        never meets what travels in the other."""
+        """Return another group of the same ranks, which must make it together. What travels in one
+        never meets what travels in the other.
+        """
         group = self.torch_group
         assert group is not None, "this rank is in the group"
         training = TrainingCommunicator(group, device_of(group))
         return _wrap(self.ranks, self.stream, training.new_group([range(len(self.ranks))]))
 
     def leave(self) -> None:
-        """Let go of torch's groups. Nothing may be in flight."""
+        """Release torch's groups. Nothing may be in flight."""
         comms = [self._global, *vars(self).get("_by_node", ())]
         for group in [comm.group for comm in comms if isinstance(comm, Communicator)]:
             dist.destroy_process_group(group)
@@ -145,7 +146,7 @@ class BaguaProcessGroup:
 
 @dataclass
 class _Process:
-    """What this process has, as torch has its default group.
+    """This process's default group, as torch has one.
 
     Attributes:
         default: the group of all ranks.
@@ -232,7 +233,7 @@ def new_group(
     members = sorted(range(world_size) if ranks is None else ranks)
     for rank in members:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is none of the job's {world_size}, from 0")
+            raise ValueError(f"the job's ranks are 0 to {world_size - 1}, not {rank}")
     made = dist.new_group(members) if members else None
     return _wrap(members, stream, made if isinstance(made, dist.ProcessGroup) else None)
 
@@ -250,7 +251,7 @@ def from_torch_group(
 
 
 def patch_process_group() -> None:
-    """Give torch's ProcessGroup Bagua's methods: ``group.bagua_patch()`` and, after that,
+    """Add Bagua's methods to torch's ProcessGroup: ``group.bagua_patch()`` and, after that,
     ``bagua_pg`` and ``bagua_get_global_communicator()`` and its like."""
 
     def bagua_patch(

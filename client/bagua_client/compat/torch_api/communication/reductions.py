@@ -14,7 +14,7 @@ import torch.distributed as dist
 from bagua_client.communication.operations import all_gather, reduce_scatter
 
 LOOK = timedelta(milliseconds=200)
-"""So often a rank that waits looks whether it was aborted."""
+"""How often a rank that waits looks whether it was aborted."""
 
 
 class ReduceOp(IntEnum):
@@ -50,7 +50,7 @@ _BITWISE: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
 
 
 class Aborted(RuntimeError):
-    """What was waited for was given up."""
+    """Raised where what was waited for was given up."""
 
 
 class Collectives:
@@ -91,7 +91,9 @@ class Collectives:
         return self._averaged(result) if op == ReduceOp.AVG else result
 
     def reduced_part(self, flat: torch.Tensor, op: int) -> torch.Tensor:
-        """This rank's part of :meth:`reduced`; ``flat`` divides evenly by the number of ranks."""
+        """Return this rank's part of :meth:`reduced`; ``flat`` divides evenly by the number of
+        ranks.
+        """
         op = ReduceOp(op)
         if op in _BITWISE:
             return self.reduced(flat, op).chunk(self.ranks)[self.rank]
@@ -106,7 +108,7 @@ class Collectives:
         return result
 
     def wait(self, work: dist.Work | None, sent: torch.Tensor) -> None:
-        """Until it is done; with NCCL until it stands in the current stream.
+        """Wait until the work is done; with NCCL until it stands in the current stream.
 
         Only for collectives: gloo takes it for a failure if one waits for a message in steps.
 

@@ -142,7 +142,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def _bagua_backend(self) -> Backend:
-        """Under the name that user-written algorithms know."""
+        """The backend, under the name that user-written algorithms know."""
         return backend_of(self.bagua_module_name)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -195,7 +195,7 @@ class BaguaDistributedDataParallel:
         del self.module.bagua_ddp
 
     def broadcast_state(self) -> None:
-        """Give all ranks the first one's weights, buffers and optimizer states."""
+        """Send the first rank's weights, buffers and optimizer states to all."""
         group = self._torch_group
         device = self.wrapper.device
         if dist.get_backend(group) == dist.Backend.GLOO:
@@ -269,7 +269,7 @@ def _bagua_group(group: Any) -> BaguaProcessGroup:
 
 
 def _let_go_of(module: nn.Module) -> None:
-    """By what trained it before, if anything did."""
+    """Make what trained the module before, if anything did, let go of it."""
     before = vars(module).get("bagua_ddp")
     if before is not None:
         before.end()

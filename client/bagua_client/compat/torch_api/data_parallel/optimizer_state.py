@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 class _Hole:
-    """In place of a tensor that travels by itself."""
+    """Stands in place of a tensor that travels by itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device.type

@@ -75,7 +75,9 @@ class UserAlgorithm(Algorithm):
         return self
 
     def begin_training(self) -> None:
-        """Weights and optimizer states are the same on all ranks: register tensors, cut buckets."""
+        """Register tensors, cut buckets: weights and optimizer states are the same on all ranks
+        now.
+        """
         named = self._ddp.module.named_parameters()
         self._names = {id(parameter): name for name, parameter in named}
         tensors = self.impl.init_tensors(self._ddp)
@@ -128,7 +130,9 @@ class UserAlgorithm(Algorithm):
         return ddp
 
     def _ensure_gradients(self) -> None:
-        """Zeros in the place of those that were cleared, in torch's buckets if they are known."""
+        """Put zeros in the place of gradients that were cleared, in torch's buckets if they are
+        known.
+        """
         for tensor in self._tensors.values():
             if tensor.grad is None and keeps_gradient(tensor):
                 kept = self._gradients.get(id(tensor))

@@ -95,7 +95,7 @@ class TopKGate(nn.Module):
     def _choices(
         self, logits: torch.Tensor, gates: torch.Tensor, draws: bool
     ) -> list[torch.Tensor]:
-        """For each choice a one at the expert of each token, [S, E]."""
+        """Return for each choice a one at the expert of each token, [S, E]."""
         experts = logits.shape[1]
         best = (_drawn(logits) if draws else gates).argmax(1)
         choices = [F.one_hot(best, experts)]
@@ -138,7 +138,7 @@ def _drawn(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _before(chosen: torch.Tensor, in_random_order: bool) -> torch.Tensor:
-    """How many tokens come before each one in each expert's queue, [S, E]."""
+    """Count the tokens before each one in each expert's queue, [S, E]."""
     if not in_random_order:
         return chosen.cumsum(0) - chosen
     order = torch.randperm(chosen.shape[0], device=chosen.device)

@@ -86,7 +86,7 @@ class _Experts(nn.Module):
             parameter.expert = True  # type: ignore[attr-defined]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Pass on [ranks, experts, capacity, hidden size]."""
+        """Pass each expert its part of the input, [ranks, experts, capacity, hidden size]."""
         outputs = []
         for expert, own in zip(self.bagua_experts, torch.split(tokens, 1, dim=1), strict=True):
             output = expert(own)
@@ -114,7 +114,7 @@ class _Mixture(nn.Module):
 
 
 def _exchanged(parts: torch.Tensor) -> torch.Tensor:
-    """Equal parts along the first dimension, each to its rank."""
+    """Send equal parts along the first dimension, each to its rank."""
     found: torch.Tensor = _AllToAll.apply(parts)  # type: ignore[no-untyped-call]
     return found
 
