@@ -213,3 +213,15 @@ class GPT2Small(nn.Module):
     def batch(cls, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(cls.VOCABULARY, (size, cls.CONTEXT + 1), device=device)
         return tokens[:, :-1], tokens[:, 1:]
+
+
+class GPT2Medium(GPT2Small):
+    """The same at the size of GPT-2 medium."""
+
+    WIDTH, LAYERS, HEADS = 1024, 24, 16
+
+
+class GPT2Tiny(GPT2Small):
+    """The same at a size that a processor computes, to see that every part of a benchmark works."""
+
+    VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 512, 16, 256, 4, 4

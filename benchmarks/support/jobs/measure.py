@@ -9,6 +9,9 @@ SPEC is a JSON file: a workload (see ``benchmarks/support/workloads``) and
               {"name": "compute", "kind": "compute"}],
      "rounds": 3, "steps": 3, "warmup_steps": 1}
 
+With ``"sharding": "fully_shard"`` in the workload the kinds are ``sharded``, the model as torch has
+it, and ``sharded, ours``, with what its configuration names and all else as the model's default.
+
 In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
 OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
 
@@ -42,13 +45,13 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from benchmarks.support.cells.arms import Effort
 from benchmarks.support.cells.cell import Cell
 from benchmarks.support.cells.selection import run_off_arms
 from benchmarks.support.cells.spread import spread
-from benchmarks.support.jobs.rank import TimedSteps, gradients, run, sent_bytes
+from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
 from benchmarks.support.recut import hooked, recut
 from benchmarks.support.workloads import training
 from benchmarks.support.workloads.training import Training
@@ -69,10 +72,20 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
     """By name. Torch's wrapper has its buckets for life, one of ours serves all configurations; it
     is as in a tuned job, where all buckets travel by our hook."""
     arms: dict[str, Arm] = {}
-    ours: DistributedDataParallel | None = None
+    ours: Any = None
     for spec in specs:
         if spec["kind"] == "compute":
             arms[spec["name"]] = Arm(workload.stepper(workload.model()))
+        elif spec["kind"] == "sharded":
+            arms[spec["name"]] = Arm(_settled(workload, workload.model()))
+        elif spec["kind"] == "sharded, ours":
+            if ours is None:
+                ours = tune(workload.model())
+                step = _settled(workload, ours)
+                hooked(ours)
+                default = ours.configuration.to_json()
+            configuration = Configuration.from_json({**default, **spec["configuration"]})
+            arms[spec["name"]] = Arm(step, partial(recut, ours, configuration, step))
         elif spec["kind"] == "stock":
             # Torch begins with a bucket of 1 MiB only if no size is given.
             size = {} if spec["bucket_mib"] is None else {"bucket_cap_mb": spec["bucket_mib"]}
@@ -137,10 +150,11 @@ def _settled(workload: Training, wrapped: nn.Module) -> Callable[[], None]:
 
 def block(
     arm: Arm, steps: int, warmup_steps: int, device: torch.device
-) -> tuple[list[float], float]:
-    """Seconds of each step but the first ``warmup_steps``, on the slowest rank; and the bytes that
-    a host sends in one."""
+) -> tuple[list[float], float, int]:
+    """Seconds of each step but the first ``warmup_steps``, on the slowest rank; the bytes that a
+    host sends in one; and the peak of this rank's GPU memory."""
     arm.prepare()
+    peak_bytes(device)
     dist.barrier(device_ids=None if device.index is None else [device.index])
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -151,7 +165,8 @@ def block(
     timed = TimedSteps(arm.step, device)
     for _ in range(steps):
         timed()
-    return timed.seconds(), (sent_bytes() - sent) / (warmup_steps + steps)
+    seconds = timed.seconds()
+    return seconds, (sent_bytes() - sent) / (warmup_steps + steps), peak_bytes(device)
 
 
 def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -167,14 +182,17 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         nonlocal began
         times: dict[str, list[list[float]]] = {name: [] for name in chosen}
         sent: dict[str, list[float]] = {name: [] for name in chosen}
+        peaks: dict[str, int] = {}
         for number in range(rounds):
             order = list(chosen)
             random.Random(f"{spec.get('seed', 0)}/{number}").shuffle(order)
             for name in order:
-                seconds, bytes_ = block(chosen[name], steps, spec["warmup_steps"], device)
+                seconds, bytes_, peak = block(chosen[name], steps, spec["warmup_steps"], device)
                 times[name].append(seconds)
                 sent[name].append(bytes_)
-        found = {"arms": times, "sent_bytes": sent, **sizes, "seconds": time.monotonic() - began}
+                peaks[name] = max(peak, peaks.get(name, 0))
+        took = {"seconds": time.monotonic() - began}
+        found = {"arms": times, "sent_bytes": sent, "peak_bytes": peaks, **sizes, **took}
         began = time.monotonic()
         return found
 

@@ -89,6 +89,17 @@ def sent_bytes() -> int:
     return int(counter.read_text()) if name != "lo" and counter.exists() else 0
 
 
+def peak_bytes(device: torch.device) -> int:
+    """The most of a GPU's memory that tensors of this rank took since the last call; 0 on a
+    processor.
+    """
+    if device.type != "cuda":
+        return 0
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
 def gradients(model: nn.Module) -> dict[str, int]:
     """How many they are, and their bytes."""
     sizes = gradient_sizes(model)

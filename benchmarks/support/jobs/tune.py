@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from bagua_client import DistributedDataParallel
-from benchmarks.support.jobs.rank import TimedSteps, gradients, run
+from bagua_client import DistributedDataParallel, tune
+from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run
 from benchmarks.support.workloads import training
 
 
@@ -37,17 +37,20 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def tune(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def tuned(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """What OUT says, but for the log.
 
     Raises:
         RuntimeError: the job is not tuned at all.
     """
     workload = training(spec, dist.get_rank(), device)
-    wrapped = DistributedDataParallel(workload.model())
+    model = workload.model()
+    wrapped: Any = tune(model) if spec.get("sharding") else DistributedDataParallel(model)
+    steps = TimedSteps(workload.stepper(wrapped), device)
+    if spec.get("sharding"):  # The tuning of a sharded model begins with its first step.
+        steps()
     if not wrapped.is_tuning:
         raise RuntimeError("the job is not tuned; set BAGUA_AUTOTUNE=1 and start several ranks")
-    steps = TimedSteps(workload.stepper(wrapped), device)
     current = wrapped.configuration
     # By the first step that ran under it.
     configurations = {0: current}
@@ -75,6 +78,7 @@ def tune(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         "tuning_steps": tuning_steps,
         "tuning_seconds": sum(seconds[:tuning_steps]),
         "step_seconds": seconds,
+        "peak_bytes": peak_bytes(device),
         **gradients(wrapped),
         "first_tuning_step": next((step for step in configurations if step), None),
         "configurations": [[step, used.to_json()] for step, used in configurations.items()],
@@ -85,7 +89,7 @@ def main() -> None:
     heard = Lines()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("bagua_client").addHandler(heard)
-    run(__doc__, lambda spec, device: {**tune(spec, device), "log": heard.lines})
+    run(__doc__, lambda spec, device: {**tuned(spec, device), "log": heard.lines})
 
 
 if __name__ == "__main__":

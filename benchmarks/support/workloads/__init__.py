@@ -1,11 +1,12 @@
-"""What the jobs of the benchmarks train: models that sleep, and on GPUs real ones.
+"""What the jobs of the benchmarks train: models that sleep, real ones on GPUs, sharded ones.
 
 A workload is named in a job's specification:
 
     {"workload": "resnet50", "gradient_bytes": 20000000, "compute_seconds": 0.3, "seed": 0}
 
 On the CPU a published model sleeps instead of computing, but its gradients are real. With
-``"device": "cuda"`` it computes, at its full size.
+``"device": "cuda"`` it computes, at its full size. With ``"sharding": "fully_shard"`` it computes
+on either, and its parameters are spread over the ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ def training(spec: Mapping[str, Any], rank: int, device: torch.device) -> Traini
         ValueError: there is no such workload on the device.
     """
     name = spec["workload"]
+    if spec.get("sharding"):
+        from .sharded import SAMPLES, ShardedTraining
+
+        return ShardedTraining(name, device, spec.get("samples", SAMPLES))
     if device.type == "cuda":
         from .computing import ComputingTraining
 

@@ -334,7 +334,7 @@ def test_bad_events_are_refused(registered: FlaskClient) -> None:
         ({"kind": "switched", "trial": 0, "seconds": 1.1e9}, 422, "seconds"),
         ({"kind": "switched", "trial": 9}, 409, "no trial 9"),
         ({"kind": "disagreement", "trial": 9}, 409, "no trial 9"),
-        ({"kind": "disagreement"}, 422, "names the trial"),
+        ({"kind": "disagreement"}, 422, "must name its trial"),
     ):
         assert_problem(registered.post(f"{JOB}/events", json=body), status, word)
     assert registered.get(f"{JOB}/events").get_json()["events"] == []

@@ -1,0 +1,227 @@
+"""The gain over ``fully_shard``'s defaults: GPT-2 on hosts of this machine, tuned from its first
+step, beside the same settings swept by hand.
+
+python benchmarks/sharded.py --smoke
+python benchmarks/sharded.py --models gpt2-medium --networks unshaped 10gbit --gpus 0 0 --allow
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
+
+from benchmarks.support.cells.conditions import conditions
+from benchmarks.support.cells.spread import ratio, spread
+from benchmarks.support.cells.stored import export_job, tail
+from benchmarks.support.harness import Comparison, print_table, write_json
+from benchmarks.support.workloads.sharded import MODELS, SAMPLES
+from benchmarks.testbed import Network, Testbed
+
+JOBS = Path(__file__).parent / "support" / "jobs"
+STOCK, DEFAULT, TUNED, ALLOWED = "fully_shard", "ours at its default", "tuned", "tuned, 16 bits"
+ALLOWS = "bfloat16"
+MOST_TUNING_STEPS = 300
+JOB_TIMEOUT_SECONDS = 400.0
+Arm = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-small"])
+    parser.add_argument("--networks", nargs="+", metavar="NETWORK", default=["unshaped"])
+    parser.add_argument("--gpus", nargs="+", metavar="GPU",
+                        help="of each host, which may share one (0 0); none: the CPU")  # fmt: skip
+    parser.add_argument("--hosts", type=int, default=2, help="on the CPU (default: 2)")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
+    parser.add_argument("--allow", action="store_true",
+                        help="tune a second time with bf16 allowed on the wire")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=4,
+                        help="blocks of two steps of what is compared in the end")  # fmt: skip
+    parser.add_argument("--output", type=Path, default=Path("build/sharded"), metavar="FOLDER")
+    parser.add_argument("--smoke", action="store_true",
+                        help="run a small model on the CPU; no figure counts")  # fmt: skip
+    options = parser.parse_args()
+    if options.smoke:
+        options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
+    return options
+
+
+def swept(layers: int, on_gpu: bool, allow: bool) -> tuple[list[Arm], list[Arm]]:
+    """What is swept by hand: settings that leave the numbers as they are, and those in bf16."""
+    kept, channels = (0, layers // 2, layers), (1, 2, 4, 8) if on_gpu else (1, 2)
+    exact = [_ours({}, DEFAULT)]
+    exact += [
+        _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
+        for keep, count, ahead in product(kept, channels, (0, 2) if on_gpu else (0,))
+        if (keep, count, ahead) != (0, 1, 0)
+    ]
+    if on_gpu:
+        exact += [
+            _ours({"kept_units": layers, "channels": count, "scatter_group": "own"})
+            for count in (1, 4)
+        ]
+    narrow = [
+        _ours({"kept_units": keep, "channels": count, "wire_precision": "bf16"})
+        for keep, count in product((0, layers), channels)
+        if allow
+    ]
+    return exact, narrow
+
+
+def _ours(changes: Mapping[str, Any], name: str = "") -> Arm:
+    said = [f"{key} {value}" for key, value in changes.items() if value not in (0, 1)]
+    return {"name": name or ", ".join(said), "kind": "sharded, ours", "configuration": changes}
+
+
+def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Tune, sweep and compare one model on one network; what was measured."""
+    name = f"{model}-{network}"
+    folder = (options.output / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = len(options.gpus) if options.gpus else options.hosts
+    workload = {
+        "workload": model,
+        "sharding": "fully_shard",
+        "samples": options.samples,
+        "device": "cuda" if options.gpus else "cpu",
+    }
+    with Testbed(Network.parse(network), hosts, 1, gpus=options.gpus or False) as testbed:
+        if testbed.fallback:
+            print(f"{name}: over loopback: {testbed.fallback}", flush=True)
+        jobs = _Jobs(name, workload, folder, testbed)
+        tunings = {TUNED: jobs.tune()}
+        if options.allow:
+            tunings[ALLOWED] = jobs.tune(ALLOWS)
+        exact, narrow = swept(MODELS[model].LAYERS, bool(options.gpus), options.allow)
+        tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
+        arms = [{"name": STOCK, "kind": "sharded"}, *exact, *narrow, *tuned]
+        groups = [[STOCK], [DEFAULT], *([arm] for arm in tunings)]
+        groups += [[arm["name"] for arm in each] for each in (exact, narrow) if each]
+        again = {"rounds": options.rounds, "steps": 2, "groups": groups}
+        stage = {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
+        return {
+            "cell": {"model": model, "network": network, "hosts": hosts, **workload},
+            "conditions": conditions(testbed),
+            "fallback": testbed.fallback,
+            "tunings": tunings,
+            "best_by_hand": [[arm["name"] for arm in each] for each in (exact, narrow)],
+            **jobs.run("measure", "measure", stage),
+        }
+
+
+class _Jobs:
+    """The jobs of one cell, all on its testbed."""
+
+    def __init__(
+        self, name: str, workload: Mapping[str, Any], folder: Path, testbed: Testbed
+    ) -> None:
+        self._name, self._workload = name, workload
+        self._folder, self._testbed = folder, testbed
+
+    def tune(self, allow: str = "") -> dict[str, Any]:
+        """A live tuning, by a service of its own; with what that stored."""
+        token, folder = secrets.token_urlsafe(16), self._folder / (allow or "exact")
+        folder.mkdir(exist_ok=True)
+        database = folder / "autotune.db"
+        database.unlink(missing_ok=True)
+        variables = {
+            "BAGUA_AUTOTUNE": "1",
+            "BAGUA_AUTOTUNE_URL": self._testbed.serve(database, token, folder / "service.log"),
+            "BAGUA_AUTOTUNE_TOKEN": token,
+            "BAGUA_AUTOTUNE_JOB": self._name,
+            "BAGUA_AUTOTUNE_ALLOW": allow,
+        }
+        limits = {
+            "most_steps": MOST_TUNING_STEPS,
+            "after_steps": 5,
+            "tells_loss": bool(allow),
+        }
+        found = self.run("tune", f"tune-{allow or 'exact'}", limits, variables)
+        return {**found, "stored": export_job(database, self._name, folder)}
+
+    def run(
+        self,
+        program: str,
+        name: str,
+        specification: Mapping[str, Any],
+        variables: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """One torchrun job over all hosts, and what its rank 0 wrote."""
+        began = time.monotonic()
+        reads, writes, log = (
+            self._folder / f"{name}{end}" for end in (".spec.json", ".json", ".log")
+        )
+        writes.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+        reads.write_text(json.dumps({**self._workload, **specification}, indent=2))
+        script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
+        code = self._testbed.start(script, variables, log).wait(JOB_TIMEOUT_SECONDS)
+        if code or not writes.exists():
+            raise RuntimeError(f"{name} ended with exit code {code}; {log} ends:\n{tail(log)}")
+        print(f"{self._name}: {name}, {time.monotonic() - began:.0f} s", flush=True)
+        found: dict[str, Any] = json.loads(writes.read_text())
+        return found
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print what was compared in the end, and what the tunings took."""
+    cell, measured = result["cell"], result["run_off"]
+    print(f"\n{cell['model']}, {cell['network']}, {cell['hosts']} hosts, {cell['device']}")
+    rows = []
+    for name, times in measured["arms"].items():
+        found = spread(times)
+        rows.append(
+            [
+                name,
+                f"{1e3 * found.seconds:.0f} ± {1e3 * found.deviation_seconds:.0f}",
+                _said(ratio(times, measured["arms"][STOCK])),
+                f"{measured['peak_bytes'][name] / 2**20:.0f}",
+            ]
+        )
+    print_table(["setting", "ms per step", "times as fast as fully_shard", "peak MiB"], rows)
+    for name, tuning in result["tunings"].items():
+        ended = "" if tuning["ended"] else "not ended after "
+        took = f"{ended}{tuning['tuning_steps']} steps, {tuning['tuning_seconds']:.0f} s"
+        trials = len(tuning["stored"]["trials"])
+        print(f"{name}: {tuning['configuration']}: {trials} trials, {took}")
+
+
+def _said(found: Comparison) -> str:
+    return f"{found.paired_ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def main() -> None:
+    options = arguments()
+    for name in [name for name in os.environ if name.startswith("BAGUA_")]:
+        del os.environ[name]
+    failures = _run_all(options)
+    if failures:
+        sys.exit(f"failed: {', '.join(failures)}")
+
+
+def _run_all(options: argparse.Namespace) -> Sequence[str]:
+    failures = []
+    for model, network in product(options.models, options.networks):
+        try:
+            result = run_cell(model, network, options)
+        except (RuntimeError, TimeoutError) as error:  # The other cells cost time, too.
+            print(f"{model}, {network}: {error}", file=sys.stderr, flush=True)
+            failures.append(f"{model} {network}")
+        else:
+            write_json(options.output / f"{model}-{network}.json", result)
+            show(result)
+    return failures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""GPT-2, sharded by torch's ``fully_shard``: a unit of each layer, and one of what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from benchmarks.support.models import GPT2Medium, GPT2Small, GPT2Tiny
+
+MODELS: dict[str, type[GPT2Small]] = {
+    "gpt2-tiny": GPT2Tiny,
+    "gpt2-small": GPT2Small,
+    "gpt2-medium": GPT2Medium,
+}
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+SAMPLES = 4
+"""Of each rank in a step, as many tokens long as the model's context."""
+
+
+class ShardedTraining:
+    """Computes with parameters in bfloat16, reduces gradients in float32; trained on random data.
+
+    Args:
+        samples: of each rank in a step; more of them leave less to gain.
+    """
+
+    def __init__(self, name: str, device: torch.device, samples: int = SAMPLES) -> None:
+        if name not in MODELS:
+            raise ValueError(f"no sharded workload {name}; there are {', '.join(MODELS)}")
+        self._kind, self._device, self._samples = MODELS[name], device, samples
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        with self._device:
+            model = self._kind()
+        for layer in model.body.layers:
+            fully_shard(layer, mp_policy=POLICY)
+        return fully_shard(model, mp_policy=POLICY)
+
+    def stepper(self, wrapped: nn.Module) -> Callable[[], None]:
+        inputs = self._kind.batch(self._samples, self._device)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            wrapped(*inputs).backward()
+            optimizer.step()
+
+        return step
