@@ -51,6 +51,9 @@ class Settings:
             if not unit.is_idle:
                 raise RuntimeError(f"the unit {unit.name or '(root)'} is in use")
         configuration, parts = layout.configuration, parts_of(layout)
+        for unit in self._units:
+            if unit.is_spread_narrowly:  # Torch would gather it where it is kept from now on.
+                unit.module.reshard()
         for part in parts:
             if len(part) > 1:
                 self._let_go(part)

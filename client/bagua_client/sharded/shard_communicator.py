@@ -49,9 +49,12 @@ class ShardCommunicator(Communicator):
         """The groups on which the model's parts travel, one for each channel.
 
         Args:
-            torchs: torch's own group of these ranks.
+            torchs: torch's own group of these ranks. Where a training has parameters spread over
+                fewer ranks after forward, they are gathered again on that group alone.
             scatters: whether gradients are reduced; else parameters are gathered.
         """
+        if dist.get_world_size(torchs) < len(self._shards[0]):
+            return [torchs]
         own = scatters and configuration.scatter_group == "own"
         lists = self._flat_groups[: configuration.channels]
         return [

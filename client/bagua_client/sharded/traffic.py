@@ -88,9 +88,9 @@ class Traffic:
     def _gather(
         self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool
     ) -> Any:
-        if self.configuration.channels == 1:
-            return base(output, part, group, async_op=async_op)
         groups = self._communicator.shard_groups(self.configuration, group, scatters=False)
+        if len(groups) == 1:
+            return base(output, part, group, async_op=async_op)
         ranks, elements = dist.get_world_size(group), part.numel()
         by_rank = output.view(ranks, elements)
         under_way = []

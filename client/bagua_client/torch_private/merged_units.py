@@ -50,13 +50,19 @@ def _settings_of(unit: Unit) -> tuple[Any, ...]:
     group: Any = unit.group
     return (
         *(unit.dtypes, unit.is_trained, unit.device, id(group.mesh_info.mesh)),
-        *(group.mp_policy, group.offload_policy, group.post_forward_mesh_info is None),
+        *(group.mp_policy, group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
         *(group.gradient_divide_factor, group.reduce_grads, group.all_reduce_grads),
         *(group.reshard_after_backward, group.unshard_in_backward, group._all_reduce_hook),
         *(group.unshard_async_op, group.reduce_scatter_unused_params),
         group.force_sum_reduction_for_comms,
     )
+
+
+def _ranks_after_forward(group: Any) -> int:
+    """Over how many ranks it is spread from forward to backward; 0: each has all of it."""
+    info = group.post_forward_mesh_info
+    return 0 if info is None else int(info.shard_mesh_size)
 
 
 class MergedUnits:

@@ -114,6 +114,12 @@ class Unit:
         return bool(self.group.is_unsharded)
 
     @property
+    def is_spread_narrowly(self) -> bool:
+        """Whether it is spread over fewer ranks since a forward pass (``reshard_after_forward=2``)
+        that no backward pass followed."""
+        return bool(self.group.is_sharded_post_forward)
+
+    @property
     def is_on_its_way(self) -> bool:
         """Whether it is being gathered ahead of a pass that has not begun."""
         return self.group._all_gather_result is not None

@@ -38,9 +38,11 @@ class Kind:
     tied: bool = False
     frozen: bool = False
     user_keeps: bool = False
+    ranks_after_forward: int = 0
+    """Over how many ranks parameters are spread from forward to backward; 0: over all."""
     compiles: str = ""
     between: str = ""
-    """What the training does between its backward pass and the optimizer's step."""
+    """What the training does between its backward pass and the optimizer's step, or after it."""
 
 
 class Net(nn.Module):
@@ -82,7 +84,9 @@ def sharded(kind: Kind) -> nn.Module:
             model.blocks[at] = block = checkpoint_wrapper(block)
         if kind.compiles == "blocks":
             block.compile(backend="eager")
-        kept: dict[str, Any] = {"reshard_after_forward": False} if kind.user_keeps else {}
+        kept: dict[str, Any] = {}
+        if kind.user_keeps or kind.ranks_after_forward:
+            kept["reshard_after_forward"] = False if kind.user_keeps else kind.ranks_after_forward
         fully_shard(block, **options, **kept)
     if kind.ignores:
         options["ignored_params"] = {model.gain}
@@ -120,23 +124,29 @@ def train(
         else:
             optimizer.step()
         optimizer.zero_grad()
+        if kind.between == "evaluation after step":
+            losses += _evaluated(model)
     return losses, optimizer
 
 
 def _between(model: Any, kind: Kind) -> list[float]:
     inputs = torch.ones(2, WIDTH)
     if kind.between == "evaluation":
-        model.eval()
-        with torch.no_grad():
-            found = [model(inputs).sum().item() for _ in range(2)]
-        model.train()
-        return found
+        return _evaluated(model)
     if kind.between in ("dropped graph", "no optimizer"):
         return [model(inputs).sum().item()]
     if kind.between == "block alone":
         with torch.no_grad():
             return [model.blocks[2](inputs).sum().item()]
     return []
+
+
+def _evaluated(model: Any) -> list[float]:
+    model.eval()
+    with torch.no_grad():
+        found = [model(torch.ones(2, WIDTH)).sum().item() for _ in range(2)]
+    model.train()
+    return found
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -63,6 +63,14 @@ def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
 
 
+@pytest.mark.parametrize("between", ["", "evaluation after step"])
+def test_parameters_spread_over_fewer_ranks_after_forward(
+    four_ranks: RankPool, between: str
+) -> None:
+    kind = Kind(ranks_after_forward=2, between=between)
+    assert four_ranks.run(differs, kind, SEQUENCE) == [""] * 4
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_ways_to_train(two_ranks: RankPool, kind: Kind) -> None:
     changes = dict(SEQUENCE)
