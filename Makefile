@@ -19,7 +19,7 @@ TOGETHER := --dist loadfile --no-loadscope-reorder --numprocesses
 PYTEST := $(BIN)/python -m pytest --durations 15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-jobs test-all upstream-ddp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
+.PHONY: help demo test test-slow test-jobs test-all upstream-ddp upstream-fsdp upstream upstream-optimizers test-torch fuzz lint format docs bench image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -71,6 +71,9 @@ test-all: $(STAMP) ## All tests: "make test", then the other parts; says how lon
 
 upstream-ddp: $(STAMP) ## PyTorch's own DDP tests with torch's class, ours, and ours being re-cut
 	$(BIN)/python tests/upstream/run.py --modes stock ours recut --world-sizes 2 3 $(ARGS)
+
+upstream-fsdp: $(STAMP) ## PyTorch's own fully_shard tests with torch alone, and with models that we change
+	$(BIN)/python tests/upstream_fsdp/run.py --world-sizes 2 4 $(ARGS)
 
 # BSD; the release for the torch of constraints.txt. In a folder of its own, as Lightning and others
 # would import it where it is installed.

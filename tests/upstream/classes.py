@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-STOCK = "stock"
+from tests.upstream.subject import STOCK
+
 OURS = "ours"
 RECUT = "recut"
-MODES = (STOCK, OURS, RECUT)
 _NAME = "DistributedDataParallel"
 
 

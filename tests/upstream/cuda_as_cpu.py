@@ -23,20 +23,22 @@ from torch.overrides import TorchFunctionMode
 from tests.upstream import sync_batch_norm
 
 _CPU = torch.device("cpu")
-_DEVICES = 8
 _TAKES_DEVICE_FIRST = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
 @contextmanager
-def cuda_as_cpu(wrapper: type[DistributedDataParallel], suite: ModuleType) -> Iterator[None]:
+def cuda_as_cpu(
+    wrapper: type[DistributedDataParallel], suite: ModuleType, devices: int = 8
+) -> Iterator[None]:
     """CUDA reads as CPU inside.
 
     Args:
         wrapper: loses ``device_ids`` and ``output_device``, which PyTorch refuses for CPU modules.
-        suite: the module of tests, whose imported names of CUDA's autocast are replaced too.
+        suite: the module of tests, whose imported names are replaced too.
+        devices: how many there seem to be.
     """
     with ExitStack() as stack:
-        for owner, name, stand_in in _stand_ins(suite):
+        for owner, name, stand_in in _stand_ins(suite, devices):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         without_devices = _without_devices(wrapper.__init__)
         stack.enter_context(mock.patch.object(wrapper, "__init__", without_devices))
@@ -67,7 +69,7 @@ class _DevicesReadAsCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if "device" in kwargs:
             kwargs["device"] = _read(kwargs["device"])
-        if function is torch.Tensor.cuda:
+        if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         if function is torch.device and args:
             device = _read(args[0])
@@ -95,19 +97,29 @@ class _NoStream:
     wait = record = synchronize = wait_event = wait_stream = record_event = _does_nothing
 
 
-def _stand_ins(suite: ModuleType) -> Iterator[tuple[object, str, object]]:
-    yield torch.cuda, "device_count", lambda: _DEVICES
+def _stand_ins(suite: ModuleType, devices: int) -> Iterator[tuple[object, str, object]]:
+    yield torch.cuda, "device_count", lambda: devices
     yield torch.cuda, "current_device", lambda: 0
     yield torch.cuda, "set_device", lambda device: None
     yield torch.cuda, "synchronize", lambda device=None: None
     yield torch.cuda, "Stream", _NoStream
+    yield torch.cuda, "Event", _NoStream
     yield torch.cuda, "stream", lambda stream: stream
+    yield torch.cuda, "current_stream", _NoStream
+    yield torch.cuda, "_sleep", lambda cycles: None
     yield torch, "Stream", _NoStream
     yield torch, "Event", _NoStream
     yield torch.accelerator, "current_stream", _NoStream
-    yield device_mesh, "init_device_mesh", _mesh_of_cpus(device_mesh.init_device_mesh)
-    yield suite, "autocast", functools.partial(torch.autocast, "cpu")
-    yield suite, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")
+    make_mesh = _mesh_of_cpus(device_mesh.init_device_mesh)
+    yield device_mesh, "init_device_mesh", make_mesh
+    imported = {
+        "init_device_mesh": make_mesh,
+        "autocast": functools.partial(torch.autocast, "cpu"),
+        "GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
+        "get_cycles_per_ms": lambda: 1,
+    }
+    for name in imported.keys() & vars(suite).keys():
+        yield suite, name, imported[name]
     yield from sync_batch_norm.stand_ins()
 
 

@@ -5,40 +5,28 @@ The run fails if a test fails that is not named here, and if one that is named h
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tests.upstream.subject import Known
 
-
-class Known(NamedTuple):
-    """One known failure.
-
-    Attributes:
-        mode: "ours" or "recut".
-        test: its name.
-        reason: a sentence.
-        world_sizes: where it fails; with other numbers of ranks it must pass.
-    """
-
-    mode: str
-    test: str
-    reason: str
-    world_sizes: tuple[int, ...] = (2, 3)
-
+_BOTH = (2, 3)
 
 KNOWN: tuple[Known, ...] = (
     Known(
         "recut",
         "test_ddp_logging_data_cpu",
         "Reads torch's statistics of steps, which a new reducer begins anew.",
+        _BOTH,
     ),
     Known(
         "recut",
         "test_different_graph_across_ranks",
         "Asks whether the reducer has cut its buckets, which a new one does after its first step.",
+        _BOTH,
     ),
     Known(
         "recut",
         "test_skip_all_reduce_unused_parameters",
         "Counts the buckets of a wrapper that has other buckets here.",
+        _BOTH,
     ),
     Known(
         "recut",

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from tests.upstream.classes import MODES, OURS, RECUT, STOCK
-from tests.upstream.exceptions import Known
 from tests.upstream.results import FAILED, PASSED, Result
-
-_LEAST_SHARES = {OURS: 0.99, RECUT: 0.95}
-# Of all tests. Fewer with torch's own class say that the harness is broken, or PyTorch changed.
-_LEAST_COUNTED = 90
+from tests.upstream.subject import STOCK, Subject
 
 
 class Report:
     """Results, seen beside the failures that are known.
 
     Args:
+        subject: what was tested.
         is_full: all tests ran, so that it means something how many pass.
     """
 
-    def __init__(self, results: Sequence[Result], known: Sequence[Known], is_full: bool) -> None:
+    def __init__(self, results: Sequence[Result], subject: Subject, is_full: bool) -> None:
         self._results = results
+        self._subject = subject
         self._reasons = {
             (each.mode, each.test, ranks): each.reason
-            for each in known
+            for each in subject.known
             for ranks in each.world_sizes
         }
         self._is_full = is_full
@@ -34,21 +31,21 @@ class Report:
             groups[result.mode, result.world_size].append(result)
         self._groups = {
             group: groups[group]
-            for group in sorted(groups, key=lambda group: (MODES.index(group[0]), group[1]))
+            for group in sorted(groups, key=lambda group: (subject.modes.index(group[0]), group[1]))
         }
 
     def print(self) -> None:
         """The table, what does not pass with torch's class, other failures, where time went."""
-        line = "{:<6} {:>5} {:>5} {:>8} {:>8} {:>8}"
+        line = "{:<12} {:>5} {:>5} {:>8} {:>8} {:>8}"
         print(line.format("mode", "ranks", "ran", "passed", "percent", "seconds"))
         for (mode, world_size), members in self._groups.items():
             passed = _passed(members)
             share = "" if mode == STOCK else f"{passed / max(len(members), 1):.1%}"
             seconds = f"{sum(result.seconds for result in members):.0f}"
             print(line.format(mode, world_size, len(members), passed, share, seconds))
-        self._print_recuts()
-        self._print_others("Not counted, as they do not pass with torch's own class", [STOCK])
-        self._print_others("Failures", list(_LEAST_SHARES))
+        self._print_changes()
+        self._print_others("Not counted, as they do not pass in mode stock", [STOCK])
+        self._print_others("Failures", list(self._subject.least_shares))
         print("\nSlowest")
         for result in sorted(self._results, key=lambda result: -result.seconds)[:8]:
             where = f"{result.mode}, {result.world_size} ranks"
@@ -56,7 +53,7 @@ class Report:
 
     def problems(self) -> Iterator[str]:
         """What makes the run fail, a line for each."""
-        for mode, least in _LEAST_SHARES.items() if self._is_full else ():
+        for mode, least in self._subject.least_shares.items() if self._is_full else ():
             ran = [r for (of, _), members in self._groups.items() if of == mode for r in members]
             passed, whole = _passed(ran), len(ran)
             if passed < least * whole:
@@ -64,18 +61,19 @@ class Report:
         for (mode, world_size), members in self._groups.items():
             passed = _passed(members)
             where = f"{mode}, {world_size} ranks"
-            if self._is_full and mode == STOCK and passed < _LEAST_COUNTED:
-                yield f"{where}: only {passed} tests pass with torch's own class"
+            if self._is_full and mode == STOCK and passed < self._subject.least_counted(world_size):
+                yield f"{where}: only {passed} tests pass"
             if mode != STOCK:
                 yield from self._wrong_exceptions(where, members)
 
-    def _print_recuts(self) -> None:
-        """So that nobody takes it for a re-cutting that passed when nothing was re-cut."""
+    def _print_changes(self) -> None:
+        """So that nobody takes it for a change that passed when nothing was changed."""
+        changed = self._subject.changed
         for (mode, world_size), members in self._groups.items():
-            recut = [result for result in members if result.counts.get("recut")]
-            if mode == RECUT:
-                times = sum(result.counts["recut"] for result in recut)
-                print(f"{mode}, {world_size} ranks: {times} times, in {len(recut)} of the tests")
+            times = [result.counts[changed] for result in members if result.counts.get(changed)]
+            if times:
+                where = f"{mode}, {world_size} ranks"
+                print(f"{where}: {changed} {sum(times)} times, in {len(times)} of the tests")
 
     def _wrong_exceptions(self, where: str, members: Sequence[Result]) -> Iterator[str]:
         unnamed = [
@@ -114,10 +112,12 @@ class Report:
             )
 
 
-def unknown_names(known: Sequence[Known], names: Collection[str]) -> Iterator[str]:
+def unknown_names(subject: Subject) -> Iterator[str]:
     """Exceptions that name no mode or no test, a line for each."""
-    for each in known:
-        if each.mode not in _LEAST_SHARES or each.test not in names:
+    for each in subject.known:
+        if each.mode not in subject.least_shares or not all(
+            each.test in subject.names(world_size) for world_size in each.world_sizes
+        ):
             yield f"the exceptions name {each.test} ({each.mode}), which there is not"
 
 

@@ -16,5 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if __name__ == "__main__":
     from tests.upstream.command import main
+    from tests.upstream.replicated import SUBJECT
 
-    sys.exit(main())
+    sys.exit(main(SUBJECT))

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.ranks import Outcome, RankFailure, RankPool
-from tests.upstream.adjusted import LEFT_OUT
-from tests.upstream.one_test import prepare, run_test
 from tests.upstream.results import FAILED, PASSED, SKIPPED, Result, one_line
+from tests.upstream.subject import Subject
 
 # By the process that ranks are forked from: what takes long to import.
 _IMPORTED_ONCE = [
@@ -23,49 +22,40 @@ _IMPORTED_ONCE = [
 _COLLECTIVE_SECONDS = 20.0
 # Of three ranks two share a node, so that buckets can also be reduced there first.
 _NODES = {2: [2], 3: [2, 1]}
-_TEST_SECONDS = 40.0
 _START_SECONDS = 100.0
 # What the others see when one rank has failed.
 _AFTERMATH = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 
 
 def run_tests(
-    names: Iterable[str], mode: str, world_size: int, shows_output: bool = False
+    subject: Subject, names: Iterable[str], mode: str, world_size: int, shows_output: bool = False
 ) -> Iterator[Result]:
     """Results of the tests, each as soon as it is known."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         nodes = _NODES.get(world_size, [world_size])
-        pool = RankPool(nodes, _COLLECTIVE_SECONDS, _environment(Path(folder), shows_output))
+        variables = {
+            **subject.environment(Path(folder)),
+            **({"UPSTREAM_OUTPUT": "shown"} if shows_output else {}),
+        }
+        pool = RankPool(nodes, _COLLECTIVE_SECONDS, variables)
         try:
             for name in names:
-                if name in LEFT_OUT:
-                    yield Result(name, mode, world_size, SKIPPED, reason=LEFT_OUT[name])
+                if name in subject.left_out:
+                    yield Result(name, mode, world_size, SKIPPED, reason=subject.left_out[name])
                 else:
-                    yield _run_test(pool, name, mode)
+                    yield _run_test(subject, pool, name, mode)
         finally:
             pool.close()
 
 
-def _environment(folder: Path, shows_output: bool) -> dict[str, str]:
-    """What PyTorch's runner sets for these tests."""
-    return {
-        "BACKEND": "gloo",
-        "TEMP_DIR": str(folder),
-        "INIT_METHOD": f"file://{folder}/init",
-        # A test of saved communication hooks is older than PyTorch's safe loading.
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-        **({"UPSTREAM_OUTPUT": "shown"} if shows_output else {}),
-    }
-
-
-def _run_test(pool: RankPool, name: str, mode: str) -> Result:
+def _run_test(subject: Subject, pool: RankPool, name: str, mode: str) -> Result:
     started = time.monotonic()
     try:
         if not pool.pids:
-            pool.run(prepare, mode, timeout_seconds=_START_SECONDS)
+            pool.run(subject.prepare, mode, timeout_seconds=_START_SECONDS)
             started = time.monotonic()
-        outcomes = pool.outcomes(run_test, name, mode, timeout_seconds=_TEST_SECONDS)
+        outcomes = pool.outcomes(subject.run, name, mode, timeout_seconds=subject.test_seconds)
     except RankFailure as failure:  # A rank did not start.
         outcomes = {0: Outcome(error=str(failure))}
     seconds = round(time.monotonic() - started, 2)

@@ -1,0 +1,38 @@
+"""The tests of DistributedDataParallel: with torch's class, ours, and ours being re-cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.upstream.adjusted import LEFT_OUT
+from tests.upstream.classes import OURS, RECUT
+from tests.upstream.exceptions import KNOWN
+from tests.upstream.one_test import prepare, run_test
+from tests.upstream.selection import names_of_tests
+from tests.upstream.subject import Subject
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What PyTorch's runner sets for these tests."""
+    return {
+        "BACKEND": "gloo",
+        "TEMP_DIR": str(folder),
+        "INIT_METHOD": f"file://{folder}/init",
+        # A test of saved communication hooks is older than PyTorch's safe loading.
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+    }
+
+
+SUBJECT = Subject(
+    title="DistributedDataParallel",
+    names=lambda world_size: names_of_tests(),
+    world_sizes=(2, 3),
+    least_shares={OURS: 0.99, RECUT: 0.95},
+    least_counted=lambda world_size: 90,
+    known=KNOWN,
+    left_out=LEFT_OUT,
+    prepare=prepare,
+    run=run_test,
+    changed="recut",
+    environment=_environment,
+)

@@ -1,0 +1,126 @@
+"""PyTorch's tests of ``fully_shard``, imported from their files and run one by one."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+import unittest
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal import common_cuda, common_distributed, common_fsdp
+
+from tests.upstream_fsdp import sources
+from tests.upstream_fsdp.exceptions import FILES_LEFT_OUT
+
+_PACKAGE = "upstream_fsdp_tests"
+# Asked for by tests of this release's; newer releases have them by other names.
+_OLDER_NAMES = {"test_compiled_fsdp": "compiled_fsdp_test"}
+
+
+def names_of_tests(world_size: int) -> list[str]:
+    """Those that run on so many ranks where there are so many GPUs, as ``file.class.test``."""
+    found = []
+    with mock.patch.object(torch.cuda, "device_count", return_value=world_size):
+        for path in _files():
+            for name, case in _cases(path):
+                if _world_size_of(case) == world_size:
+                    tests = unittest.TestLoader().getTestCaseNames(case)
+                    found += [f"{_stem(path)}.{name}.{test}" for test in tests]
+    return found
+
+
+def run(name: str) -> None:
+    """The body of the test, on this rank, in the process group that is there.
+
+    Raises:
+        unittest.SkipTest: it does not apply.
+    """
+    module, case_name, test = _parts(name)
+    case: Any = getattr(module, case_name)(test)
+    case.rank = dist.get_rank()
+    if inspect.getattr_static(case, "__unittest_skip__", False):
+        raise unittest.SkipTest(case.__unittest_skip_why__)
+    try:
+        getattr(type(case), test)(case)
+    except SystemExit as skipped:  # The way out of those of PyTorch's decorators that skip.
+        raise unittest.SkipTest(f"exit code {skipped.code}") from None
+
+
+def module_of(name: str) -> ModuleType:
+    return _parts(name)[0]
+
+
+def prepare() -> None:
+    """Import all files."""
+    for path in _files():
+        _module(path)
+
+
+def _parts(name: str) -> tuple[ModuleType, str, str]:
+    stem, case, test = name.split(".")
+    (path,) = [path for path in _files() if _stem(path) == stem]
+    return _module(path), case, test
+
+
+def _files() -> list[Path]:
+    files = sources.files_in(sources.find())
+    return [path for path in files if _stem(path) not in FILES_LEFT_OUT]
+
+
+def _stem(path: Path) -> str:
+    return path.stem.removeprefix("test_").removeprefix("fully_shard_")
+
+
+def _cases(path: Path) -> Iterator[tuple[str, type[unittest.TestCase]]]:
+    module = _module(path)
+    for name, value in vars(module).items():
+        is_own = inspect.isclass(value) and value.__module__ == module.__name__
+        if is_own and issubclass(value, unittest.TestCase):
+            yield name, value
+
+
+def _world_size_of(case: type[unittest.TestCase]) -> int:
+    """Without making one, which would make its process group."""
+    size = inspect.getattr_static(case, "world_size", 0)
+    return int(size.fget(object.__new__(case)) if isinstance(size, property) else size)
+
+
+@functools.cache
+def _module(path: Path) -> ModuleType:
+    """The file's module; its tests that ask for GPUs do not skip for want of them."""
+    name = f"{_PACKAGE}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _as_with_gpus():
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _as_with_gpus() -> Iterator[None]:
+    def unchanged(test: Any) -> Any:
+        return test
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (common_distributed, "skip_if_lt_x_gpu", lambda *args, **kwargs: unchanged),
+            (common_cuda, "TEST_CUDA", True),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        for older, newer in _OLDER_NAMES.items():
+            if not hasattr(common_fsdp, older):
+                value = getattr(common_fsdp, newer)
+                stack.enter_context(mock.patch.object(common_fsdp, older, value, create=True))
+        yield
