@@ -59,3 +59,7 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     assert {trial["state"] for trial in trials} == {"measured"}
     assert {trial["configuration"]["kept_units"] for trial in trials} > {0}
     assert job["result"]["configuration"].items() <= kept.items()
+    gathers = service.profiles()[0]["gathers"]
+    # Six blocks are gathered in both passes, what is left of the model in one.
+    assert sorted(gather["tensor"] for gather in gathers) == sorted([*range(6)] * 2 + [6])
+    assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)

@@ -48,6 +48,12 @@ class Observation:
             self.on_last_ready()
         return on_end
 
+    def gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """A unit is about to be gathered. Returns what to call when it is there, if anything."""
+        if self._timeline is None:
+            return None
+        return partial(self._observers.call, self._timeline.gather_starts(unit, size_bytes))
+
     def backward_ends(self) -> None:
         """The next step's last unit is taken to be this one's."""
         self._last = self._seen[-1] if self._seen else None

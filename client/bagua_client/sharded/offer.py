@@ -19,6 +19,10 @@ from bagua_client.torch_private.sharded import Unit
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""
+MOST_CHANNELS = 8
+"""A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
+PREFETCHED, BUFFERS = (0, 2), (1, 2)
+"""One unit ahead is what torch does anyway; more of either takes memory and showed nothing."""
 BYTES_OF_16_BITS = 2
 
 
@@ -80,12 +84,12 @@ class Offer:
         has_buffers, on_gpu = self.units[0].has_scatter_buffers, communicator.device.type == "cuda"
         most = communicator.most_channels if can_split else 1
         found: dict[str, Sequence[Value]] = {
-            "channels": [count for count in CHANNELS_VALUES if count <= most],
+            "channels": [count for count in CHANNELS_VALUES if count <= min(most, MOST_CHANNELS)],
             "kept_units": self._kept(),
             # Without streams nothing is gathered ahead of its use, nor reduced beside it.
-            "prefetch": (0, 1, 2, 3) if on_gpu and not self._has_lists else (0,),
+            "prefetch": PREFETCHED if on_gpu and not self._has_lists else (0,),
             "scatter_group": ("shared", "own") if on_gpu and can_split else ("shared",),
-            "scatter_buffers": (1, 2, 4) if on_gpu and has_buffers else (1,),
+            "scatter_buffers": BUFFERS if on_gpu and has_buffers else (1,),
             "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
         }
         return {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}

@@ -28,8 +28,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-ScatterBegins = Callable[[int, int], Callable[[], None] | None]
-"""Told of the unit and the bytes of its gradients; returns what to call once they are reduced."""
+Begins = Callable[[int, int], Callable[[], None] | None]
+"""Told of a unit that is to travel and of its bytes; returns what to call once it is there."""
 
 
 class Traffic:
@@ -37,7 +37,8 @@ class Traffic:
 
     Args:
         units: of the model.
-        scatter_begins: called on each reduction of a unit's gradients.
+        gather_begins, scatter_begins: called on each gathering of a unit's parameters, and on each
+            reduction of its gradients.
         waiting: returns a context that is entered around what is communicated.
 
     Attributes:
@@ -50,13 +51,14 @@ class Traffic:
         units: Sequence[Unit],
         communicator: ShardCommunicator,
         configuration: Configuration,
-        scatter_begins: ScatterBegins,
+        gather_begins: Begins,
+        scatter_begins: Begins,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.configuration = configuration
         self._units = units
         self._communicator = communicator
-        self._scatter_begins = scatter_begins
+        self._gather_begins, self._scatter_begins = gather_begins, scatter_begins
         self._waiting = waiting
         self.gathered: list[int] = []
 
@@ -82,8 +84,12 @@ class Traffic:
     ) -> Any:
         """Gather the ranks' parts, one after the other, into ``output``."""
         self.gathered.append(unit)
+        on_end = self._gather_begins(unit, output.nbytes)
         with self._waiting():
-            return self._gather(base, output, part, group, async_op)
+            work = self._gather(base, output, part, group, async_op)
+        if on_end is not None:
+            on_end()
+        return work
 
     def _gather(
         self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool

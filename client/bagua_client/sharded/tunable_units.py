@@ -79,7 +79,12 @@ class TunableUnits:
         self._is_open = self._is_attached = self._is_in_forward = False
         self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
         self._traffic = Traffic(
-            units, communicator, self.default, self._scatter_begins, lambda: self.waiting()
+            units,
+            communicator,
+            self.default,
+            self._gather_begins,
+            self._scatter_begins,
+            lambda: self.waiting(),
         )
         self._settings, self._passes = Settings(units, self._traffic), Passes()
         self._follow()
@@ -221,6 +226,9 @@ class TunableUnits:
         self._voters = self.communicator.group, self.communicator.device
         if self._next is None:
             self._follow()
+
+    def _gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        return self.observers.call(self.observation.gather_begins, unit, size_bytes)
 
     def _scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
         """Called in the backward pass, for each unit in the same order on all ranks."""
