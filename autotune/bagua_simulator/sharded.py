@@ -215,8 +215,8 @@ class _Step:
         self._narrow = narrow
         self._depth = max(_number(configuration, "prefetch", 0), 1)
         self._buffers = _number(configuration, "scatter_buffers", 1)
-        self._is_shared = configuration.get("scatter_group", "shared") == "shared"
         channels = _number(configuration, "channels", 1)
+        self._is_shared = channels > 1 or configuration.get("scatter_group") != "own"
         useful = sum((1 - STRIPE_LOSS) ** channel for channel in range(channels))
         self._link = cluster.bandwidth_bytes_per_second
         self._flow = useful * min(cluster.flow_bytes_per_second, self._link)

@@ -36,7 +36,8 @@ ALGORITHM_KNOB = "algorithm"
 USUAL_ALGORITHM = "gradient_allreduce"
 PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
-SHARDED_KNOBS = ("kept_units", "prefetch", "scatter_group", "scatter_buffers")
+SCATTER_GROUP_KNOB = "scatter_group"
+SHARDED_KNOBS = ("kept_units", "prefetch", SCATTER_GROUP_KNOB, "scatter_buffers")
 COUNT_KNOBS = ("kept_units", "prefetch")
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = (

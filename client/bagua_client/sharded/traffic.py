@@ -136,10 +136,9 @@ class Traffic:
     def _reduce(
         self, base: Any, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
     ) -> Any:
-        is_own = self.configuration.scatter_group == "own"
         groups = self._communicator.shard_groups(self.configuration, group, scatters=True)
         if self.configuration.channels == 1:
-            return base(output, whole, groups[0] if is_own else group, op)
+            return base(output, whole, groups[0], op)
         part = output.view(-1)
         by_rank = whole.view(-1, part.numel())
         under_way = []
