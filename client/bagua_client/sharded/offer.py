@@ -19,6 +19,8 @@ from bagua_client.torch_private.sharded import Unit
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""
+NOT_SEEN = "the order in which the model uses them is known after some steps"
+"""Why units cannot be merged yet."""
 MOST_CHANNELS = 8
 """A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
 PREFETCHED, BUFFERS = (0, 2), (1, 2)
@@ -64,7 +66,7 @@ class Offer:
             found.append("prefetch: the training itself says what is gathered ahead")
         if not self.units[0].has_scatter_buffers:
             found.append("scatter buffers: torch before 2.13 has one")
-        if self.unmergeable:
+        if self.unmergeable and self.unmergeable != NOT_SEEN:
             found.append(f"units that communicate as one: {self.unmergeable}")
         if not self._most_kept:
             found.append("kept units: the training keeps all of them")
