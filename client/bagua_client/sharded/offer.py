@@ -80,7 +80,9 @@ class Offer:
         Args:
             allowed: the values that the user allows although they change the numbers.
         """
-        is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units)
+        is_wide = self._is_replaceable and any(
+            unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units
+        )
         precisions = [v for v in KNOBS["wire_precision"].kind.tried if str(v) in allowed]
         can_split = not self._channels_obstacle(communicator)
         has_buffers, on_gpu = self.units[0].has_scatter_buffers, communicator.device.type == "cuda"
@@ -104,7 +106,7 @@ class Offer:
         """
         configuration = layout.configuration
         configuration.check_model(self.kind)
-        if len(layout.partition) < len(self.units) and self.unmergeable:
+        if self.unmergeable and configuration.bucket_bytes != self.default.bucket_bytes:
             raise ValueError(f"units cannot be merged: {self.unmergeable}")
         if configuration.kept_units > self._most_kept:
             raise ValueError(
@@ -116,8 +118,10 @@ class Offer:
         if configuration.scatter_buffers > 1 and not self.units[0].has_scatter_buffers:
             raise ValueError("torch before 2.13 has one scatter buffer")
         uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
-        if uses_groups and not self._carries_itself:
-            raise ValueError("the training's own objects communicate the units")
+        if uses_groups and self._carrying_obstacle:
+            raise ValueError(self._carrying_obstacle)
+        if configuration.changes_numbers and not self._is_replaceable:
+            raise ValueError(self._carrying_obstacle)
         # The way back is always open.
         misfit = self.memory.misfit(configuration, layout.partition)
         if misfit and configuration != self.default:
@@ -140,19 +144,26 @@ class Offer:
         return any(unit.given.forward or unit.given.backward for unit in self.units)
 
     @property
-    def _carries_itself(self) -> bool:
-        return all(unit.carries_itself for unit in self.units)
+    def _is_replaceable(self) -> bool:
+        return all(unit.is_replaceable for unit in self.units)
+
+    @property
+    def _carrying_obstacle(self) -> str:
+        """Why ours cannot communicate in the place of torch's objects; empty: they can."""
+        if not self._is_replaceable:
+            return "torch before 2.9 does not let others communicate for fully_shard"
+        if not all(unit.carries_itself for unit in self.units):
+            return "the training's own objects communicate the units"
+        return ""
 
     def _channels_obstacle(self, communicator: Communicator) -> str:
-        if not self._carries_itself:
-            return "the training's own objects communicate the units"
-        return communicator.obstacle
+        return self._carrying_obstacle or communicator.obstacle
 
 
 def refusal_of(units: Sequence[Unit]) -> str:
     """Why no setting of a sharded model can be changed; empty: some can."""
-    if not torchs.has_custom_communication():
-        return "torch before 2.9 does not let others communicate for fully_shard"
+    if not torchs.can_be_set():
+        return "torch before 2.8 does not let the units of a live model be kept gathered"
     if len({unit.ranks for unit in units}) > 1:
         return "its units are spread over different ranks (several meshes)"
     if len(units[0].ranks) > 1 and sum(map(len, units[0].ranks)) < dist.get_world_size():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,15 +64,22 @@ class Traffic:
         self.gathered: list[int] = []
 
     def install(self) -> None:
-        """Have all that is communicated go through here."""
+        """Have all that is communicated go through here; where torch lets no other object
+        communicate, only what is reduced is told of."""
         for place, unit in enumerate(self._units):
+            if not unit.is_replaceable:
+                unit.tell(partial(self._scatter_begins, place, 0))
+                continue
             scatter = Scatter(self, place, unit.given.scatter)
             unit.communicate_by(Gather(self, place, unit.given.gather), scatter)
 
     def remove(self) -> None:
         """Have what was there before communicate."""
         for unit in self._units:
-            unit.communicate_by(unit.given.gather, unit.given.scatter)
+            if unit.is_replaceable:
+                unit.communicate_by(unit.given.gather, unit.given.scatter)
+            else:
+                unit.tell(None)
 
     def gather(
         self,

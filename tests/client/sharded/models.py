@@ -131,6 +131,9 @@ def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, An
         found.pop("bucket_bytes", None)
     if not tunable.units[0].has_scatter_buffers:
         found.pop("scatter_buffers", None)
+    if not tunable.units[0].is_replaceable:
+        for knob in ("channels", "scatter_group"):
+            found.pop(knob, None)
     return found
 
 
