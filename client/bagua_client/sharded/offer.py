@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -56,6 +56,10 @@ class Offer:
 
     def algorithms(self, allowed: Collection[str]) -> Sequence[Algorithm]:
         return ()
+
+    def at_first(self, configuration: Configuration) -> Configuration:
+        """Units are merged once it is known in which order the model uses them."""
+        return replace(configuration, bucket_bytes=self.default.bucket_bytes)
 
     def reasons(self, communicator: Communicator) -> list[str]:
         """The reasons why some settings cannot be changed, a sentence each."""
