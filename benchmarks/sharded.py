@@ -48,20 +48,23 @@ def arguments() -> argparse.Namespace:
                         help="tune a second time with bf16 allowed on the wire")  # fmt: skip
     parser.add_argument("--overhead", action="store_true",
                         help="tune and sweep nothing: measure what the default costs")  # fmt: skip
+    parser.add_argument("--channels", type=int, nargs="+", metavar="N",
+                        help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=4,
                         help="blocks of two steps of what is compared in the end")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("build/sharded"), metavar="FOLDER")
     parser.add_argument("--smoke", action="store_true",
                         help="run a small model on the CPU; no figure counts")  # fmt: skip
     options = parser.parse_args()
+    options.channels = options.channels or ([1, 2, 4, 8] if options.gpus else [1, 2])
     if options.smoke:
         options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
     return options
 
 
-def swept(layers: int, on_gpu: bool, allow: bool) -> tuple[list[Arm], list[Arm]]:
+def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm]]:
     """What is swept by hand: settings that leave the numbers as they are, and those in bf16."""
-    kept, channels = (0, layers // 2, layers), (1, 2, 4, 8) if on_gpu else (1, 2)
+    kept, channels, on_gpu = (0, layers // 2, layers), options.channels, bool(options.gpus)
     exact = [_ours({}, DEFAULT)]
     exact += [
         _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
@@ -69,14 +72,11 @@ def swept(layers: int, on_gpu: bool, allow: bool) -> tuple[list[Arm], list[Arm]]
         if (keep, count, ahead) != (0, 1, 0)
     ]
     if on_gpu:
-        exact += [
-            _ours({"kept_units": layers, "channels": count, "scatter_group": "own"})
-            for count in (1, 4)
-        ]
+        exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     narrow = [
         _ours({"kept_units": keep, "channels": count, "wire_precision": "bf16"})
         for keep, count in product((0, layers), channels)
-        if allow
+        if options.allow
     ]
     return exact, narrow
 
@@ -127,7 +127,7 @@ def _stage(
     if options.overhead:
         arms.append(_ours({}, DEFAULT))
     else:
-        exact, narrow = swept(MODELS[model].LAYERS, bool(options.gpus), options.allow)
+        exact, narrow = swept(MODELS[model].LAYERS, options)
         tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
         arms += [*exact, *narrow, *tuned]
         groups += [[arm["name"] for arm in each] for each in (tuned[:1], tuned[1:], exact, narrow)]
