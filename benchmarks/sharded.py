@@ -28,7 +28,8 @@ from benchmarks.support.workloads.sharded import MODELS, SAMPLES
 from benchmarks.testbed import Network, Testbed
 
 JOBS = Path(__file__).parent / "support" / "jobs"
-STOCK, DEFAULT, TUNED, ALLOWED = "fully_shard", "ours at its default", "tuned", "tuned, 16 bits"
+STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
+TUNED, ALLOWED = "tuned", "tuned, 16 bits"
 ALLOWS = "bfloat16"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
@@ -45,20 +46,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
     parser.add_argument("--allow", action="store_true",
                         help="tune a second time with bf16 allowed on the wire")  # fmt: skip
+    parser.add_argument("--overhead", action="store_true",
+                        help="tune and sweep nothing: measure what the default costs")  # fmt: skip
+    parser.add_argument("--channels", type=int, nargs="+", metavar="N",
+                        help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=4,
                         help="blocks of two steps of what is compared in the end")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("build/sharded"), metavar="FOLDER")
     parser.add_argument("--smoke", action="store_true",
                         help="run a small model on the CPU; no figure counts")  # fmt: skip
     options = parser.parse_args()
+    options.channels = options.channels or ([1, 2, 4, 8] if options.gpus else [1, 2])
     if options.smoke:
         options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
     return options
 
 
-def swept(layers: int, on_gpu: bool, allow: bool) -> tuple[list[Arm], list[Arm]]:
+def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm]]:
     """What is swept by hand: settings that leave the numbers as they are, and those in bf16."""
-    kept, channels = (0, layers // 2, layers), (1, 2, 4, 8) if on_gpu else (1, 2)
+    kept, channels, on_gpu = (0, layers // 2, layers), options.channels, bool(options.gpus)
     exact = [_ours({}, DEFAULT)]
     exact += [
         _ours({"kept_units": keep, "channels": count, "prefetch": ahead})
@@ -66,14 +72,11 @@ def swept(layers: int, on_gpu: bool, allow: bool) -> tuple[list[Arm], list[Arm]]
         if (keep, count, ahead) != (0, 1, 0)
     ]
     if on_gpu:
-        exact += [
-            _ours({"kept_units": layers, "channels": count, "scatter_group": "own"})
-            for count in (1, 4)
-        ]
+        exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     narrow = [
         _ours({"kept_units": keep, "channels": count, "wire_precision": "bf16"})
         for keep, count in product((0, layers), channels)
-        if allow
+        if options.allow
     ]
     return exact, narrow
 
@@ -99,24 +102,37 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
         if testbed.fallback:
             print(f"{name}: over loopback: {testbed.fallback}", flush=True)
         jobs = _Jobs(name, workload, folder, testbed)
-        tunings = {TUNED: jobs.tune()}
+        tunings = {} if options.overhead else {TUNED: jobs.tune()}
         if options.allow:
             tunings[ALLOWED] = jobs.tune(ALLOWS)
-        exact, narrow = swept(MODELS[model].LAYERS, bool(options.gpus), options.allow)
-        tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
-        arms = [{"name": STOCK, "kind": "sharded"}, *exact, *narrow, *tuned]
-        groups = [[STOCK], [DEFAULT], *([arm] for arm in tunings)]
-        groups += [[arm["name"] for arm in each] for each in (exact, narrow) if each]
-        again = {"rounds": options.rounds, "steps": 2, "groups": groups}
-        stage = {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
+        stage = _stage(model, tunings, options)
         return {
             "cell": {"model": model, "network": network, "hosts": hosts, **workload},
             "conditions": conditions(testbed),
             "fallback": testbed.fallback,
             "tunings": tunings,
-            "best_by_hand": [[arm["name"] for arm in each] for each in (exact, narrow)],
             **jobs.run("measure", "measure", stage),
         }
+
+
+def _stage(
+    model: str, tunings: Mapping[str, Mapping[str, Any]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """What is measured once, and of it what is compared in the end."""
+    arms: list[Arm] = [
+        {"name": STOCK, "kind": "sharded", "tune": False},
+        {"name": OFF, "kind": "sharded", "tune": True},
+    ]
+    groups = [[STOCK], [OFF], [DEFAULT]]
+    if options.overhead:
+        arms.append(_ours({}, DEFAULT))
+    else:
+        exact, narrow = swept(MODELS[model].LAYERS, options)
+        tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
+        arms += [*exact, *narrow, *tuned]
+        groups += [[arm["name"] for arm in each] for each in (tuned[:1], tuned[1:], exact, narrow)]
+    again = {"rounds": options.rounds, "steps": 2, "groups": [each for each in groups if each]}
+    return {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
 
 
 class _Jobs:

@@ -7,7 +7,7 @@ launching takes time, channels share a link, and ranks are late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from bagua_autotune.model.knobs import (
     Partition,
     Value,
 )
+from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_simulator.cluster import Cluster
 from bagua_simulator.collectives import Phase, converted_seconds, parts, reduction
@@ -71,6 +72,11 @@ class Simulator:
         self.launch_seconds = launch_seconds
         self._layouts = Layouts(workload.tensors)
         self._known: dict[tuple[tuple[str, Value], ...], float] = {}
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Those of the workload, in gradient-ready order."""
+        return self.workload.tensors
 
     @property
     def space(self) -> dict[str, Domain]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
+from bagua_simulator.sharded import ShardedSimulator
 
 # As the client does it: a first report soon after a switch, then one every few steps, and a switch
 # that takes its messages.
@@ -54,7 +55,7 @@ class SimulatedJob:
     """
 
     tuner: Tuner
-    simulator: Simulator
+    simulator: Simulator | ShardedSimulator
     job_id: str
     seed: int
     noise: float = 0.05
@@ -190,7 +191,7 @@ class SimulatedJob:
             name=self.name or self.job_id,
             world_size=cluster.world_size,
             ranks_per_node=(cluster.ranks_per_node,) * cluster.nodes,
-            tensors=tuple(self.simulator.workload.tensors),
+            tensors=tuple(self.simulator.tensors),
             knobs={knob: self.simulator.space[knob] for knob in self.knobs},
             default_configuration=dict(self.baseline),
             fingerprint=self.fingerprint,
@@ -200,9 +201,13 @@ class SimulatedJob:
         )
 
 
-def truth(simulator: Simulator, default: Configuration | None = None) -> dict[Configuration, float]:
+def truth(
+    simulator: Simulator | ShardedSimulator,
+    default: Configuration | None = None,
+    knobs: Sequence[str] = KNOBS,
+) -> dict[Configuration, float]:
     """The true step time of every candidate, the baseline first."""
-    baseline = default or Configuration({knob: simulator.default[knob] for knob in KNOBS})
-    space = {knob: simulator.space[knob] for knob in KNOBS}
-    candidates = enumerate_candidates(space, baseline, simulator.workload.tensors)
+    baseline = default or Configuration({knob: simulator.default[knob] for knob in knobs})
+    space = {knob: simulator.space[knob] for knob in knobs}
+    candidates = enumerate_candidates(space, baseline, simulator.tensors)
     return {candidate: simulator.step_seconds(candidate) for candidate in candidates}

@@ -49,8 +49,8 @@ class Knobs:
         kept_units: how many units keep their gathered parameters from the forward pass until the
             backward pass, counted from the model's end, beside those that do so anyway.
         prefetch: how many units are gathered ahead; 0: as torch does it.
-        scatter_group: ``own``: gradients are reduced on process groups of their own, so that they
-            do not wait for parameters that are gathered.
+        scatter_group: ``own``: gradients are reduced on a process group of their own, so that they
+            do not wait for parameters that are gathered; with several channels as ``shared``.
         scatter_buffers: how many units' gradients may be on their way at once.
     """
 
@@ -81,7 +81,7 @@ class Knobs:
     prefetch: int = knob(0, OneOf((0, 1, 2, 3)), "prefetch {}", models=SHARDED)
     scatter_group: str = knob(
         "shared",
-        OneOf(("shared", "own"), {"own": "gradients on groups of their own"}),
+        OneOf(("shared", "own"), {"own": "gradients on a group of their own"}),
         "{}",
         models=SHARDED,
     )

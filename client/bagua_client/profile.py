@@ -22,6 +22,21 @@ class BucketTiming:
 
 
 @dataclass(frozen=True)
+class GatherTiming:
+    """When the parameters of a sharded model's unit were gathered.
+
+    Attributes:
+        tensor: the place of the unit's tensor among the registered ones.
+        bytes: of all of them, on every rank.
+    """
+
+    tensor: int
+    bytes: int
+    started_seconds: float
+    ended_seconds: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """One step of rank 0 in detail. All times count from the end of the previous step's
     communication.
@@ -32,6 +47,7 @@ class Profile:
         step_seconds: when the step's communication ended.
         ready_seconds: when each tensor became ready, in the registered order.
         buckets: the times of the buckets, in the order of the layout.
+        gathers: in the order in which they began; none of a replicated model.
     """
 
     trial: int
@@ -39,3 +55,4 @@ class Profile:
     step_seconds: float
     ready_seconds: Sequence[float]
     buckets: Sequence[BucketTiming]
+    gathers: Sequence[GatherTiming] = ()

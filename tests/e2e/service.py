@@ -43,5 +43,8 @@ class ServiceProcess:
         assert len(jobs) <= 1
         return dict(jobs[0]) if jobs else {}
 
+    def profiles(self) -> list[dict[str, Any]]:
+        return list(self.get(f"jobs/{self.job()['id']}/profiles")["profiles"])
+
     def trials(self) -> list[dict[str, Any]]:
         return list(self.get(f"jobs/{self.job()['id']}/trials")["trials"])

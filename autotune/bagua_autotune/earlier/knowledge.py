@@ -8,7 +8,18 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 
-from bagua_autotune.costs import Cost, CostModel, Costs, Kind, Layouts, fit_model, kinds_of
+from bagua_autotune.costs import (
+    Cost,
+    CostModel,
+    Costs,
+    Kind,
+    Layouts,
+    Predictor,
+    ShardedModel,
+    fit_model,
+    is_sharded,
+    kinds_of,
+)
 from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
 from bagua_autotune.model.job import Job, Trial
@@ -54,7 +65,7 @@ class Knowledge:
         told = told_before(round_) + [t.configuration for t in round_.trials]
         model = self._fit(round_, told)
         lists = list(dict.fromkeys(c for c in told if c.get(PARTITION_KNOB)))
-        if model and _offers_lists(job, told):
+        if isinstance(model, CostModel) and _offers_lists(job, told):
             # One for each way to reduce: with every fit the list changes a little.
             own = [c for c in lists if c != round_.stored_best]
             tried = {configuration.get("hierarchical") for configuration in own}
@@ -79,12 +90,14 @@ class Knowledge:
         """What the job leaves to others: what it found itself, or else had from others."""
         return self._learned(job.id, job.created_at, job.revision)
 
-    def _fit(self, round_: Round, told: Sequence[Configuration]) -> CostModel | None:
+    def _fit(self, round_: Round, told: Sequence[Configuration]) -> Predictor | None:
         """The cost model of this round; the search goes on without one if it cannot be fitted."""
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
         profiled = _profiled_in(self._store.profiles(job.id), round_.trials)
         try:
+            if is_sharded(profiled):
+                return ShardedModel(layouts, profiled)
             known = self._known(job.id, job.created_at, round_.number)
             return fit_model(
                 layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
@@ -119,6 +132,8 @@ class Knowledge:
         _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(number)):
             profiled = _profiled_in(profiles, [trial for trial in trials if trial.round == earlier])
+            if is_sharded(profiled):  # What it gathers is learned anew in every round.
+                return None
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
             model = fit_model(layouts, kinds, profiled)
             if model:

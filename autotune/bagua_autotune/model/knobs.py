@@ -36,7 +36,10 @@ ALGORITHM_KNOB = "algorithm"
 USUAL_ALGORITHM = "gradient_allreduce"
 PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
-SHARDED_KNOBS = ("kept_units", "prefetch", "scatter_group", "scatter_buffers")
+SCATTER_GROUP_KNOB = "scatter_group"
+SHARDED_KNOBS = ("kept_units", "prefetch", SCATTER_GROUP_KNOB, "scatter_buffers")
+COUNT_KNOBS = ("kept_units", "prefetch")
+"""Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = (
     BUCKET_KNOB,
     WAYS_KNOB,
@@ -80,7 +83,7 @@ class LogInteger(BaseModel):
 
 
 class Categorical(BaseModel):
-    """One of a few named values; without an order, unless all are numbers above 0."""
+    """One of a few named values; see ``is_ordered``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -97,11 +100,6 @@ class Categorical(BaseModel):
 
     def contains(self, value: Value) -> bool:
         return value in self.values
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether its values are sizes, of which what one shows tells of the next."""
-        return all(isinstance(value, int) and value > 0 for value in self.values)
 
     @property
     def choices(self) -> int:
@@ -137,6 +135,14 @@ Domain = LogInteger | Categorical | Partition
 Knob = Annotated[Domain, Field(discriminator="type")]
 Space = Mapping[str, Domain]
 SPACE: TypeAdapter[dict[str, Domain]] = TypeAdapter(dict[str, Knob])
+
+
+def is_ordered(knob: str, domain: Domain) -> bool:
+    """Whether a knob's values are numbers of which what one shows tells of the next."""
+    least = 0 if knob in COUNT_KNOBS else 1
+    return isinstance(domain, Categorical) and all(
+        isinstance(value, int) and value >= least for value in domain.values
+    )
 
 
 class Configuration(Mapping[str, Value]):

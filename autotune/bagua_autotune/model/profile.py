@@ -22,6 +22,18 @@ class BucketTiming(BaseModel):
     ended_seconds: Seconds
 
 
+class GatherTiming(BaseModel):
+    """When the parameters of a sharded model's unit were gathered; ``tensor`` is its place among
+    the registered ones, ``bytes`` those of all of them on every rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    tensor: int = Field(ge=0, lt=MOST_BUCKETS)
+    bytes: int = Field(ge=0, le=2**53)
+    started_seconds: Seconds
+    ended_seconds: Seconds
+
+
 class Profile(BaseModel):
     """All times are relative to the end of the communication of the step before.
 
@@ -30,6 +42,7 @@ class Profile(BaseModel):
         step_seconds: the end of this step's communication.
         ready_seconds: one per tensor, in the order in which the job registered them.
         buckets: in the order of the layout.
+        gathers: in the order in which they began; none of a replicated model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -41,6 +54,9 @@ class Profile(BaseModel):
     )
     buckets: tuple[BucketTiming, ...] = Field(
         min_length=1, max_length=MOST_BUCKETS, fail_fast=True, strict=False
+    )
+    gathers: tuple[GatherTiming, ...] = Field(
+        default=(), max_length=MOST_BUCKETS, fail_fast=True, strict=False
     )
 
 

@@ -45,7 +45,7 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
     "kept_units": KnobWords("kept units", "{} units kept", (0,)),
     "prefetch": KnobWords("prefetch", "prefetch {}", (0,)),
     "scatter_group": KnobWords(
-        "scatter group", "{}", ("shared",), {"own": "gradients on groups of their own"}
+        "scatter group", "{}", ("shared",), {"own": "gradients on a group of their own"}
     ),
     "scatter_buffers": KnobWords("scatter buffers", "{} scatter buffers", (1,)),
 }

@@ -17,9 +17,11 @@ from bagua_autotune.costs.timeline import parts
 from bagua_autotune.model.algorithms import algorithm_of, choices
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
+    CHANNELS_KNOB,
     EDGE_KNOBS,
     MANY_TENSORS,
     PARTITION_KNOB,
+    SCATTER_GROUP_KNOB,
     WAYS_KNOB,
     Categorical,
     Configuration,
@@ -60,14 +62,13 @@ def enumerate_candidates(
 def _effect(configuration: Configuration, layouts: Layouts) -> tuple[object, ...]:
     """Return what decides the step time; equal for configurations with the same effect."""
     cut = layouts.cut(configuration)
-    channels = configuration.get("channels", 1)
+    channels = configuration.get(CHANNELS_KNOB, 1)
     if isinstance(channels, int):
         channels = min(channels, int(parts(cut.sizes_bytes, channels).sum()))
-    rest = [
-        (knob, value)
-        for knob, value in configuration.items()
-        if knob not in (BUCKET_KNOB, "channels", *EDGE_KNOBS)
-    ]
+    has_several = isinstance(channels, int) and channels > 1
+    # With several channels gradients have no group of their own.
+    unused = (BUCKET_KNOB, CHANNELS_KNOB, *EDGE_KNOBS, *[SCATTER_GROUP_KNOB] * has_several)
+    rest = [(knob, value) for knob, value in configuration.items() if knob not in unused]
     return (layouts.digest(configuration), channels, *rest)
 
 

@@ -10,10 +10,10 @@ from bagua_autotune.model.knobs import (
     WAYS_KNOB,
     Categorical,
     Configuration,
-    Domain,
     LogInteger,
     Space,
     Value,
+    is_ordered,
 )
 
 SPREAD_TRIALS = 4
@@ -36,7 +36,7 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
         for knob, domain in knobs.items()
         if isinstance(domain, Categorical)
     }
-    named = {knob for knob in choices if not _is_ordered(knobs[knob])}
+    named = {knob for knob in choices if not is_ordered(knob, knobs[knob])}
     count = max([SPREAD_TRIALS, *(len(choices[knob]) for knob in named)])
     design = [baseline]
     missing = missing_levels(candidates, knobs, design)
@@ -65,7 +65,7 @@ def missing_levels(
             levels = {c[knob] for c in candidates} - measured
             if _is_tried_throughout(knob, knobs):
                 levels &= set(domain.values[1::2])
-            elif domain.is_ordered and len(measured) >= ORDERED_LEVELS:
+            elif is_ordered(knob, domain) and len(measured) >= ORDERED_LEVELS:
                 levels = set()
             missing |= {(knob, level) for level in levels}
     return missing
@@ -85,14 +85,10 @@ def most_levels(missing: Iterable[tuple[str, Value]], knobs: Space) -> int:
     """The number of trials that measure all missing values, each trial one of every knob."""
     count = Counter(knob for knob, _ in missing)
     for knob, levels in count.items():
-        if _is_ordered(knobs[knob]) and not _is_tried_throughout(knob, knobs):
+        if is_ordered(knob, knobs[knob]) and not _is_tried_throughout(knob, knobs):
             count[knob] = min(levels, ORDERED_LEVELS - 1)
     return max(count.values(), default=0)
 
 
 def _is_tried_throughout(knob: str, knobs: Space) -> bool:
     return knob == CHANNELS_KNOB and WAYS_KNOB not in knobs
-
-
-def _is_ordered(domain: Domain) -> bool:
-    return isinstance(domain, Categorical) and domain.is_ordered

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from bagua_autotune.costs import Layouts
 from bagua_autotune.model.knobs import (
     BUCKET_KNOB,
+    COUNT_KNOBS,
     Configuration,
     Domain,
     LogInteger,
     Partition,
     Space,
+    is_ordered,
 )
 
 Floats = NDArray[np.float64]
@@ -98,8 +100,9 @@ def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -
         return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
     if isinstance(domain, Partition):
         return np.array([[float(bool(configuration[knob]))] for configuration in configurations])
-    if domain.is_ordered:
-        return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
+    if is_ordered(knob, domain):
+        numbers = np.array([configuration.number(knob) for configuration in configurations], float)
+        return _scaled(numbers if knob in COUNT_KNOBS else np.log2(numbers))
     place_of = {str(value): place for place, value in enumerate(domain.values)}
     places = [place_of[str(configuration[knob])] for configuration in configurations]
     count = len(domain.values)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bagua_autotune.model.knobs import Categorical, Configuration, Domain, LogInteger, Space
+from bagua_autotune.model.knobs import Configuration, Domain, LogInteger, Space, is_ordered
 from bagua_autotune.search.points import TIE, first_best
 
 Floats = NDArray[np.float64]
@@ -130,7 +130,7 @@ def _alike(
 ) -> Floats:
     """How similar the candidates' values of a knob are to those of some rows, from 0 to 1: shape
     (candidates, rows)."""
-    if isinstance(domain, LogInteger) or (isinstance(domain, Categorical) and domain.is_ordered):
+    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
         exponents = np.log2([candidate.number(knob) for candidate in candidates])
         span = float(np.ptp(exponents)) or 1.0
         distances = (exponents[:, None] - exponents[rows][None, :]) / (span * LENGTH_SCALE)

@@ -10,7 +10,8 @@ SPEC is a JSON file: a workload (see ``benchmarks/support/workloads``) and
      "rounds": 3, "steps": 3, "warmup_steps": 1}
 
 With ``"sharding": "fully_shard"`` in the workload the kinds are ``sharded``, the model as torch has
-it, and ``sharded, ours``, with what its configuration names and all else as the model's default.
+it (``"tune": true``: after a call of ``tune()``, without a tuning), and ``sharded, ours``, with
+what its configuration names and all else as the model's default.
 
 In each round every arm has one block of steps; the order is another one in each. Rank 0 writes
 OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
@@ -77,7 +78,8 @@ def build(specs: list[Mapping[str, Any]], workload: Training) -> dict[str, Arm]:
         if spec["kind"] == "compute":
             arms[spec["name"]] = Arm(workload.stepper(workload.model()))
         elif spec["kind"] == "sharded":
-            arms[spec["name"]] = Arm(_settled(workload, workload.model()))
+            model = workload.model()
+            arms[spec["name"]] = Arm(_settled(workload, tune(model) if spec["tune"] else model))
         elif spec["kind"] == "sharded, ours":
             if ours is None:
                 ours = tune(workload.model())

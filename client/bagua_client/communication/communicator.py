@@ -177,13 +177,7 @@ class Communicator:
 
         All ranks must call it together. :meth:`prepare` can make them again.
         """
-        by_node = self._reduces_by_node(configuration)
-        flat_channels = 1 if by_node else configuration.channels
-        node_channels = configuration.channels if by_node else 0
-        unneeded = [group for groups in self._flat_groups[flat_channels:] for group in groups]
-        for each in self._node_groups[node_channels:]:
-            unneeded += [each.inside_first, *each.across, each.inside_last]
-        del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
+        unneeded = self._take_unneeded(configuration)
         unneeded = [group for group in unneeded if group is not self.group]  # See _channel_group.
         if unneeded and self.device.type == "cuda":
             # Operations that the host has finished with may still run on the device.
@@ -191,6 +185,16 @@ class Communicator:
         for group in unneeded:
             self._made.pop(group, None)
             dist.destroy_process_group(group)
+
+    def _take_unneeded(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+        by_node = self._reduces_by_node(configuration)
+        flat_channels = 1 if by_node else configuration.channels
+        node_channels = configuration.channels if by_node else 0
+        unneeded = [group for groups in self._flat_groups[flat_channels:] for group in groups]
+        for each in self._node_groups[node_channels:]:
+            unneeded += [each.inside_first, *each.across, each.inside_last]
+        del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
+        return unneeded
 
     def close(self) -> None:
         """The model is gone on this rank: its groups are there for the next one. Not collective."""

@@ -261,7 +261,10 @@ def _begin(
         _check_hook(find(algorithm))
     if algorithm != DEFAULT_ALGORITHM or channels > 1:
         wrapper._tunable = new_tunable(wrapper, find(algorithm), channels)
-    file = agreed_file(wrapper, path) if (path := environment.configuration) else None
+    file = None
+    if path := environment.configuration:
+        refusal = refusal_of(wrapper, caps_of(wrapper))
+        file = agreed_file(wrapper.process_group, path, refusal)
     if environment.autotune:
         _tune(wrapper, environment, listed, file)
     if file is not None and wrapper._agent is None:

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.verdict import REFUSAL, outnumbered, verdict
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.layout import Layout
-from bagua_client.reducer.offer import refusal_of
-from bagua_client.reducer.tunable_reducer import TunableReducer
-from bagua_client.torch_private.reducer import caps_of
 from bagua_client.tunable.reconfiguration import Reconfiguration, prepared
+from bagua_client.tunable.tunable import Changeable
 
 logger = logging.getLogger(__name__)
 
-LATE = "not all ranks have it set and a bagua_client wrapper; set both on all ranks"
+LATE = "not all ranks have it set and a model that bagua_client tunes; set both on all ranks"
 
 
-def agreed_file(ddp: DistributedDataParallel, path: str) -> ConfigurationFile | None:
-    """Return what all ranks of ``ddp`` read; None, on all of them and with a line that says why,
+def agreed_file(group: dist.ProcessGroup, path: str, refusal: str) -> ConfigurationFile | None:
+    """Return what all ranks of ``group`` read; None, on all of them and with a line that says why,
     where they cannot, or read different things.
 
     They ask by no collective: a rank where it is not set would not come to that.
+
+    Args:
+        refusal: why no setting of the model can be changed; empty: some can.
     """
-    if dist.get_world_size(ddp.process_group) == 1:
+    if dist.get_world_size(group) == 1:
         return None  # A single rank communicates nothing.
     found: ConfigurationFile | None = None
-    rank = dist.get_rank(ddp.process_group)
+    rank = dist.get_rank(group)
     try:
         found = ConfigurationFile.read(path)
-        obstacle = refusal_of(ddp, caps_of(ddp))
-        answer = f"{REFUSAL}{obstacle}" if obstacle else found.digest
+        answer = f"{REFUSAL}{refusal}" if refusal else found.digest
     except ValueError as error:
         answer = f"{REFUSAL}on rank {rank} {error}"
-    speaker, reason = verdict(ddp.process_group, "bagua-configuration", answer, _judge, LATE)
+    speaker, reason = verdict(group, "bagua-configuration", answer, _judge, LATE)
     if reason and speaker == rank:
         _refuse(reason)
     return None if reason else found
@@ -53,9 +51,10 @@ def _refuse(reason: str) -> None:
     logger.warning("BAGUA_CONFIGURATION is not used; training begins with the default: %s", reason)
 
 
-def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
-    """Train the model with it from the first step on; explicit buckets from the third or
-    so, when the order that they count in is known. All ranks together.
+def train_with(tunable: Changeable, file: ConfigurationFile) -> bool:
+    """Train the model with it from the next step on; what needs the order in which gradients become
+    ready (explicit buckets, merged units) from the third or so, when that is known. All ranks
+    together.
 
     Returns:
         Whether all of them can; else a line says why, and nothing has changed.
@@ -68,7 +67,7 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
         if communicator.rank == votes.index(0):
             _refuse(reason)
         return False
-    begin = tunable.plan(replace(asked, buckets=()))
+    begin = tunable.plan(tunable.offer.at_first(asked))
     if reason := prepared(tunable, begin, communicator.group, communicator.device):
         if communicator.rank == 0:
             _refuse(reason)
@@ -76,18 +75,18 @@ def train_with(tunable: TunableReducer, file: ConfigurationFile) -> bool:
     if communicator.rank == 0:
         _announce(tunable, file)
     tunable.change(begin)
-    if asked.buckets:
-        tunable.after_reduction = lambda: _cut_lists(tunable, file, begin)
+    if begin.configuration != asked:
+        tunable.after_reduction = lambda: _go_on(tunable, file, begin)
         tunable.attach()
     return True
 
 
-def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
+def _obstacle(tunable: Changeable, file: ConfigurationFile) -> str:
     """Why this rank cannot train with it; empty: it can."""
     if known := tunable.refusal or file.obstacle(tunable.tensors):
         return known
     asked, offer, communicator = file.configuration, tunable.offer, tunable.communicator
-    ways = offer.values(communicator)["hierarchical"]
+    ways = offer.values(communicator).get("hierarchical", (asked.hierarchical,))
     if asked.hierarchical not in ways:
         nodes = ", ".join(map(str, communicator.topology.ranks_per_node))
         return (
@@ -96,7 +95,7 @@ def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
         )
     try:
         communicator.check(asked)
-        offer.caps(tunable.plan(replace(asked, buckets=())))
+        tunable.plan(offer.at_first(asked))
         if asked.buckets and not offer.has_explicit_buckets:
             return offer.reasons(communicator)[-1]
     except (RuntimeError, ValueError) as error:
@@ -104,7 +103,7 @@ def _obstacle(tunable: TunableReducer, file: ConfigurationFile) -> str:
     return ""
 
 
-def _announce(tunable: TunableReducer, file: ConfigurationFile) -> None:
+def _announce(tunable: Changeable, file: ConfigurationFile) -> None:
     from bagua_client.agent.job import device_name
     from bagua_client.announcement import announce
 
@@ -122,7 +121,7 @@ def _announce(tunable: TunableReducer, file: ConfigurationFile) -> None:
         )
 
 
-def _cut_lists(tunable: TunableReducer, file: ConfigurationFile, begin: Layout) -> None:
+def _go_on(tunable: Changeable, file: ConfigurationFile, begin: Layout) -> None:
     """A step's communication has ended, on all ranks, which began with that layout."""
     if not tunable.order_is_agreed:
         return
@@ -131,7 +130,7 @@ def _cut_lists(tunable: TunableReducer, file: ConfigurationFile, begin: Layout) 
         return  # The user has set another one since.
     communicator = tunable.communicator
     is_in_order = file.is_in_order([tunable.tensors[index] for index in tunable.order])
-    if communicator.rank == 0 and not is_in_order:
+    if communicator.rank == 0 and file.configuration.buckets and not is_in_order:
         logger.warning(
             "BAGUA_CONFIGURATION: gradients become ready in another order than when %s was made, "
             "so its buckets now hold other tensors",

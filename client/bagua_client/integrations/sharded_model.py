@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,7 +12,9 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from bagua_client.configuration import Configuration
+from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
+from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
 from bagua_client.sharded.offer import refusal_of
@@ -21,8 +22,6 @@ from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.tunable_units import TunableUnits, default_of
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
-
-logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
@@ -139,17 +138,17 @@ def _begin(
     """All ranks begin their first forward pass for training."""
     tuned = cast(ShardedModel, model)
     tuned._has_begun = True
-    if environment.configuration and dist.get_rank() == 0:
-        logger.warning(
-            "BAGUA_CONFIGURATION is not used: a sharded model takes its configuration by "
-            "reconfigure()"
-        )
+    units, refusal = _units_of(tuned)
+    file = None
+    if path := environment.configuration:
+        file = agreed_file(_group_of(units), path, refusal)
     if environment.autotune:
-        _tune(tuned, environment, optimizers)
+        _tune(tuned, environment, optimizers, file)
+    if file is not None and tuned._agent is None:
+        train_with(tunable_of(tuned), file)
     if environment.check is not None:
         from bagua_client.agent import check
 
-        units, refusal = _units_of(tuned)
         if units and units[0].device.type == "cuda":
             refusal = refusal or UNCHECKED
         tunable = partial(tunable_of, tuned)
@@ -185,7 +184,10 @@ def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:
 
 
 def _tune(
-    model: ShardedModel, environment: Environment, optimizers: Sequence[torch.optim.Optimizer]
+    model: ShardedModel,
+    environment: Environment,
+    optimizers: Sequence[torch.optim.Optimizer],
+    file: ConfigurationFile | None,
 ) -> None:
     from bagua_client.agent import start_agent, why_not_admitted
 
@@ -194,7 +196,7 @@ def _tune(
     model._not_tuned = why_not_admitted(_group_of(units), refusal, environment.knobs)
     if not model._not_tuned:
         model._not_tuned, name = NO_CONTROL_GROUP, type(model).__name__
-        model._agent = start_agent(tunable_of(model), optimizers, environment, name)
+        model._agent = start_agent(tunable_of(model), optimizers, environment, name, file)
     if model._agent is not None:
         weakref.finalize(model, model._agent.close).atexit = False
     elif environment.result is not None and model.tuning.rank == 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_client.measuring.clock import Clock
-from bagua_client.profile import BucketTiming, Profile
+from bagua_client.profile import BucketTiming, GatherTiming, Profile
 from bagua_client.tunable.timeline import Timeline
 from bagua_client.tunable.tunable import Tunable
 
@@ -36,9 +36,9 @@ class Recording:
     @property
     def is_known(self) -> bool:
         """Whether the device has passed all its marks."""
-        ends = self.timeline.ended
-        return len(ends) == len(self.timeline.started) and all(
-            self.clock.is_known(mark) for mark in (self.ended, *ends.values())
+        ends = [*self.timeline.ended.values(), *(g.ended for g in self.timeline.gathers)]
+        return len(self.timeline.ended) == len(self.timeline.started) and all(
+            mark is not None and self.clock.is_known(mark) for mark in (self.ended, *ends)
         )
 
     def read(self) -> Profile:
@@ -54,7 +54,17 @@ class Recording:
             for size, start, end in zip(line.bucket_bytes, line.started, ended, strict=True)
         ]
         ready_seconds = [ready.get(index, last) for index in self.order]
-        return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets)
+        places = {index: place for place, index in enumerate(self.order)}
+        gathers = [
+            GatherTiming(
+                places[g.index],
+                g.size_bytes,
+                self._seconds(g.started),
+                min(self._seconds(g.ended), step_seconds),
+            )
+            for g in line.gathers
+        ]
+        return Profile(self.trial, self.step, step_seconds, ready_seconds, buckets, gathers)
 
     def _seconds(self, mark: Any) -> float:
         return self.clock.seconds(self.began, mark)

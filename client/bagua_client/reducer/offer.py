@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +47,10 @@ class Offer:
     hook: UserHook | None
     algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
     kind = "replicated"
+
+    def at_first(self, configuration: Configuration) -> Configuration:
+        """An explicit list counts in the order in which gradients become ready."""
+        return replace(configuration, buckets=())
 
     def reasons(self, communicator: Communicator) -> list[str]:
         """The reasons why some settings cannot be changed, a sentence each."""

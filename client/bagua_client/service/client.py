@@ -156,7 +156,10 @@ class ServiceClient:
         return self._send("POST", f"{self._job_url}/progress", progress._asdict())
 
     def profile(self, profile: Profile) -> JobState:
-        return self._send("POST", f"{self._job_url}/profiles", asdict(profile))
+        body = asdict(profile)
+        if not profile.gathers:  # Services of before know none.
+            del body["gathers"]
+        return self._send("POST", f"{self._job_url}/profiles", body)
 
     def event(
         self, kind: str, trial: int | None, step: int, message: str, seconds: float | None

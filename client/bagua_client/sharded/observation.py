@@ -36,10 +36,14 @@ class Observation:
 
     def scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
         """The gradients of a unit are ready on this rank. Returns what to call when they are
-        reduced, if anything."""
+        reduced, if anything.
+
+        Args:
+            size_bytes: 0: nobody will tell when, so that nothing is recorded.
+        """
         self._seen.append(unit)
         on_end = None
-        if self._timeline is not None:
+        if self._timeline is not None and size_bytes:
             for place in self.parts.get(unit, (unit,)):
                 self._timeline.tensor_ready(place)
             on_end = partial(self._observers.call, self._timeline.bucket_starts(size_bytes))
@@ -47,6 +51,12 @@ class Observation:
         if is_last and self.on_last_ready is not None:
             self.on_last_ready()
         return on_end
+
+    def gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        """A unit is about to be gathered. Returns what to call when it is there, if anything."""
+        if self._timeline is None:
+            return None
+        return partial(self._observers.call, self._timeline.gather_starts(unit, size_bytes))
 
     def backward_ends(self) -> None:
         """The next step's last unit is taken to be this one's."""

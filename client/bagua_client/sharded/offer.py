@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -19,6 +19,12 @@ from bagua_client.torch_private.sharded import Unit
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
 """Shares of the units that are tried as kept, beside none."""
+NOT_SEEN = "the order in which the model uses them is known after some steps"
+"""Why units cannot be merged yet."""
+MOST_CHANNELS = 8
+"""A unit's part of one rank is small: 16 stripes lost to 8 wherever both were measured."""
+PREFETCHED, BUFFERS = (0, 2), (1, 2)
+"""One unit ahead is what torch does anyway; more of either takes memory and showed nothing."""
 BYTES_OF_16_BITS = 2
 
 
@@ -51,6 +57,10 @@ class Offer:
     def algorithms(self, allowed: Collection[str]) -> Sequence[Algorithm]:
         return ()
 
+    def at_first(self, configuration: Configuration) -> Configuration:
+        """Units are merged once it is known in which order the model uses them."""
+        return replace(configuration, bucket_bytes=self.default.bucket_bytes)
+
     def reasons(self, communicator: Communicator) -> list[str]:
         """The reasons why some settings cannot be changed, a sentence each."""
         found = []
@@ -60,7 +70,7 @@ class Offer:
             found.append("prefetch: the training itself says what is gathered ahead")
         if not self.units[0].has_scatter_buffers:
             found.append("scatter buffers: torch before 2.13 has one")
-        if self.unmergeable:
+        if self.unmergeable and self.unmergeable != NOT_SEEN:
             found.append(f"units that communicate as one: {self.unmergeable}")
         if not self._most_kept:
             found.append("kept units: the training keeps all of them")
@@ -74,18 +84,20 @@ class Offer:
         Args:
             allowed: the values that the user allows although they change the numbers.
         """
-        is_wide = any(unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units)
+        is_wide = self._is_replaceable and any(
+            unit.dtypes[1].itemsize > BYTES_OF_16_BITS for unit in self.units
+        )
         precisions = [v for v in KNOBS["wire_precision"].kind.tried if str(v) in allowed]
         can_split = not self._channels_obstacle(communicator)
         has_buffers, on_gpu = self.units[0].has_scatter_buffers, communicator.device.type == "cuda"
         most = communicator.most_channels if can_split else 1
         found: dict[str, Sequence[Value]] = {
-            "channels": [count for count in CHANNELS_VALUES if count <= most],
+            "channels": [count for count in CHANNELS_VALUES if count <= min(most, MOST_CHANNELS)],
             "kept_units": self._kept(),
             # Without streams nothing is gathered ahead of its use, nor reduced beside it.
-            "prefetch": (0, 1, 2, 3) if on_gpu and not self._has_lists else (0,),
+            "prefetch": PREFETCHED if on_gpu and not self._has_lists else (0,),
             "scatter_group": ("shared", "own") if on_gpu and can_split else ("shared",),
-            "scatter_buffers": (1, 2, 4) if on_gpu and has_buffers else (1,),
+            "scatter_buffers": BUFFERS if on_gpu and has_buffers else (1,),
             "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
         }
         return {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
@@ -98,7 +110,7 @@ class Offer:
         """
         configuration = layout.configuration
         configuration.check_model(self.kind)
-        if len(layout.partition) < len(self.units) and self.unmergeable:
+        if self.unmergeable and configuration.bucket_bytes != self.default.bucket_bytes:
             raise ValueError(f"units cannot be merged: {self.unmergeable}")
         if configuration.kept_units > self._most_kept:
             raise ValueError(
@@ -110,8 +122,10 @@ class Offer:
         if configuration.scatter_buffers > 1 and not self.units[0].has_scatter_buffers:
             raise ValueError("torch before 2.13 has one scatter buffer")
         uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
-        if uses_groups and not self._carries_itself:
-            raise ValueError("the training's own objects communicate the units")
+        if uses_groups and self._carrying_obstacle:
+            raise ValueError(self._carrying_obstacle)
+        if configuration.changes_numbers and not self._is_replaceable:
+            raise ValueError(self._carrying_obstacle)
         # The way back is always open.
         misfit = self.memory.misfit(configuration, layout.partition)
         if misfit and configuration != self.default:
@@ -134,19 +148,26 @@ class Offer:
         return any(unit.given.forward or unit.given.backward for unit in self.units)
 
     @property
-    def _carries_itself(self) -> bool:
-        return all(unit.carries_itself for unit in self.units)
+    def _is_replaceable(self) -> bool:
+        return all(unit.is_replaceable for unit in self.units)
+
+    @property
+    def _carrying_obstacle(self) -> str:
+        """Why ours cannot communicate in the place of torch's objects; empty: they can."""
+        if not self._is_replaceable:
+            return "torch before 2.9 does not let others communicate for fully_shard"
+        if not all(unit.carries_itself for unit in self.units):
+            return "the training's own objects communicate the units"
+        return ""
 
     def _channels_obstacle(self, communicator: Communicator) -> str:
-        if not self._carries_itself:
-            return "the training's own objects communicate the units"
-        return communicator.obstacle
+        return self._carrying_obstacle or communicator.obstacle
 
 
 def refusal_of(units: Sequence[Unit]) -> str:
     """Why no setting of a sharded model can be changed; empty: some can."""
-    if not torchs.has_custom_communication():
-        return "torch before 2.9 does not let others communicate for fully_shard"
+    if not torchs.can_be_set():
+        return "torch before 2.8 does not let the units of a live model be kept gathered"
     if len({unit.ranks for unit in units}) > 1:
         return "its units are spread over different ranks (several meshes)"
     if len(units[0].ranks) > 1 and sum(map(len, units[0].ranks)) < dist.get_world_size():

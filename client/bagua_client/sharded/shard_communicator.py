@@ -14,8 +14,9 @@ from bagua_client.configuration import Configuration
 class ShardCommunicator(Communicator):
     """Its channels are between the ranks that hold the parts of one copy of the model.
 
-    On each channel there is a group to gather on, and one to reduce gradients on, if that has its
-    own; the first to gather on is torch's.
+    On each channel there is a group, the first of which is torch's; and one more to reduce
+    gradients on, if that has its own. With several channels it has not: what is gathered and what
+    is reduced have more than one group to travel on anyway.
 
     Args:
         group: of all ranks that train the model.
@@ -33,13 +34,9 @@ class ShardCommunicator(Communicator):
         """See :meth:`Communicator.prepare`."""
         self.check(configuration)
         self._failure = None
-        while len(self._flat_groups) < configuration.channels:
-            self._flat_groups.append([])
-        for channel, groups in enumerate(self._flat_groups[: configuration.channels]):
-            needed = int(channel > 0) + int(configuration.scatter_group == "own")
-            while len(groups) < needed:
-                # As by node, where a channel has several groups: all kernels fit on the GPU.
-                groups.append(self._channel_group(self._shards, by_node=True))
+        while len(self._flat_groups) < self._needed(configuration):
+            # As by node, where a channel has several groups: all kernels fit on the GPU.
+            self._flat_groups.append([self._channel_group(self._shards, by_node=True)])
         if self._failure is not None:
             raise self._failure
 
@@ -55,12 +52,22 @@ class ShardCommunicator(Communicator):
         """
         if dist.get_world_size(torchs) < len(self._shards[0]):
             return [torchs]
-        own = scatters and configuration.scatter_group == "own"
-        lists = self._flat_groups[: configuration.channels]
-        return [
-            groups[int(channel > 0)] if own else groups[0] if channel else torchs
-            for channel, groups in enumerate(lists)
-        ]
+        more = [groups[0] for groups in self._flat_groups[1 : self._needed(configuration)]]
+        if configuration.channels == 1:
+            return more if scatters and more else [torchs]
+        return [torchs, *more]
+
+    def _needed(self, configuration: Configuration) -> int:
+        """How many groups travel at once, with torch's."""
+        if configuration.channels == 1 and configuration.scatter_group == "own":
+            return 2
+        return configuration.channels
+
+    def _take_unneeded(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+        needed = self._needed(configuration)
+        unneeded = [group for groups in self._flat_groups[needed:] for group in groups]
+        del self._flat_groups[needed:]
+        return unneeded
 
     def _needs_groups(self, configuration: Configuration) -> bool:
         return configuration.scatter_group == "own" or super()._needs_groups(configuration)

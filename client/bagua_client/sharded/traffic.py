@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-ScatterBegins = Callable[[int, int], Callable[[], None] | None]
-"""Told of the unit and the bytes of its gradients; returns what to call once they are reduced."""
+Begins = Callable[[int, int], Callable[[], None] | None]
+"""Told of a unit that is to travel and of its bytes; returns what to call once it is there."""
 
 
 class Traffic:
@@ -37,7 +38,8 @@ class Traffic:
 
     Args:
         units: of the model.
-        scatter_begins: called on each reduction of a unit's gradients.
+        gather_begins, scatter_begins: called on each gathering of a unit's parameters, and on each
+            reduction of its gradients.
         waiting: returns a context that is entered around what is communicated.
 
     Attributes:
@@ -50,26 +52,34 @@ class Traffic:
         units: Sequence[Unit],
         communicator: ShardCommunicator,
         configuration: Configuration,
-        scatter_begins: ScatterBegins,
+        gather_begins: Begins,
+        scatter_begins: Begins,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.configuration = configuration
         self._units = units
         self._communicator = communicator
-        self._scatter_begins = scatter_begins
+        self._gather_begins, self._scatter_begins = gather_begins, scatter_begins
         self._waiting = waiting
         self.gathered: list[int] = []
 
     def install(self) -> None:
-        """Have all that is communicated go through here."""
+        """Have all that is communicated go through here; where torch lets no other object
+        communicate, only what is reduced is told of."""
         for place, unit in enumerate(self._units):
+            if not unit.is_replaceable:
+                unit.tell(partial(self._scatter_begins, place, 0))
+                continue
             scatter = Scatter(self, place, unit.given.scatter)
             unit.communicate_by(Gather(self, place, unit.given.gather), scatter)
 
     def remove(self) -> None:
         """Have what was there before communicate."""
         for unit in self._units:
-            unit.communicate_by(unit.given.gather, unit.given.scatter)
+            if unit.is_replaceable:
+                unit.communicate_by(unit.given.gather, unit.given.scatter)
+            else:
+                unit.tell(None)
 
     def gather(
         self,
@@ -82,8 +92,12 @@ class Traffic:
     ) -> Any:
         """Gather the ranks' parts, one after the other, into ``output``."""
         self.gathered.append(unit)
+        on_end = self._gather_begins(unit, output.nbytes)
         with self._waiting():
-            return self._gather(base, output, part, group, async_op)
+            work = self._gather(base, output, part, group, async_op)
+        if on_end is not None:
+            on_end()
+        return work
 
     def _gather(
         self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool
@@ -130,10 +144,9 @@ class Traffic:
     def _reduce(
         self, base: Any, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
     ) -> Any:
-        is_own = self.configuration.scatter_group == "own"
         groups = self._communicator.shard_groups(self.configuration, group, scatters=True)
         if self.configuration.channels == 1:
-            return base(output, whole, groups[0] if is_own else group, op)
+            return base(output, whole, groups[0], op)
         part = output.view(-1)
         by_rank = whole.view(-1, part.numel())
         under_way = []

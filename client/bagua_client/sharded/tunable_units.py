@@ -19,12 +19,13 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.algorithms import Algorithm, find
+from bagua_client.announcement import announce
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.memory import Memory
 from bagua_client.sharded.observation import Observation
-from bagua_client.sharded.offer import Offer, refusal_of
+from bagua_client.sharded.offer import NOT_SEEN, Offer, refusal_of
 from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
 """The default's memory is known after so many, and the order of its units."""
-NOT_SEEN = "the order in which the model uses them is known after some steps"
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
 
 
@@ -79,7 +79,12 @@ class TunableUnits:
         self._is_open = self._is_attached = self._is_in_forward = False
         self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
         self._traffic = Traffic(
-            units, communicator, self.default, self._scatter_begins, lambda: self.waiting()
+            units,
+            communicator,
+            self.default,
+            self._gather_begins,
+            self._scatter_begins,
+            lambda: self.waiting(),
         )
         self._settings, self._passes = Settings(units, self._traffic), Passes()
         self._follow()
@@ -222,6 +227,9 @@ class TunableUnits:
         if self._next is None:
             self._follow()
 
+    def _gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        return self.observers.call(self.observation.gather_begins, unit, size_bytes)
+
     def _scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
         """Called in the backward pass, for each unit in the same order on all ranks."""
         if not self._is_open:
@@ -265,6 +273,8 @@ class TunableUnits:
             inner = [place for place, unit in enumerate(self.units) if unit.name]
             in_order = [p for p in self._traffic.gathered if self.units[p].name] == inner
             self._unmergeable = "" if in_order else OUT_OF_ORDER
+            if not in_order and self._is_attached and self.communicator.rank == 0:
+                announce(logger, "autotune merges no units: %s", OUT_OF_ORDER)
         if not torch.is_grad_enabled():
             self._settings.reshard()
 

@@ -29,8 +29,10 @@ def why_not() -> str:
 
 def families(units: Sequence[Unit]) -> list[str]:
     """For each unit the name of those that it can be merged with: neighbours in one container, with
-    the same mesh, precision and settings."""
+    the same mesh, precision and settings. Where none can be merged, each has a name of its own."""
     found: list[str] = []
+    if why_not():
+        return [unit.name for unit in units]
     for place, unit in enumerate(units):
         before = units[place - 1] if place else None
         if before is not None and before.name and _is_like(before, unit):
@@ -49,7 +51,8 @@ def _is_like(one: Unit, other: Unit) -> bool:
 def _settings_of(unit: Unit) -> tuple[Any, ...]:
     group: Any = unit.group
     return (
-        *(unit.dtypes, unit.is_trained, unit.device, id(group.mesh_info.mesh)),
+        # Each call without a mesh makes one of its own, of the same ranks and groups.
+        *(unit.dtypes, unit.is_trained, unit.device, unit.ranks, id(unit.own_group)),
         *(group.mp_policy, group.offload_policy, _ranks_after_forward(group)),
         *(type(unit.given.gather), type(unit.given.scatter), len(unit.state._modules)),
         *(group.gradient_divide_factor, group.reduce_grads, group.all_reduce_grads),

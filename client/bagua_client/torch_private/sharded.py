@@ -7,7 +7,7 @@ is read here. A unit is the parameters of one ``fully_shard`` call, which commun
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,11 @@ def is_sharded(module: object) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
-def has_custom_communication() -> bool:
-    """Whether a training may replace what communicates (since torch 2.9)."""
+def can_be_set() -> bool:
+    """Whether this torch lets a live model's units be kept gathered (since 2.8)."""
     from torch.distributed.fsdp import FSDPModule
 
-    return hasattr(FSDPModule, "set_custom_reduce_scatter")
+    return hasattr(FSDPModule, "set_reshard_after_forward")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Given:
         mesh_kept: between which ranks its parameters stay spread after forward; None: each rank
             keeps all of them, gathered.
         forward, backward: the units that it gathers ahead; empty: as torch does it.
-        gather, scatter: the objects that communicate.
+        gather, scatter: the objects that communicate; None: torch has none (before 2.9).
     """
 
     mesh_kept: Any
@@ -84,8 +84,8 @@ class Unit:
             group.post_forward_mesh_info,
             tuple(self.state._states_to_forward_prefetch),
             tuple(self.state._states_to_backward_prefetch),
-            group._all_gather_comm,
-            group._reduce_scatter_comm,
+            getattr(group, "_all_gather_comm", None),
+            getattr(group, "_reduce_scatter_comm", None),
         )
 
     @property
@@ -129,6 +129,11 @@ class Unit:
         return bool(self.group.reshard_after_backward)
 
     @property
+    def is_replaceable(self) -> bool:
+        """Whether other objects may communicate it (since torch 2.9)."""
+        return self.given.gather is not None
+
+    @property
     def carries_itself(self) -> bool:
         """Whether torch's own objects communicate it."""
         kinds = type(self.given.gather), type(self.given.scatter)
@@ -151,6 +156,20 @@ class Unit:
         """Have these objects communicate it."""
         self.group._all_gather_comm = gather
         self.group._reduce_scatter_comm = scatter
+
+    def tell(self, reduces: Callable[[], object] | None) -> None:
+        """Call this before its gradients are reduced; for where no other object may communicate."""
+        self.group.__dict__.pop("post_backward", None)
+        if reduces is None:
+            return
+        torchs = self.group.post_backward
+
+        def post_backward(*unused: Any) -> None:
+            if self.group.reduce_grads:
+                reduces()
+            torchs(*unused)
+
+        self.group.post_backward = post_backward
 
     @property
     def has_scatter_buffers(self) -> bool:

@@ -1,10 +1,28 @@
-"""When each tensor of a step became ready, and when each bucket was sent and arrived."""
+"""When each tensor of a step became ready, and when each bucket was sent and arrived; of a sharded
+model also when the parameters of each unit were gathered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+
+@dataclass
+class Gathered:
+    """Marks of when the parameters of a unit were gathered.
+
+    Attributes:
+        index: of the unit's tensor in the model; of several that travel as one, the first one's.
+        size_bytes: of all of it, on every rank.
+        ended: None: it is not there yet.
+    """
+
+    index: int
+    size_bytes: int
+    started: Any
+    ended: Any = None
 
 
 class Timeline:
@@ -19,6 +37,7 @@ class Timeline:
         bucket_bytes: size of each bucket, in the order in which the buckets began to travel.
         started: when each bucket began to travel, in that order.
         ended: when each bucket arrived, by its place in that order; written by any thread.
+        gathers: in the order in which they began.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:
@@ -27,6 +46,7 @@ class Timeline:
         self.bucket_bytes: list[int] = []
         self.started: list[Any] = []
         self.ended: dict[int, Any] = {}
+        self.gathers: list[Gathered] = []
 
     def tensor_ready(self, index: int) -> None:
         """The tensor has its final value for this step."""
@@ -40,3 +60,13 @@ class Timeline:
 
     def _bucket_ends(self, place: int) -> None:
         self.ended[place] = self._mark()
+
+    def gather_starts(self, index: int, size_bytes: int) -> Callable[[], None]:
+        """A unit is about to be gathered. Returns the function to call when it is there."""
+        gathered = Gathered(index, size_bytes, self._mark())
+        self.gathers.append(gathered)
+
+        def ends() -> None:
+            gathered.ended = self._mark()
+
+        return ends

@@ -37,6 +37,9 @@ class Offer(Protocol):
     def has_explicit_buckets(self) -> bool:
         """Whether an explicit list of buckets can be cut."""
 
+    def at_first(self, configuration: Configuration) -> Configuration:
+        """What of ``configuration`` can be put in force before the order is known."""
+
     def reasons(self, communicator: Communicator) -> list[str]:
         """Why some settings cannot be changed, a sentence each."""
 

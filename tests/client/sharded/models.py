@@ -17,6 +17,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 import bagua_client
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.sharded import traffic
+from bagua_client.sharded.tunable_units import TunableUnits
+from bagua_client.torch_private.merged_units import why_not
 
 WIDTH = 9
 Changes = Mapping[int, Mapping[str, Any]]
@@ -71,12 +73,10 @@ def sharded(kind: Kind) -> nn.Module:
     """A model with the same weights on all ranks, one unit for each block and one for the rest."""
     torch.manual_seed(0)
     model = Net(kind)
-    shape: tuple[int, ...] = (dist.get_world_size(),)
-    if kind.replicas > 1:
-        shape = (kind.replicas, dist.get_world_size() // kind.replicas)
-    names = ("replicas", "shards")[-len(shape) :]
-    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=names)}
-    options["mp_policy"] = MixedPrecisionPolicy(kind.param_dtype, torch.float32)
+    options: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(kind.param_dtype, torch.float32)}
+    if kind.replicas > 1:  # Else each call makes a mesh of its own.
+        shape, names = (kind.replicas, dist.get_world_size() // kind.replicas), ("copies", "parts")
+        options["mesh"] = init_device_mesh("cpu", shape, mesh_dim_names=names)
     if kind.offloads:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     for at, block in enumerate(model.blocks):
@@ -106,7 +106,8 @@ def train(
         if changes and step == 1:
             tunable_of(model)  # It looks at the steps from here on.
         if step in changes:
-            assert model.reconfigure(replace(tunable_of(model).default, **changes[step]))
+            tunable = tunable_of(model)
+            assert model.reconfigure(replace(tunable.default, **_possible(changes[step], tunable)))
         for part in range(kind.micro_batches):
             torch.manual_seed(1000 * step + 10 * part + dist.get_rank())
             model.set_requires_gradient_sync(part == kind.micro_batches - 1)
@@ -127,6 +128,19 @@ def train(
         if kind.between == "evaluation after step":
             losses += _evaluated(model)
     return losses, optimizer
+
+
+def _possible(changes: Mapping[str, Any], tunable: TunableUnits) -> dict[str, Any]:
+    """The changes that this release of torch has names for."""
+    found = dict(changes)
+    if why_not():
+        found.pop("bucket_bytes", None)
+    if not tunable.units[0].has_scatter_buffers:
+        found.pop("scatter_buffers", None)
+    if not tunable.units[0].is_replaceable:
+        for knob in ("channels", "scatter_group"):
+            found.pop(knob, None)
+    return found
 
 
 def _between(model: Any, kind: Kind) -> list[float]:

@@ -1,0 +1,95 @@
+"""What the cost model expects of a sharded job, against the simulator, which knows the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bagua_autotune.costs import Layouts, ShardedModel
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.store import Store
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_simulator.sharded import ShardedSimulator
+from benchmarks.support.simulated_job import SimulatedJob, truth
+from tests.simulator.test_sharded import LAYERS, made
+
+KNOBS = ("bucket_bytes", "channels", "kept_units", "prefetch", "scatter_group")
+
+
+def _fitted(simulator: ShardedSimulator, changes: Sequence[dict[str, Any]]) -> ShardedModel:
+    configurations = [Configuration({**simulator.default, **each}) for each in changes]
+    profiled = [(c, simulator.profile(c)) for c in configurations]
+    return ShardedModel(Layouts(simulator.tensors), profiled)
+
+
+def _errors(simulator: ShardedSimulator, model: ShardedModel, changes: dict[str, Any]) -> float:
+    """By how much the model is wrong about a change from the default, as a logarithm."""
+    default = simulator.default
+    pair = [default, Configuration({**default, **changes})]
+    expected = np.diff(model.predict(pair))[0]
+    actual = np.log(simulator.step_seconds(pair[1]) / simulator.step_seconds(pair[0]))
+    return float(abs(expected - actual))
+
+
+def test_a_profile_of_the_default_tells_what_keeping_merging_and_16_bits_save() -> None:
+    simulator = made()
+    model = _fitted(simulator, [{}])
+    assert model.misfit < 0.02
+    for changes in (
+        {"kept_units": 3},
+        {"kept_units": LAYERS},
+        {"wire_precision": "bf16"},
+        {"bucket_bytes": 56_000_000},
+    ):
+        assert _errors(simulator, model, changes) < 0.05, changes
+
+
+def test_what_computing_hides_is_not_promised() -> None:
+    simulator = made(flow=20e9, link=20e9, layer_seconds=0.05)
+    model = _fitted(simulator, [{}])
+    assert _errors(simulator, model, {"kept_units": LAYERS}) < 0.05
+
+
+def test_channels_are_known_once_they_are_profiled_and_doubtful_before() -> None:
+    simulator = made()
+    four = Configuration({**simulator.default, "channels": 4})
+    before, after = _fitted(simulator, [{}]), _fitted(simulator, [{}, {"channels": 4}])
+    assert _errors(simulator, after, {"channels": 4, "kept_units": LAYERS}) < 0.06
+    doubt = [np.abs(m.deviations([simulator.default, four])[:, 1]).max() for m in (before, after)]
+    assert doubt[0] > 0.2 > doubt[1]
+
+
+def test_a_round_may_begin_with_merged_and_kept_units() -> None:
+    simulator, both = made(), {"bucket_bytes": 56_000_000, "kept_units": 2}
+    model = _fitted(simulator, [both])
+    assert _errors(simulator, model, both) < 0.05
+    usual = _fitted(simulator, [{}]).traffic(simulator.default)
+    assert model.traffic(simulator.default) == pytest.approx(usual)
+
+
+def test_micro_batches_gather_more_and_keep_as_much() -> None:
+    simulator = made()
+    (profile,) = (simulator.profile(simulator.default),)
+    again = [g.model_copy() for g in profile.gathers]
+    twice = profile.model_copy(update={"gathers": (*profile.gathers, *again)})
+    model = ShardedModel(Layouts(simulator.tensors), [(simulator.default, twice)])
+    kept = Configuration({**simulator.default, "kept_units": LAYERS})
+    once = model.traffic(kept).gathered_bytes / model.traffic(simulator.default).gathered_bytes
+    layers, root = 2 * LAYERS * 7.0, 40.0
+    assert once == pytest.approx((layers / 2 + root) / (layers + root))
+
+
+@pytest.mark.parametrize("link", [4e9, 1.2e9], ids=["shared", "full"])
+def test_a_tuning_finds_the_best_in_few_steps(link: float) -> None:
+    simulator = made(flow=1.1e9, link=link)
+    low = simulator.default["bucket_bytes"]
+    best = min(s for c, s in truth(simulator, knobs=KNOBS).items() if c["bucket_bytes"] == low)
+    for seed in range(3):
+        job = SimulatedJob(Tuner(Store("sqlite://")), simulator, "job", seed, 0.03, knobs=KNOBS)
+        job.run(600, until_finished=True)
+        assert job.is_finished
+        assert job.step <= 300
+        assert job.true_seconds(job.configuration) <= 1.05 * best

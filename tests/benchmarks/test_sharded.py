@@ -1,0 +1,35 @@
+"""The benchmark of sharded models: what it sweeps, and a small run of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sharded
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_each_setting_is_swept_once_under_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharded.py", "--gpus", "0", "0", "--allow"])
+    exact, narrow = sharded.swept(12, sharded.arguments())
+    names = [arm["name"] for arm in [*exact, *narrow]]
+    assert len(set(names)) == len(names) == 33
+    assert exact[0] == {"name": sharded.DEFAULT, "kind": "sharded, ours", "configuration": {}}
+    assert all(arm["configuration"]["wire_precision"] == "bf16" for arm in narrow)
+
+
+def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/sharded.py", "--models", "gpt2-tiny", "--overhead"]
+    command += ["--rounds", "1", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "gpt2-tiny-unshaped.json").read_text())
+    assert set(result["run_off"]["arms"]) == {sharded.STOCK, sharded.OFF, sharded.DEFAULT}
+    assert sharded.DEFAULT in done.stdout
