@@ -85,7 +85,9 @@ def test_a_partition_is_named_buckets_and_nothing_else_is() -> None:
         ("cuts", {"type": "partition"}, []),
         ("buckets", {"type": "categorical", "values": ["few", "many"]}, "few"),
     ):
-        with pytest.raises(ValidationError, match=f"{name}: a knob is named buckets if it is a partition"):
+        with pytest.raises(
+            ValidationError, match=f"{name}: a knob is named buckets if it is a partition"
+        ):
             make_spec(**with_knob(name, domain, default))
 
 
