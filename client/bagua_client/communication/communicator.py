@@ -177,6 +177,17 @@ class Communicator:
 
         All ranks must call it together. :meth:`prepare` can make them again.
         """
+        unneeded = [each for each in self._give_up(configuration) if each is not self.group]
+        if unneeded and self.device.type == "cuda":
+            # Operations that the host has finished with may still run on the device.
+            torch.cuda.synchronize(self.device)
+        for group in unneeded:
+            self._made.pop(group, None)
+            dist.destroy_process_group(group)
+
+    def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+        """Forget the groups that ``configuration`` does not need. Returns them; the user's may be
+        among them, see :meth:`_channel_group`."""
         by_node = self._reduces_by_node(configuration)
         flat_channels = 1 if by_node else configuration.channels
         node_channels = configuration.channels if by_node else 0
@@ -184,13 +195,7 @@ class Communicator:
         for each in self._node_groups[node_channels:]:
             unneeded += [each.inside_first, *each.across, each.inside_last]
         del self._flat_groups[flat_channels:], self._node_groups[node_channels:]
-        unneeded = [group for group in unneeded if group is not self.group]  # See _channel_group.
-        if unneeded and self.device.type == "cuda":
-            # Operations that the host has finished with may still run on the device.
-            torch.cuda.synchronize(self.device)
-        for group in unneeded:
-            self._made.pop(group, None)
-            dist.destroy_process_group(group)
+        return unneeded
 
     def close(self) -> None:
         """The model is gone on this rank: its groups are there for the next one. Not collective."""

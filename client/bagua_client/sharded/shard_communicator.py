@@ -36,12 +36,19 @@ class ShardCommunicator(Communicator):
         while len(self._flat_groups) < configuration.channels:
             self._flat_groups.append([])
         for channel, groups in enumerate(self._flat_groups[: configuration.channels]):
-            needed = int(channel > 0) + int(configuration.scatter_group == "own")
-            while len(groups) < needed:
+            while len(groups) < _needed(configuration, channel):
                 # As by node, where a channel has several groups: all kernels fit on the GPU.
                 groups.append(self._channel_group(self._shards, by_node=True))
         if self._failure is not None:
             raise self._failure
+
+    def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+        unneeded = []
+        for channel, groups in enumerate(self._flat_groups[: configuration.channels]):
+            needed = _needed(configuration, channel)
+            unneeded += groups[needed:]
+            del groups[needed:]
+        return unneeded + super()._give_up(configuration)
 
     def shard_groups(
         self, configuration: Configuration, torchs: dist.ProcessGroup, scatters: bool
@@ -61,3 +68,8 @@ class ShardCommunicator(Communicator):
 
     def _needs_groups(self, configuration: Configuration) -> bool:
         return configuration.scatter_group == "own" or super()._needs_groups(configuration)
+
+
+def _needed(configuration: Configuration, channel: int) -> int:
+    """How many groups of ours a channel has."""
+    return int(channel > 0) + int(configuration.scatter_group == "own")
