@@ -7,6 +7,9 @@ from bagua_client.sharded.device_memory import Taken
 from bagua_client.sharded.memory import UnitsMemory, extra_bytes
 from bagua_client.sharded.tunable_units import TunableUnits
 
+OTHERS_BYTES = 2**40
+"""Beside what torch may take: what process groups need is no matter here."""
+
 
 class ScriptedMemory:
     """What a configuration takes of it is what is predicted, or a multiple.
@@ -50,4 +53,4 @@ class ScriptedMemory:
         return self._allowed_bytes
 
     def reachable_bytes(self) -> int:
-        return self._allowed_bytes
+        return self._allowed_bytes + OTHERS_BYTES

@@ -358,6 +358,12 @@ class Trial:
     def is_given_up(self) -> bool:
         return self.state in GIVEN_UP
 
+    @property
+    def was_tried(self) -> bool:
+        """Whether it was, or will be: what does not fit as predicted costs nothing, and counts as
+        no sample."""
+        return self.state != "infeasible" or not (self.memory and self.memory.is_predicted)
+
 
 @dataclass(frozen=True)
 class Observation:

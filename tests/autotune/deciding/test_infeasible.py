@@ -58,3 +58,9 @@ def test_what_does_not_fit_does_not() -> None:
         Trial(1, "search", changed(kept_units=8), "infeasible", failure="no"),
     ):
         assert too_large([measured(0, 50), never, larger]) == [changed(kept_units=8)]
+
+
+def test_what_was_not_tried_is_no_sample() -> None:
+    assert not refused(1, 95, kept_units=8).was_tried
+    assert refused(1, 85, is_predicted=False, kept_units=8).was_tried
+    assert measured(1, 50).was_tried
