@@ -32,7 +32,7 @@ class ScriptedMemory:
         self.rest_bytes, self.most_bytes, self.retries = rest_bytes, 0, 0
         self._tunable, self._allowed_bytes, self._factor = tunable, allowed_bytes, factor
         share = tunable.memory.share if tunable.memory is not None else UnitsMemory.share
-        tunable.memory = UnitsMemory(tunable.units, self, tunable.layout)
+        tunable._held.memory = UnitsMemory(tunable.units, self, tunable.layout)
         tunable.memory.share = share
         tunable.memory.read()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 import bagua_client
-from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
+from tests.client.sharded.models import WIDTH, Kind, sharded, state_of, train
 from tests.e2e.service import ServiceProcess
 from tests.ranks import RankPool
 
@@ -66,3 +68,22 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     # Six blocks are gathered in both passes, what is left of the model in one.
     assert sorted(gather["tensor"] for gather in gathers) == sorted([*range(6)] * 2 + [6])
     assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)
+
+
+def _leave(steps: int) -> tuple[str, bool]:
+    """Train a model so long, and leave it; the state of its tuning, and whether it is gone."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, steps)
+    state, left = model.tuning.state, weakref.ref(model)
+    del model
+    gc.collect()
+    return state, left() is None
+
+
+def test_a_model_that_is_left_in_mid_tuning_leaves_its_memory(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    ranks = tuned_ranks(service.url, (2,))
+    for state, is_gone in ranks.run(_leave, 30, timeout_seconds=60):
+        assert is_gone, state

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +43,20 @@ logger = logging.getLogger(__name__)
 ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
 """The default's memory is known after so many, and the order of its units."""
+HELD = "_bagua_held"
+"""The attribute of a model that holds what refers to its modules."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
+
+
+@dataclass(eq=False)
+class _Held:
+    """What refers to a model's modules, and is held by the model alone: whoever is told of its end
+    holds its tunable until then."""
+
+    units: Sequence[Unit]
+    memory: UnitsMemory | None
+    traffic: Traffic
+    settings: Settings
 
 
 class TunableUnits:
@@ -58,7 +72,6 @@ class TunableUnits:
         self, model: torch.nn.Module, units: Sequence[Unit], communicator: ShardCommunicator
     ) -> None:
         self._model = weakref.ref(model)
-        self.units = units
         self.communicator = communicator
         self.observers = Observers(communicator.rank)
         # On a GPU nothing tells how long it waits for what is gathered beside its computing.
@@ -70,10 +83,6 @@ class TunableUnits:
         self.default = default_of(units)
         self.algorithm: Algorithm = find(ALGORITHM)
         self.layout = plan(self.tensors, self.order, self.default)
-        device_memory = memory_of(units[0].device)
-        self.memory: UnitsMemory | None = None
-        if device_memory is not None:
-            self.memory = UnitsMemory(units, device_memory, self.layout)
         self.after_reduction: Callable[[], None] | None = None
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -82,7 +91,7 @@ class TunableUnits:
         self._next: Layout | None = None
         self._is_open = self._is_attached = self._is_in_forward = False
         self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
-        self._traffic = Traffic(
+        traffic = Traffic(
             units,
             communicator,
             self.default,
@@ -90,14 +99,33 @@ class TunableUnits:
             self._scatter_begins,
             lambda: self.waiting(),
         )
-        self._settings, self._passes = Settings(units, self._traffic), Passes()
+        device_memory = memory_of(units[0].device)
+        memory = None if device_memory is None else UnitsMemory(units, device_memory, self.layout)
+        held = _Held(units, memory, traffic, Settings(units, traffic))
+        vars(model)[HELD] = held
+        self._held_by_model, self._passes = weakref.ref(held), Passes()
         self._follow()
         self._handles = [
             model.register_forward_pre_hook(self._forward_begins, prepend=True),
             model.register_forward_hook(self._forward_ends, always_call=True),
-            register_optimizer_step_post_hook(_weakly(self._settings)),
+            register_optimizer_step_post_hook(_weakly(held.settings)),
         ]
         weakref.finalize(model, _remove, self._handles).atexit = False
+
+    @property
+    def _held(self) -> _Held:
+        held = self._held_by_model()
+        if held is None:
+            raise ReferenceError("the model is gone")
+        return held
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        return self._held.units
+
+    @property
+    def memory(self) -> UnitsMemory | None:
+        return self._held.memory
 
     # Plan
 
@@ -176,7 +204,7 @@ class TunableUnits:
         layout, self._next = self._next, None
         is_open = self._passes.are_open
         self._measure_memory(layout)
-        ranks, error = attempt(lambda: self._settings.put(layout, is_open), *self._voters)
+        ranks, error = attempt(lambda: self._held.settings.put(layout, is_open), *self._voters)
         if ranks:
             self._go_back(ranks, error)
             return
@@ -192,7 +220,7 @@ class TunableUnits:
     def _go_back(self, ranks: str, error: str) -> None:
         if error:
             logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
-        self.observers.call(self._settings.put, self.layout)
+        self.observers.call(self._held.settings.put, self.layout)
         self._measure_memory(self.layout)
         reason = f"setting the units failed on rank {ranks}"
         if self.communicator.rank == 0:
@@ -216,9 +244,9 @@ class TunableUnits:
             or uses
             or configuration.changes_numbers
         ):
-            self._traffic.install()
+            self._held.traffic.install()
         else:
-            self._traffic.remove()
+            self._held.traffic.remove()
 
     # Measure
 
@@ -237,7 +265,7 @@ class TunableUnits:
         self.observation.close()
         self._is_attached = False
         self._voters = self.communicator.group, self.communicator.device
-        if self._next is None:
+        if self._next is None and not self.is_left:
             self._follow()
 
     def _gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
@@ -266,12 +294,12 @@ class TunableUnits:
         """The training lists the model's parameters: it gets those that the optimizer has, and not
         what a forward pass without a backward pass left gathered."""
         if not self._is_in_forward and not is_in_backward():
-            self._settings.reshard()
+            self._held.settings.reshard()
 
     @untraced
     def _forward_begins(self, *_: Any) -> None:
-        self._traffic.gathered.clear()
-        self._settings.reshard()
+        self._held.traffic.gathered.clear()
+        self._held.settings.reshard()
         self._is_in_forward = True
         if not is_in_backward():  # The last backward pass may have ended with an error.
             self._is_open = False
@@ -285,12 +313,12 @@ class TunableUnits:
         if self._unmergeable == NOT_SEEN and self._reductions:
             # What is used twice in a pass, or in another order, cannot communicate as one.
             inner = [place for place, unit in enumerate(self.units) if unit.name]
-            in_order = [p for p in self._traffic.gathered if self.units[p].name] == inner
+            in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner
             self._unmergeable = "" if in_order else OUT_OF_ORDER
             if not in_order and self._is_attached and self.communicator.rank == 0:
                 announce(logger, "autotune merges no units: %s", OUT_OF_ORDER)
         if not torch.is_grad_enabled():
-            self._settings.reshard()
+            self._held.settings.reshard()
 
 
 def default_of(units: Sequence[Unit]) -> Configuration:

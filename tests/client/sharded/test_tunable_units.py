@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -29,7 +31,7 @@ class _Counted:
 
     def __init__(self, model: Any) -> None:
         self.gathers = self.scatters = 0
-        carried = tunable_of(model)._traffic
+        carried = tunable_of(model)._held.traffic
         gather, scatter = carried.gather, carried.scatter
         carried.gather = lambda *args: self._count("gathers", gather, args)
         carried.scatter = lambda *args: self._count("scatters", scatter, args)
@@ -153,7 +155,7 @@ def _with_an_open_pass() -> list[Any]:
         for change in changes:
             assert model.reconfigure(replace(model._tunable.default, **change))
             third = model(torch.ones(2, 9))
-            found.append(len(model._tunable._settings._merged.leading))
+            found.append(len(model._tunable._held.settings._merged.leading))
         if not changes:
             third = model(torch.ones(2, 9))
         second.sum().backward()
@@ -218,3 +220,20 @@ def _untouched() -> list[tuple[int, int, int]]:
 def test_without_tuning_nothing_of_ours_is_there(two_ranks: RankPool) -> None:
     for stock, ours in two_ranks.run(_untouched):
         assert ours == stock
+
+
+def _is_gone() -> bool:
+    """Whether a model that nobody holds any more is gone."""
+    kind = Kind()
+    model: Any = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 1)
+    assert model.reconfigure(replace(tunable_of(model).default, kept_units=2, channels=2))
+    train(model, kind, {}, 1)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    return gone() is None
+
+
+def test_a_model_that_is_gone_leaves_its_memory(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_is_gone) == [True, True]
