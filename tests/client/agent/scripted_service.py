@@ -53,7 +53,7 @@ class _Script:
                 self._deciding = self._deciding_answers
         elif self._deciding:
             self._deciding -= 1
-        if kind == "diverged" and body["trial"] == self._trial:
+        if kind in ("diverged", "disagreement") and body["trial"] == self._trial:
             self._trial, self._measured = self._trial + 1, set()
         self._is_over |= kind == "ended"
         if kind == "drift" and self._rounds:
@@ -88,11 +88,12 @@ class ScriptedService:
 
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
-            One that harms the training gives way to the next.
+            One that harms the training, or that the ranks cannot agree on, gives way to the next.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.
         refuses: kinds of requests that are answered with this status.
+        port: 0: one that is free.
 
     A request's kind is the event's, else the last part of its path, else its method.
 
@@ -108,6 +109,7 @@ class ScriptedService:
         deciding: int = 0,
         closes: bool = False,
         refuses: dict[str, int] | None = None,
+        port: int = 0,
     ) -> None:
         self._new_script = partial(_Script, rounds, steps, deciding, closes)
         self._scripts: dict[str, _Script] = {}
@@ -116,7 +118,7 @@ class ScriptedService:
         self.refused = 0
         self.requests: list[tuple[str, Any]] = []
         handler = type("Handler", (_Handler,), {"service": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
