@@ -10,6 +10,7 @@ JOBS := tests/e2e/test_tuning.py
 # Slow, or seldom broken by a change, and neither disturbed by others nor timed.
 SLOW := tests/docs tests/integrations tests/deploy \
 	$(addprefix tests/client/,compat launcher beside_stock algorithms data optimizers) \
+	$(addprefix tests/client/sharded/test_,checkpoints.py torchtitan.py) \
 	$(addprefix tests/e2e/test_,bagua_worker.py complexity.py launching.py results.py) \
 	$(addprefix tests/benchmarks/test_,noise.py reducer.py) \
 	$(addprefix tests/benchmarks/,gain jobs workloads) tests/dashboards

@@ -33,8 +33,8 @@ class ScriptedMemory:
         self._tunable, self._allowed_bytes, self._factor = tunable, allowed_bytes, factor
         share = tunable.memory.share if tunable.memory is not None else UnitsMemory.share
         tunable._held.memory = UnitsMemory(tunable.units, self, tunable.layout)
-        tunable.memory.share = share
-        tunable.memory.read()
+        tunable._held.memory.share = share
+        tunable._held.memory.read()
 
     def peak_of(self, layout: Layout) -> int:
         """What a layout takes."""

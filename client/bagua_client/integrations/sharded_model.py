@@ -40,6 +40,10 @@ class ShardedModel(TunedModel):
     _tunable: TunableUnits | None = None
     _has_begun = False
 
+    def __init_subclass__(cls) -> None:
+        """Do not have the model's own class do what it does where another is derived from it: it
+        has done so for the class that ours stands for."""
+
     @property
     def configuration(self) -> Configuration:
         """The configuration in force, or the one that will be from the next step on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -25,7 +25,8 @@ class TunedModel:
     """The part of a model's interface that is about its tuning."""
 
     _tunable: Changeable | None = None
-    _agent: Agent | None = None
+    # Not by an annotation: some libraries read those of a model's class and of all of its bases.
+    _agent = cast("Agent | None", None)
     _not_tuned = "BAGUA_AUTOTUNE=1 is not set"
 
     @property

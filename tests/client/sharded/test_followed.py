@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import ClassVar, get_type_hints
 
 import pytest
+from torch import nn
+
+from bagua_client.integrations import sharded_model
 
 PROGRAM = """
 import torch.distributed.fsdp as fsdp
@@ -28,3 +32,21 @@ def test_it_is_followed_where_a_tuning_is_asked_for(autotune: str, said: str) ->
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == said, done.stderr
+
+
+class _Particular(nn.Module):
+    """As transformers' models do it: reads the annotations of what is derived from it."""
+
+    derived: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls) -> None:
+        get_type_hints(cls)
+        _Particular.derived.append(cls)
+
+
+def test_what_a_models_class_does_where_another_is_derived_from_it_is_left_to_the_user() -> None:
+    model = _Particular()
+    sharded_model._become(model)
+    assert isinstance(model, sharded_model.ShardedModel)
+    assert _Particular.derived == []
+    get_type_hints(type(model))

@@ -1,0 +1,205 @@
+"""What the ranks of an end-to-end test of faults do: train a sharded model that is tuned, and a
+twin that is not, while something goes wrong in the midst of a change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import bagua_client
+from bagua_client import Configuration
+from bagua_client.communication import communicator
+from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.sharded import traffic
+from bagua_client.sharded.settings import Settings
+from bagua_client.sharded.traffic import Traffic
+from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
+from tests.e2e.training import Lines
+
+KIND = Kind()
+DEFAULT = Configuration(360)
+"""A block of these models has so many bytes."""
+CHANGES = {
+    "keep": replace(DEFAULT, kept_units=4),
+    "merge": replace(DEFAULT, bucket_bytes=5000),
+    "stripe": replace(DEFAULT, channels=4),
+    "own-scatter-group": replace(DEFAULT, scatter_group="own"),
+    "precision": replace(DEFAULT, wire_precision="bf16"),
+}
+STEP_SECONDS = 0.005
+MOST_SECONDS = 150.0
+"""Only to end a tuning that hangs: the test fails then."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What goes wrong.
+
+    Attributes:
+        what: ``kill``, ``stop`` (for so many seconds) or ``raise``.
+        where: ``put``: when a configuration is put in force; ``groups``: when its process groups
+            are made; ``scatter``: in a backward pass under it.
+        changes: of which configurations of ``CHANGES``, each once.
+        rank: on which rank; -1: on both, in turns.
+    """
+
+    what: str
+    where: str
+    changes: tuple[str, ...] = tuple(CHANGES)
+    rank: int = -1
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a training on one rank.
+
+    Attributes:
+        steps: how many it made.
+        differing: the first step whose losses or the weights that differ from the twin's; empty:
+            all are equal, bit for bit.
+        in_force: the configurations that steps were made with, each once, in that order.
+        state: of the tuning, at the end.
+        logged: the client's log lines, with their levels.
+    """
+
+    steps: int
+    differing: str
+    in_force: list[str]
+    state: str
+    logged: list[str]
+
+
+def train(
+    most_steps: int,
+    file: str | None = None,
+    trouble: Trouble | None = None,
+    until_tuned: bool = True,
+) -> Report:
+    """Train for ``most_steps``, or until the tuning has ended and ten steps more.
+
+    Args:
+        file: rank 0 writes there the number of each step and what is in force.
+    """
+    lines, logger = Lines(), logging.getLogger("bagua_client")
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    with (
+        mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2),
+        mock.patch.object(communicator, "CONNECT_SECONDS", 5.0),
+    ):
+        ours: Any = bagua_client.tune(sharded(KIND))
+        twin: Any = bagua_client.tune(sharded(KIND))
+        with mock.patch.dict(os.environ, {"BAGUA_AUTOTUNE": "0"}):
+            twin(torch.ones(1, WIDTH)).sum().backward()
+            tunable_of(twin)
+        twin.zero_grad()
+        if trouble is not None:
+            _make(trouble, ours)
+        models = [ours, twin]
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
+        differing, in_force, left, step = "", [], most_steps, 0
+        began = time.monotonic()
+        while left > 0:
+            losses = []
+            for model, optimizer in zip(models, optimizers, strict=True):
+                torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
+                loss = model(torch.randn(4, WIDTH)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                if model is ours:
+                    now = ours._tunable.layout.configuration
+                    _follow(twin, now.wire_precision)
+            if losses[0] != losses[1] and not differing:
+                differing = f"step {step}: {losses}"
+            if str(now) not in in_force:
+                in_force.append(str(now))
+            step, left = step + 1, left - 1
+            if file is not None and dist.get_rank() == 0:
+                _write(Path(file), f"{step} {now}")
+            if until_tuned and ours.tuning.state not in ("waiting", "tuning"):
+                left, until_tuned = min(left, 10), False
+            time.sleep(STEP_SECONDS)
+            assert time.monotonic() - began < MOST_SECONDS, f"not tuned after {step} steps"
+        one, other = state_of(twin), state_of(ours)
+        unequal = [name for name in one if not torch.equal(one[name], other[name])]
+        differing = differing or ", ".join(unequal)
+        return Report(step, differing, in_force, ours.tuning.state, lines.lines)
+
+
+def _follow(twin: Any, precision: str) -> None:
+    """Nothing else changes the numbers."""
+    if twin.configuration.wire_precision != precision:
+        assert twin.reconfigure(replace(twin.configuration, wire_precision=precision))
+
+
+def _write(file: Path, text: str) -> None:
+    """So that who reads it finds all of it."""
+    beside = file.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(file)
+
+
+def _make(trouble: Trouble, model: Any) -> None:
+    """Have it go wrong in this model, which has made no step yet."""
+    left = {CHANGES[name]: number for number, name in enumerate(trouble.changes)}
+
+    def go_wrong(configuration: Configuration) -> None:
+        number = left.pop(configuration, None)
+        if number is not None and dist.get_rank() == (
+            number % 2 if trouble.rank < 0 else trouble.rank
+        ):
+            _go_wrong(trouble)
+
+    def is_ours(part: Any) -> bool:
+        tunable = model._tunable
+        return tunable is not None and part in (tunable._settings, tunable._traffic)
+
+    put, scatter, new_group = Settings.put, Traffic.scatter, dist.new_group
+
+    def our_put(self: Settings, layout: Any, *args: Any) -> None:
+        if is_ours(self):
+            go_wrong(layout.configuration)
+        put(self, layout, *args)
+
+    def our_scatter(self: Traffic, *args: Any) -> Any:
+        if is_ours(self):
+            go_wrong(self.configuration)
+        return scatter(self, *args)
+
+    def our_group(*args: Any, **kwargs: Any) -> Any:
+        # The tuning's own group is made before the first step.
+        if model._tunable is not None and model._tunable.order_is_agreed and left:
+            go_wrong(next(iter(left)))
+        return new_group(*args, **kwargs)
+
+    patches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "put": (Settings, "put", our_put),
+        "scatter": (Traffic, "scatter", our_scatter),
+        "groups": (dist, "new_group", our_group),
+    }
+    owner, name, ours = patches[trouble.where]
+    setattr(owner, name, ours)
+
+
+def _go_wrong(trouble: Trouble) -> None:
+    own = os.getpid()
+    if trouble.what == "raise":
+        raise RuntimeError("no room")
+    if trouble.what == "stop":
+        wakes = f"sleep {trouble.seconds}; kill -CONT {own}"
+        subprocess.Popen(["sh", "-c", wakes], start_new_session=True)
+    os.kill(own, signal.SIGSTOP if trouble.what == "stop" else signal.SIGKILL)

@@ -1,0 +1,216 @@
+"""Whatever happens to a rank or to the service while a sharded model is changed, the training loses
+no step and has the numbers of an untouched one; where a rank is killed, the others end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bagua_autotune.store import Store
+from bagua_autotune.store.location import default_url
+from tests.client.agent.scripted_service import ScriptedService
+from tests.e2e.conftest import LIMITS, wait_until
+from tests.e2e.service import ServiceProcess
+from tests.e2e.sharded_training import CHANGES, DEFAULT, Report, Trouble, train
+from tests.ranks import Outcome, RankPool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+MOST_STEPS = 20000
+ALLOWED = {**LIMITS, "BAGUA_AUTOTUNE_ALLOW": "bf16"}
+# What a rank says whose neighbour is gone: torch.distributed's own words.
+TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError")
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[[str], RankPool]]:
+    """Makes two ranks that are tuned by the service at an address; empty: by one of their own."""
+    pools = []
+
+    def make(url: str = "") -> RankPool:
+        variables = {**ALLOWED, "BAGUA_AUTOTUNE_URL": url} if url else ALLOWED
+        pools.append(RankPool([2], collective_timeout_seconds=30, variables=variables))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def _begin(call: Callable[..., Any], *args: Any) -> Future[Any]:
+    executor = ThreadPoolExecutor(1)
+    future = executor.submit(call, *args, timeout_seconds=200)
+    executor.shutdown(wait=False)
+    return future
+
+
+def _check(reports: list[Report]) -> None:
+    """All ranks made the same steps, with the numbers of the twin that was not touched."""
+    one, other = reports
+    assert (one.differing, other.differing) == ("", "")
+    assert (one.steps, one.in_force, one.state) == (other.steps, other.in_force, other.state)
+
+
+def _scripted(changes: tuple[str, ...] = tuple(CHANGES), port: int = 0) -> ScriptedService:
+    """Follows a script, so that each of these changes is made."""
+    tried = [DEFAULT, *(CHANGES[name] for name in changes), DEFAULT]
+    return ScriptedService([[each.to_json() for each in tried]], port=port)
+
+
+def test_each_kind_of_change_is_made_and_a_rank_may_stand_still_in_it(
+    ranks: Callable[[str], RankPool],
+) -> None:
+    with _scripted() as service:
+        reports = ranks(service.url).run(
+            train, MOST_STEPS, None, Trouble("stop", "put"), timeout_seconds=200
+        )
+    _check(reports)
+    assert reports[0].state == "finished"
+    assert {str(each) for each in CHANGES.values()} <= set(reports[0].in_force)
+    assert service.bodies("disagreement") == []
+
+
+def test_a_rank_that_stands_still_in_a_backward_pass_of_each_kind(
+    ranks: Callable[[str], RankPool],
+) -> None:
+    with _scripted() as service:
+        reports = ranks(service.url).run(
+            train, MOST_STEPS, None, Trouble("stop", "scatter", seconds=1), timeout_seconds=200
+        )
+    _check(reports)
+    assert reports[0].state == "finished"
+    assert service.bodies("disagreement") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "failing"),
+    [
+        # Of more than a few the ranks would say that they disagree too often.
+        ("put", ("keep", "merge", "stripe")),
+        ("put", ("own-scatter-group", "precision")),
+        ("groups", ("stripe", "own-scatter-group")),
+    ],
+)
+def test_a_rank_that_cannot_make_a_change_takes_all_back(
+    ranks: Callable[[str], RankPool], where: str, failing: tuple[str, ...]
+) -> None:
+    trouble = Trouble("raise", where, failing)
+    with _scripted(failing) as service:
+        reports = ranks(service.url).run(train, MOST_STEPS, None, trouble, timeout_seconds=200)
+        told = service.bodies("disagreement")
+    _check(reports)
+    assert reports[0].state == "finished"
+    assert len(told) == len(failing)
+    assert reports[0].in_force == [str(DEFAULT)]
+    for report in reports:
+        assert any("no room" in line for line in report.logged)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "victim"),
+    [
+        *((change, "put", number % 2) for number, change in enumerate(CHANGES)),
+        ("stripe", "groups", 1),
+        ("merge", "scatter", 0),
+        ("stripe", "scatter", 1),
+    ],
+)
+def test_when_a_rank_is_killed_the_other_ends(
+    ranks: Callable[[str], RankPool], change: str, where: str, victim: int
+) -> None:
+    trouble = Trouble("kill", where, (change,), victim)
+    with _scripted((change,)) as service:
+        outcomes = ranks(service.url).outcomes(train, MOST_STEPS, None, trouble, timeout_seconds=90)
+    assert outcomes[victim].error == "ended with exit code -9"
+    error = outcomes[1 - victim].error or ""
+    assert any(name in error for name in TORCHS), error
+    assert "gloo" in error.lower(), error
+
+
+def test_the_service_may_be_gone_in_each_kind_of_change(
+    ranks: Callable[[str], RankPool], tmp_path: Path
+) -> None:
+    file = tmp_path / "step"
+
+    def now() -> tuple[int, str]:
+        step, _, configuration = file.read_text().partition(" ") if file.exists() else ("0", "", "")
+        return int(step), configuration
+
+    def train_until(holds: Callable[[int, str], bool], what: str) -> None:
+        wait_until(lambda: holds(*now()), what, 90)
+
+    port = 0
+    training: Future[list[Report]] | None = None
+    for name, change in CHANGES.items():
+        # Of one trial, which does not end.
+        service = ScriptedService([[change.to_json()] * 2], steps=10**6, port=port)
+        port = int(service.url.rpartition(":")[2])
+        with service:
+            if training is None:
+                training = _begin(ranks(service.url).run, train, MOST_STEPS, str(file))
+            train_until(lambda _, found, change=change: found == str(change), name)  # type: ignore[misc]
+        last = now()[0] + 20
+        train_until(lambda step, _, last=last: step > last, "20 steps")  # type: ignore[misc]
+    assert training is not None
+    with _scripted(port=port):
+        reports = training.result()
+    _check(reports)
+    assert reports[0].state == "finished"
+
+
+def test_a_service_that_is_killed_comes_back_and_the_tuning_ends(
+    service: ServiceProcess, ranks: Callable[[str], RankPool], tmp_path: Path
+) -> None:
+    service.start()
+    file = tmp_path / "step"
+
+    def steps() -> int:
+        return int(file.read_text().split()[0]) if file.exists() else 0
+
+    training = _begin(ranks(service.url).run, train, MOST_STEPS, str(file))
+    wait_until(lambda: bool(service.job()) and len(service.trials()) >= 3, "the third trial")
+    measured = [trial["index"] for trial in service.trials() if trial["state"] == "measured"]
+    service.kill()
+    before = steps()
+    wait_until(lambda: steps() > before + 20, "20 steps")
+    service.start()
+    reports = training.result()
+    _check(reports)
+    assert reports[0].state == "finished"
+    assert service.job()["state"] == "finished"
+    after = service.trials()
+    assert measured
+    assert [trial["index"] for trial in after] == list(range(len(after)))
+    assert all(after[index]["state"] == "measured" for index in measured)
+
+
+def test_where_a_rank_is_killed_the_store_of_the_service_beside_it_is_whole(
+    ranks: Callable[[str], RankPool], tmp_path: Path
+) -> None:
+    pool, file = ranks(""), tmp_path / "step"
+    future: Future[dict[int, Outcome]] = _begin(pool.outcomes, train, MOST_STEPS, str(file))
+    wait_until(lambda: file.exists() and int(file.read_text().split()[0]) > 30, "30 steps", 90)
+    store = Store(default_url())
+    wait_until(lambda: len(store.jobs()) == 1, "the job")
+    ours = [psutil.Process(pid) for pid in pool.pids]
+    ours += [child for process in ours for child in process.children(recursive=True)]
+    (job,) = store.jobs()
+    wait_until(lambda: len(store.trials(job.id)) >= 2, "the second trial")
+    psutil.Process(pool.pids[1]).kill()
+    outcomes = future.result()
+    assert "exit code -9" in (outcomes[1].error or "")
+    assert any(name in (outcomes[0].error or "") for name in TORCHS)
+    wait_until(lambda: not any(_lives(process) for process in ours), "the end of all", 30)
+    (job,) = store.jobs()
+    assert job.phase == "ended"
+    assert [trial.index for trial in store.trials(job.id)][:2] == [0, 1]
+    store.close()
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
