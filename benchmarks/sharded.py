@@ -3,6 +3,7 @@ step, beside the same settings swept by hand.
 
 python benchmarks/sharded.py --smoke
 python benchmarks/sharded.py --models gpt2-medium --networks unshaped 10gbit --gpus 0 0 --allow
+python benchmarks/sharded.py --memory-tunings 20 --gpus 0 0
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
+from benchmarks.support.cells import memory
 from benchmarks.support.cells.conditions import conditions
 from benchmarks.support.cells.spread import ratio, spread
 from benchmarks.support.cells.stored import export_job, tail
@@ -33,6 +35,7 @@ TUNED, ALLOWED = "tuned", "tuned, 16 bits"
 ALLOWS = "bfloat16"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
+MEMORY_TIMEOUT_SECONDS = 1500.0
 Arm = dict[str, Any]
 
 
@@ -52,6 +55,10 @@ def arguments() -> argparse.Namespace:
                         help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=4,
                         help="blocks of two steps of what is compared in the end")  # fmt: skip
+    parser.add_argument("--memory-tunings", type=int, default=0, metavar="N",
+                        help="instead: tune N times, each time with another limit of memory; on "
+                        "the CPU with a memory on paper")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of these limits")
     parser.add_argument("--output", type=Path, default=Path("build/sharded"), metavar="FOLDER")
     parser.add_argument("--smoke", action="store_true",
                         help="run a small model on the CPU; no figure counts")  # fmt: skip
@@ -135,6 +142,64 @@ def _stage(
     return {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
 
 
+def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Tune one model again and again with its memory limited; what was found.
+
+    Raises:
+        RuntimeError: the job failed, as it does when it runs out of memory.
+    """
+    name = f"{model}-{network}-memory"
+    folder = (options.output / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = len(options.gpus) if options.gpus else options.hosts
+    workload = {
+        "workload": model,
+        "sharding": "fully_shard",
+        "samples": options.samples,
+        "device": "cuda" if options.gpus else "cpu",
+    }
+    with Testbed(Network.parse(network), hosts, 1, gpus=options.gpus or False) as testbed:
+        token, database = secrets.token_urlsafe(16), folder / "autotune.db"
+        database.unlink(missing_ok=True)
+        variables = {
+            "BAGUA_AUTOTUNE_URL": testbed.serve(database, token, folder / "service.log"),
+            "BAGUA_AUTOTUNE_TOKEN": token,
+        }
+        asked = {
+            "tunings": options.memory_tunings,
+            "seed": options.seed,
+            "most_steps": MOST_TUNING_STEPS,
+        }
+        jobs = _Jobs(name, workload, folder, testbed)
+        found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
+        tunings = memory.judged(found)
+        for each in tunings:
+            stored = export_job(database, each["job"], folder)
+            states = [trial["state"] for trial in stored["trials"]]
+            each["trials"] = {state: states.count(state) for state in sorted(set(states))}
+        return {
+            "cell": {"model": model, "network": network, "hosts": hosts, **workload},
+            "conditions": conditions(testbed),
+            "swept": found["swept"],
+            "tunings": tunings,
+        }
+
+
+def show_memory(result: Mapping[str, Any]) -> bool:
+    """Print what became of the tunings; whether there was memory enough for all of them, and the
+    best that fits was found in each."""
+    tunings = result["tunings"]
+    memory.show(result, tunings)
+    overflows = sum(each["overflows"] for each in tunings)
+    over, found = (sum(each[what] for each in tunings) for what in ("is_over", "is_found"))
+    refused = sum(each["trials"].get("infeasible", 0) for each in tunings)
+    print(
+        f"{len(tunings)} tunings: out of memory {overflows} times, above the limit {over} times; "
+        f"the best that fits found in {found}; {refused} trials infeasible"
+    )
+    return not overflows and not over and found == len(tunings)
+
+
 class _Jobs:
     """The jobs of one cell, all on its testbed."""
 
@@ -171,6 +236,7 @@ class _Jobs:
         name: str,
         specification: Mapping[str, Any],
         variables: Mapping[str, str] | None = None,
+        timeout_seconds: float = JOB_TIMEOUT_SECONDS,
     ) -> dict[str, Any]:
         """One torchrun job over all hosts, and what its rank 0 wrote."""
         began = time.monotonic()
@@ -181,8 +247,10 @@ class _Jobs:
         log.unlink(missing_ok=True)
         reads.write_text(json.dumps({**self._workload, **specification}, indent=2))
         script = [str(JOBS / f"{program}.py"), str(reads), str(writes)]
-        code = self._testbed.start(script, variables, log).wait(JOB_TIMEOUT_SECONDS)
+        code = self._testbed.start(script, variables, log).wait(timeout_seconds)
         if code or not writes.exists():
+            if log.exists() and memory.OUT_OF_MEMORY in log.read_text(errors="replace"):
+                print(f"{self._name}: {name} ran out of memory", file=sys.stderr, flush=True)
             raise RuntimeError(f"{name} ended with exit code {code}; {log} ends:\n{tail(log)}")
         print(f"{self._name}: {name}, {time.monotonic() - began:.0f} s", flush=True)
         found: dict[str, Any] = json.loads(writes.read_text())
@@ -229,6 +297,12 @@ def _run_all(options: argparse.Namespace) -> Sequence[str]:
     failures = []
     for model, network in product(options.models, options.networks):
         try:
+            if options.memory_tunings:
+                result = run_in_memory(model, network, options)
+                write_json(options.output / f"{model}-{network}-memory.json", result)
+                if not show_memory(result):
+                    failures.append(f"{model} {network}")
+                continue
             result = run_cell(model, network, options)
         except (RuntimeError, TimeoutError) as error:  # The other cells cost time, too.
             print(f"{model}, {network}: {error}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ T = TypeVar("T", int, float)
 
 MOST_STEPS = 10**9
 LEAST_MINUTES = 0.01
+LEAST_MEMORY = 0.01
 MOST_SAMPLES = 500
 """The service allows no more: the time of a decision grows with the cube of the trials."""
 ON = ("true", "yes", "on")
@@ -38,6 +39,7 @@ class Environment:
         max_samples: upper bound for the number of trials.
         fresh: the tuning takes over nothing from earlier runs.
         max_minutes: upper bound for the time of the search; None: as long as it takes.
+        memory_share: of a GPU's memory, that what is tried may use.
         trial_seconds: upper bound for the length of a trial.
         warmup_seconds: upper bound for the time at the start that is not measured.
         remaining_steps: how many steps the training is expected to go on; limits the cost of a
@@ -61,6 +63,7 @@ class Environment:
     job: str | None = None
     max_samples: int = 60
     max_minutes: float | None = None
+    memory_share: float = 0.9
     fresh: bool = False
     trial_seconds: float = 5.0
     warmup_seconds: float = 30.0
@@ -111,6 +114,9 @@ class Environment:
             job=variables.get("BAGUA_AUTOTUNE_JOB") or None,
             max_samples=number("BAGUA_AUTOTUNE_MAX_SAMPLES", int, cls.max_samples, 1, MOST_SAMPLES),
             max_minutes=number("BAGUA_AUTOTUNE_MAX_MINUTES", float, 0.0, LEAST_MINUTES) or None,
+            memory_share=number(
+                "BAGUA_AUTOTUNE_MEMORY", float, cls.memory_share, LEAST_MEMORY, 1.0
+            ),
             fresh=_is_on(variables, "BAGUA_AUTOTUNE_FRESH", "earlier runs are used"),
             trial_seconds=number(
                 "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", float, cls.trial_seconds, 0.0

@@ -43,6 +43,9 @@ class Tuning:
         cost_seconds: the same in seconds.
         payback_steps: after so many steps the cost is earned back; None where the default was
             kept.
+        default_peak_bytes, peak_bytes: the GPU memory that ``default`` and ``best`` take at their
+            peak, on the fullest rank; None before the end, and where it is not known.
+        device_bytes: what there is of it for that rank.
         summary: how the round ended, in a line; where it has no result, that of the round before
             goes with it. Empty before the end.
         round: 0 is the first; another one follows a lasting change of the step times.
@@ -68,6 +71,9 @@ class Tuning:
     cost_steps: float | None = None
     cost_seconds: float | None = None
     payback_steps: int | None = None
+    default_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    device_bytes: int | None = None
     summary: str = ""
     round: int = 0
     at_step: int = 0

@@ -26,6 +26,7 @@ from bagua_autotune.model.job import (
     count_combinations,
 )
 from bagua_autotune.model.knobs import EDGE_KNOBS, MANY_TENSORS, SPACE
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.view import View
 
 Registration = JobSpec
@@ -126,10 +127,14 @@ class StepTimes(_Input):
 
 
 class Observations(_Input):
-    """Steps measured under a trial; an empty list asks for the state. Safe to send twice."""
+    """Steps measured under a trial; an empty list asks for the state. Safe to send twice.
+
+    ``memory``: what the trial took so far; of all that is told of a trial the fullest counts.
+    """
 
     trial: Index
     steps: tuple[StepTimes, ...] = Field(max_length=10_000, fail_fast=True, strict=False)
+    memory: Memory | None = None
 
     @model_validator(mode="after")
     def _increasing(self) -> Observations:
@@ -156,10 +161,11 @@ class Prune(_Input):
 
 
 class NewEvent(_Input):
-    """Something that happened to a job."""
+    """Something that happened to a job. ``memory``: what did not fit, of an infeasible trial."""
 
     kind: ToldKind
     trial: Index | None = None
     step: StepNumber | None = None
     message: Annotated[str, Field(max_length=2000), AfterValidator(without_nul)] = ""
     seconds: float | None = Field(default=None, ge=0, le=1e9)
+    memory: Memory | None = None

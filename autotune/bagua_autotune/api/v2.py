@@ -16,7 +16,8 @@ from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
 from bagua_autotune.store import JobConflict, JobLives, Store, retention
 from bagua_autotune.store.deletion import delete_training
-from bagua_autotune.tuning.tuner import OtherProtocol, TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.tuning.reported import OtherProtocol, WrongStep
+from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews
 
 
@@ -64,7 +65,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
             for step in batch.steps
         ]
         try:
-            state = tuner.observe(job_id, batch.trial, observations)
+            state = tuner.observe(job_id, batch.trial, observations, batch.memory)
         except WrongStep as error:
             abort(422, f"steps: {error}.")
         return answer(state)
@@ -88,7 +89,7 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
         new = parse(reports.NewEvent)
         event = Event(new.kind, new.trial, new.step, new.message, new.seconds)
         try:
-            tuner.take_event(job_id, event)
+            tuner.take_event(job_id, event, new.memory)
         except TrialNotNamed as error:
             abort(422, f"trial: {error}.")
         return answer(tuner.ask(job_id))

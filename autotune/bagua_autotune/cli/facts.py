@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from bagua_autotune.cli.output import ceiling_words, times
-from bagua_autotune.model.text import describe, describe_seconds
+from bagua_autotune.model.text import describe, describe_memory, describe_seconds
 from bagua_autotune.views import JobSummary
 
 
@@ -27,6 +27,12 @@ def fact_lines(job: JobSummary) -> Iterator[str]:
             )
         )
         yield f"step time: {default} by default, {best} with the best, {now} now"
+    if figures.device_bytes is not None:
+        default, best = (
+            "-" if peak is None else describe_memory(peak, figures.device_bytes)
+            for peak in (figures.default_peak_bytes, figures.peak_bytes)
+        )
+        yield f"memory: {default} by default, {best} with the best"
     most = f"at most {progress.max_trials} in a search, besides those that confirm"
     yield f"trials: {progress.trials_measured} measured; {most}"
     lost = "" if figures.cost_steps is None else f"; {figures.cost_steps:.1f} lost by slower trials"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from bagua_autotune.deciding.infeasible import needs_as_much, too_large
 from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
@@ -76,8 +77,7 @@ def decide(
         return Keep(job.baseline, reason=TOO_FEW_STEPS)
     if len(trials) <= 1 and len(problem().candidates) == 1:
         return Keep(job.baseline, reason=NOTHING_TO_TRY)
-    failed = [trial for trial in trials if trial.state == "failed"]
-    if _hopeless(job, failed):
+    if _hopeless(job, [trial for trial in trials if trial.is_given_up]):
         return Keep(job.baseline, reason=DISAGREED)
     known = [*carried_over(round_), *trials]
     start = _start(round_, known)
@@ -172,10 +172,11 @@ def told_searcher(
 
 
 def _banned(job: Job, trials: Sequence[Trial]) -> set[Configuration]:
-    """Return what is not tried again: what failed. The default stays: it is what a job falls back
-    to.
+    """Return what is not tried again: what failed, and what does not fit in memory. The default
+    stays: it is what a job falls back to.
     """
-    return {trial.configuration for trial in trials if trial.state == "failed"} - {job.baseline}
+    failed = {trial.configuration for trial in trials if trial.state == "failed"}
+    return (failed | set(too_large(trials))) - {job.baseline}
 
 
 def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
@@ -183,11 +184,17 @@ def _allowed(job: Job, trials: Sequence[Trial], problem: Problem) -> Problem:
     banned = _banned(job, trials)
     if not banned:
         return problem
-    hopeless = _hopeless_values(job, trials)
+    hopeless, unfit = _hopeless_values(job, trials), too_large(trials)
+    kept = {job.baseline, *(trial.configuration for trial in trials if trial.estimate)} - banned
     allowed = tuple(
         c
         for c in problem.candidates
-        if c == job.baseline or (c not in banned and hopeless.isdisjoint(c.items()))
+        if c in kept
+        or (
+            c not in banned
+            and hopeless.isdisjoint(c.items())
+            and not any(needs_as_much(c, other) for other in unfit)
+        )
     )
     return replace(problem, candidates=allowed)
 
@@ -204,9 +211,10 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
     return searcher
 
 
-def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
+def _hopeless(job: Job, given_up: Sequence[Trial]) -> bool:
     """Whether trials fail that should never: the default's, or several confirming ones."""
-    baseline = sum(trial.configuration == job.baseline for trial in failed)
+    baseline = sum(trial.configuration == job.baseline for trial in given_up)
+    failed = (trial for trial in given_up if trial.state == "failed")
     confirming = sum(trial.purpose == "confirm" for trial in failed)
     return max(baseline, confirming) >= MOST_FAILURES
 
@@ -214,14 +222,11 @@ def _hopeless(job: Job, failed: Sequence[Trial]) -> bool:
 def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]]:
     """What several configurations failed with and none was measured with; and what the training
     suffered from, whatever else was in force."""
-    failed = Counter(
-        item for c in {t.configuration for t in trials if t.failure} for item in c.items()
-    )
+    failures = [trial for trial in trials if trial.state == "failed"]
+    failed = Counter(item for c in {t.configuration for t in failures} for item in c.items())
     measured = {item for t in trials if t.estimate for item in t.configuration.items()}
     hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
-    harmful = [
-        t.configuration for t in trials if t.failure and failure_code(t.failure) == DIVERGED_CODE
-    ]
+    harmful = [t.configuration for t in failures if failure_code(t.failure or "") == DIVERGED_CODE]
     return hopeless | {
         (knob, c[knob])
         for c in harmful

@@ -71,7 +71,7 @@ def _told(trial: Trial, steps: Sequence[_Counted]) -> list[correction.Step]:
 def _first(round_: Round) -> Trial:
     """The trial of a round that teaches what the complexity does."""
     trials = round_.trials
-    return next((trial for trial in trials if trial.state != "failed"), trials[-1])
+    return next((trial for trial in trials if not trial.is_given_up), trials[-1])
 
 
 def _learned(first: Trial, steps: Sequence[_Counted]) -> correction.Correction | None:

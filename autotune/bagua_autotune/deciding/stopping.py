@@ -41,7 +41,8 @@ def search_has_ended(
     """Whether the search trials so far are enough. Costs are in parts of the default's.
 
     Args:
-        trials: the search trials, failed ones too: they cost time as well.
+        trials: the search trials, failed ones too: they cost time as well. Of those that were not
+            tried, as they would not fit, there may be as many again.
         problem: what may still be proposed.
         searcher: told of all measured ones.
         limits: the most search trials, and the steps over which a gain counts.
@@ -49,7 +50,8 @@ def search_has_ended(
         most_gain: over the default, by the communication that it does not hide; see ceiling.
     """
     measured = [trial for trial in trials if trial.state == "measured"]
-    if len(trials) >= limits.max_samples:
+    begun = sum(trial.was_tried for trial in trials)
+    if max(begun, len(trials) - begun) >= limits.max_samples:
         return True
     if set(problem.candidates) <= {trial.configuration for trial in measured}:
         return True

@@ -32,6 +32,7 @@ from bagua_autotune.model.job import (
 )
 from bagua_autotune.model.knobs import Configuration, Given
 from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Place, Store
 from bagua_autotune.store.rows import result_column
@@ -63,6 +64,7 @@ class CopiedTrial(_Part):
     outliers: Count = 0
     failure: Annotated[str, Field(max_length=4000), AfterValidator(without_nul)] | None = None
     round: Annotated[int, Field(ge=0, le=1000)] = 0
+    memory: Memory | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> CopiedTrial:
@@ -215,6 +217,7 @@ def _copied_trial(trial: Trial) -> CopiedTrial:
         outliers=found.outliers if found else 0,
         failure=trial.failure,
         round=trial.round,
+        memory=trial.memory,
     )
 
 
@@ -281,5 +284,5 @@ def _trial(index: int, copied: CopiedTrial) -> Trial:
     configuration = Configuration(copied.configuration)
     return Trial(
         index, copied.purpose, configuration, copied.state, found, copied.failure,
-        round=copied.round,
+        round=copied.round, memory=copied.memory,
     )  # fmt: skip

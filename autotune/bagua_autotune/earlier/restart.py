@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from bagua_autotune.measuring.rounds import Round, measured_in
-from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, JobSpec, Trial
+from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, JobSpec, Trial, TrialState
 from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe, describe_count
@@ -144,7 +144,10 @@ def _holds(round_: Round, baseline: Estimate, earlier: Earlier) -> bool:
 def _relative(trial: Trial, baseline: float) -> EarlierTrial:
     found = trial.estimate
     if found is None:
-        return EarlierTrial(configuration=dict(trial.configuration), failure=trial.failure or "")
+        memory = trial.memory if trial.state == "infeasible" else None
+        return EarlierTrial(
+            configuration=dict(trial.configuration), failure=trial.failure or "", memory=memory
+        )
     return EarlierTrial(
         configuration=dict(trial.configuration),
         cost=found.center - baseline,
@@ -157,7 +160,10 @@ def _relative(trial: Trial, baseline: float) -> EarlierTrial:
 def _absolute(place: int, told: EarlierTrial, baseline: float) -> Trial:
     configuration = Configuration(told.configuration)
     if told.failure is not None:
-        return Trial(-1 - place, "search", configuration, "failed", failure=told.failure)
+        state: TrialState = "infeasible" if told.memory else "failed"
+        return Trial(
+            -1 - place, "search", configuration, state, failure=told.failure, memory=told.memory
+        )
     error = math.inf if told.standard_error is None else told.standard_error
     found = Estimate(baseline + told.cost, error, told.count, told.outliers)
     return Trial(-1 - place, "search", configuration, "measured", found)

@@ -164,7 +164,7 @@ def being_confirmed(round_: Round) -> Configuration | None:
     """Return what the latest confirmation of a round is, or was, about; None before there is one,
     or where the ranks failed in it.
     """
-    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
     excluded = failed | {round_.job.baseline}
     confirming = (trial for trial in reversed(round_.trials) if trial.purpose == "confirm")
     return next((t.configuration for t in confirming if t.configuration not in excluded), None)

@@ -149,7 +149,7 @@ def as_of_now(round_: Round, observed: Collection[Steps]) -> Limits:
         made = max(steps.last for steps in observed) - min(steps.first for steps in observed)
         changes["remaining_steps"] = limits.remaining_steps - made % limits.remaining_steps
     if round_.is_out_of_time:
-        changes["max_samples"] = len(round_.searched)
+        changes["max_samples"] = sum(trial.was_tried for trial in round_.searched)
     return limits.model_copy(update=changes)
 
 

@@ -19,6 +19,7 @@ from bagua_autotune.measuring.confirmation import being_confirmed, confirm
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.model.statistics import Estimate, Interval, pooled
 
 
@@ -46,9 +47,15 @@ def standing(trials: Sequence[Trial], configuration: Configuration) -> Estimate 
     return pooled(found) if found else None
 
 
+def memory_of(trials: Sequence[Trial], configuration: Configuration | None) -> Memory | None:
+    """The most memory that a configuration took in any of its trials; None where it is unknown."""
+    own = (t for t in trials if t.configuration == configuration and t.estimate)
+    return fullest(trial.memory for trial in own)
+
+
 def best(round_: Round) -> Standing | None:
     """The configuration of the lowest cost; what failed is none, unless it is the default."""
-    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
     failed.discard(round_.job.baseline)
     measured: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     for trial in round_.trials:
@@ -69,7 +76,7 @@ def course(round_: Round) -> Iterator[tuple[Trial, Standing | None]]:
     best_now: Standing | None = None
     for trial in round_.trials:
         tried = trial.configuration
-        if trial.state == "failed" and tried != round_.job.baseline:
+        if trial.is_given_up and tried != round_.job.baseline:
             failed.add(tried)
             standings.pop(tried, None)
         elif trial.estimate and tried not in failed:
@@ -157,7 +164,7 @@ def fastest(
 ) -> tuple[Configuration, Interval] | None:
     """The measured configuration that is wanted with the highest speed-up over the default beside
     it; None without one. What failed is left out."""
-    failed = {trial.configuration for trial in round_.trials if trial.state == "failed"}
+    failed = {trial.configuration for trial in round_.trials if trial.is_given_up}
     compared = (
         (each, found.speedup(round_.objective))
         for each in dict.fromkeys(trial.configuration for trial in round_.trials if trial.estimate)

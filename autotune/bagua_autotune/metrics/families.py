@@ -154,6 +154,21 @@ FAMILIES = (
         "Upper end of the speed-up's 95 % interval; not confirmed while the job is being tuned.",
         lambda job: job.summary.figures.speedup_high,
     ),
+    _value(
+        "bagua_autotune_baseline_peak_memory_bytes",
+        "Memory that the job's default configuration takes at its peak on the fullest rank.",
+        lambda job: job.summary.figures.default_peak_bytes,
+    ),
+    _value(
+        "bagua_autotune_incumbent_peak_memory_bytes",
+        "The same of the best configuration so far, or of the one that was kept.",
+        lambda job: job.summary.figures.peak_bytes,
+    ),
+    _value(
+        "bagua_autotune_device_memory_bytes",
+        "Memory that there is for the fullest rank.",
+        lambda job: job.summary.figures.device_bytes,
+    ),
     Family("bagua_autotune_trials", "Trials by state, in all rounds.", ("state",), _trials),
     _value(
         "bagua_autotune_trials_limit",

@@ -26,6 +26,7 @@ from bagua_autotune.model.knobs import (
     check_configuration,
 )
 from bagua_autotune.model.layout import Tensor
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.view import Moment
 
@@ -37,9 +38,11 @@ BEING_TUNED: tuple[JobPhase, ...] = ("tuning", "confirming")
 CUT_SHORT: tuple[JobPhase, ...] = ("ended", "lost")
 OVER: tuple[JobPhase, ...] = ("finished", *CUT_SHORT)
 Purpose = Literal["search", "confirm"]
-TrialState = Literal["proposed", "running", "measured", "failed"]
+TrialState = Literal["proposed", "running", "measured", "failed", "infeasible"]
+# Nothing was measured, and the ranks do not run it.
+GIVEN_UP: tuple[TrialState, ...] = ("failed", "infeasible")
 # What ranks tell; that a job is lost, only the service can.
-ToldKind = Literal["switched", "disagreement", "diverged", "ended", "note", "drift"]
+ToldKind = Literal["switched", "disagreement", "diverged", "infeasible", "ended", "note", "drift"]
 EventKind = Literal[ToldKind, "lost"]
 # The client says every 45 s that its training lives, also while it has nothing else to say
 # (RENEWAL_SECONDS of bagua_client.reporter.renewal). So long after its last word it is lost: one
@@ -184,6 +187,9 @@ class Result:
     is after how many steps at the winner it is earned (None where the default was kept), and
     ``reason`` why that was. ``reason_code`` says for programs why the job was left with what it
     has; it is empty in results of releases that had none. Neither goes over the wire.
+
+    ``default_peak_bytes`` and ``peak_bytes``: the memory that the default and the configuration
+    take at their peak on the fullest rank, of its ``device_bytes``; None where it is not known.
     """
 
     configuration: Configuration
@@ -200,10 +206,14 @@ class Result:
     payback_steps: int | None = None
     reason: Annotated[str, Field(exclude=True)] = ""
     reason_code: Annotated[str, Field(exclude=True)] = ""
+    default_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 class EarlierTrial(BaseModel):
-    """A trial of a tuning that was cut short; ``cost`` is over its default's."""
+    """A trial of a tuning that was cut short; ``cost`` is over its default's. One with a
+    ``failure`` and a ``memory`` was infeasible."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -213,6 +223,7 @@ class EarlierTrial(BaseModel):
     count: int = 0
     outliers: int = 0
     failure: str | None = None
+    memory: Memory | None = None
 
 
 class Earlier(BaseModel):
@@ -323,7 +334,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration tried on the live job; ``estimate`` once it is measured."""
+    """A configuration tried on the live job; ``estimate`` once it is measured.
+
+    ``failure``: why it was given up. ``memory``: that it took, or would have taken.
+    """
 
     index: int
     purpose: Purpose
@@ -334,10 +348,21 @@ class Trial:
     started_at: float | None = None
     ended_at: float | None = None
     round: int = 0
+    memory: Memory | None = None
 
     @property
     def is_open(self) -> bool:
         return self.state in ("proposed", "running")
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.state in GIVEN_UP
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether it was, or will be: what does not fit as predicted costs nothing, and counts as
+        no sample."""
+        return self.state != "infeasible" or not (self.memory and self.memory.is_predicted)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ LOSSLESS_KNOBS = (
     *SHARDED_KNOBS,
 )
 """Knobs that do not change what the model learns, beyond the rounding of sums in another order."""
+MEMORY_KNOBS = (BUCKET_KNOB, CHANNELS_KNOB, "kept_units", "prefetch", "scatter_buffers")
+"""Knobs of which more takes more memory, of a sharded model."""
 # Of so many the edges are a small part, and cutting them in every way takes long.
 MANY_TENSORS = 5_000
 

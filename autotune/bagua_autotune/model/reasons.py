@@ -18,12 +18,15 @@ DISAGREED = "the ranks disagreed too often"
 WINNER_CODE = "winner"
 DISAGREEMENT_CODE = "disagreement"
 DIVERGED_CODE = "diverged"
+INFEASIBLE_CODE = "infeasible"
 OTHER_CODE = "other"
 HARM = "the training suffered"
+NO_REASON = "no reason given"
 # By the event with which ranks give up what they run: what happened, and its code.
 GIVING_UP = {
     "disagreement": ("the ranks disagreed", DISAGREEMENT_CODE),
     "diverged": (HARM, DIVERGED_CODE),
+    "infeasible": ("the memory did not suffice", INFEASIBLE_CODE),
 }
 REASON_CODES = {
     NOTHING_FASTER: "nothing_faster",

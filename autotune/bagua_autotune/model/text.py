@@ -64,6 +64,11 @@ def describe_bytes(size_bytes: float) -> str:
     return f"{_short(size_bytes)} GiB"
 
 
+def describe_memory(size_bytes: float, device_bytes: float) -> str:
+    """``12.1 GiB (15 %)``: what it takes, and how much of a device that is."""
+    return f"{describe_bytes(size_bytes)} ({100 * size_bytes / device_bytes:.0f} %)"
+
+
 def describe_seconds(seconds: float) -> str:
     """A time for people, at most 2.5 % off: ``12.3 ms``, ``80 s``, ``2.1 min``, ``3.5 h``."""
     # Units change where the rounded number would: 0.9996 s are no 1000 ms.

@@ -185,6 +185,11 @@ def _from_6(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE observations ADD COLUMN complexity FLOAT"))
 
 
+def _from_7(connection: Connection) -> None:
+    """The memory of trials."""
+    connection.execute(text("ALTER TABLE trials ADD COLUMN memory JSON"))
+
+
 # SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
 # which take megabytes, are moved behind them. SQLite adds no column without a default.
 TENSORS_LAST = {
@@ -213,4 +218,5 @@ MIGRATIONS: dict[int, Callable[[Connection], None]] = {
     4: _from_4,
     5: _from_5,
     6: _from_6,
+    7: _from_7,
 }

@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 
 from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
@@ -141,6 +142,7 @@ class Observations:
         observations: Sequence[Observation],
         at: float,
         weigh: Callable[[Job, Trial], Sequence[float | None]] | None = None,
+        memory: Memory | None = None,
     ) -> Reported:
         """Store the steps that are new to the trial.
 
@@ -151,6 +153,7 @@ class Observations:
         Args:
             weigh: gives the cost of each observation, which is stored with it; if it raises,
                 nothing is stored.
+            memory: that the trial took so far; of all reports the fullest counts.
         """
         with self.database.writing() as session:
             connection = session.connection()
@@ -182,6 +185,8 @@ class Observations:
                 connection.execute(insert(ObservationRow), rows_of)
                 if trials[index].state == "proposed":
                     trials[index] = _start(connection, trial_id, trials[index], at)
+            if memory is not None:
+                trials[index] = _take_memory(connection, trial_id, trials[index], memory)
         return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
 
     def add_value(
@@ -296,6 +301,15 @@ def _start(connection: Connection, trial_id: int, trial: Trial, at: float) -> Tr
     statement = update(TrialRow).where(TrialRow.id == trial_id)
     connection.execute(statement.values(state="running", started_at=at))
     return replace(trial, state="running", started_at=at)
+
+
+def _take_memory(connection: Connection, trial_id: int, trial: Trial, told: Memory) -> Trial:
+    memory = fullest([trial.memory, told])
+    if memory is trial.memory:
+        return trial
+    statement = update(TrialRow).where(TrialRow.id == trial_id)
+    connection.execute(statement.values(memory=rows.memory_column(memory)))
+    return replace(trial, memory=memory)
 
 
 def _observation_row(trial_id: int, found: Observation, cost: float | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import OVER
+from bagua_autotune.model.job import GIVEN_UP, OVER
 from bagua_autotune.model.view import View
 from bagua_autotune.store import Store
 from bagua_autotune.store.deletion import (
@@ -132,7 +132,7 @@ def _thin_job(store: Store, job_id: str) -> int:
         if row is None:
             return 0
         looked_into = _looked_into(row, trials)
-        closed = [trial.id for trial in trials if trial.state in ("measured", "failed")]
+        closed = [trial.id for trial in trials if trial.state in ("measured", *GIVEN_UP)]
     deleted = 0
     for trial_id in closed:
         kept = KEPT_STEPS if trial_id in looked_into else KEPT_FOR_PICTURES

@@ -31,6 +31,7 @@ from bagua_autotune.model.job import (
     Trial,
 )
 from bagua_autotune.model.knobs import SPACE, Configuration, Space
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.tables import JobRow, TrialRow
@@ -77,6 +78,7 @@ TRIAL_COLUMNS = (
     TrialRow.started_at,
     TrialRow.ended_at,
     TrialRow.round,
+    TrialRow.memory,
 )
 # The columns of a trial that a report needs, and then those of its record.
 TRIALS = (
@@ -207,10 +209,23 @@ def result_column(result: Result) -> dict[str, Any]:
 def trial_record(row: Sequence[Any]) -> Trial:
     """A record of TRIAL_COLUMNS."""
     index, purpose, state, configuration, cost, error, steps, outliers, *rest = row
+    failure, started_at, ended_at, round_, memory = rest
     found = None
     if cost is not None:
         found = Estimate(cost, math.inf if error is None else error, steps, outliers)
-    return Trial(index, purpose, _configuration(configuration), state, found, *rest)
+    taken = Memory(**memory) if memory else None
+    return Trial(
+        index,
+        purpose,
+        _configuration(configuration),
+        state,
+        found,
+        failure,
+        started_at,
+        ended_at,
+        round_,
+        taken,
+    )
 
 
 def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
@@ -223,7 +238,12 @@ def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
         steps=0,
         outliers=0,
         round=trial.round,
+        memory=memory_column(trial.memory),
     )
+
+
+def memory_column(memory: Memory | None) -> dict[str, Any] | None:
+    return memory.model_dump() if memory else None
 
 
 def write_estimate(row: TrialRow, measured: Estimate) -> None:

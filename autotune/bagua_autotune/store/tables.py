@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -95,6 +95,8 @@ class TrialRow(Base):
     # Numbers of its observations that came after it was closed, and that were deleted since.
     late_steps: Mapped[int] = mapped_column(default=0, server_default="0")
     thinned_steps: Mapped[int] = mapped_column(default=0, server_default="0")
+    # A model.memory.Memory, where the ranks told any.
+    memory: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class ObservationRow(Base):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bagua_autotune.model.job import OVER, JobPhase, Result, Trial
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
@@ -18,7 +19,9 @@ class Step:
     """One move of a job: its open trial, if there is one, closes, and something follows.
 
     Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
-    ``next_trial`` and ``result`` follows, or neither if that is decided later.
+    ``next_trial`` and ``result`` follows, or neither if that is decided later. ``is_infeasible``:
+    its failure is that it does not fit in the ranks' memory; ``memory`` is what it would take, if
+    they told.
     """
 
     at: float
@@ -27,6 +30,8 @@ class Step:
     failure: str | None = None
     next_trial: Trial | None = None
     result: Result | None = None
+    is_infeasible: bool = False
+    memory: Memory | None = None
 
 
 class Trials:
@@ -99,7 +104,11 @@ class Trials:
 def _close(row: TrialRow, step: Step) -> None:
     row.ended_at = step.at
     row.failure = step.failure
-    row.state = "measured" if step.failure is None else "failed"
+    row.state = "measured"
+    if step.failure is not None:
+        row.state = "infeasible" if step.is_infeasible else "failed"
+    if step.memory is not None:
+        row.memory = rows.memory_column(step.memory)
     if step.estimate is not None:
         rows.write_estimate(row, step.estimate)
 

@@ -16,7 +16,10 @@ from typing import NamedTuple, Protocol
 
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import Event, Job, Trial
+from bagua_autotune.model.memory import Memory
+from bagua_autotune.model.reasons import GIVING_UP, HARM, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import Step, Store, UnknownJob, claims
 from bagua_autotune.tuning.listener import TunerListener
@@ -34,6 +37,25 @@ class Measured(NamedTuple):
 
     trial: int
     estimate: Estimate
+
+
+class Failed(NamedTuple):
+    """A trial that the ranks gave up, by its index, and why; ``memory``: that it took, or would
+    have taken, where they tell."""
+
+    trial: int
+    failure: str
+    is_infeasible: bool = False
+    memory: Memory | None = None
+
+    @classmethod
+    def of(cls, trial: int, event: Event, memory: Memory | None) -> Failed:
+        """The trial that an event of GIVING_UP is about."""
+        what, code = GIVING_UP[event.kind]
+        reason = clean(event.message) or NO_REASON
+        is_infeasible = code == INFEASIBLE_CODE
+        failure = f"{what}: {reason}" if what == HARM else reason
+        return cls(trial, failure, is_infeasible, memory if is_infeasible else None)
 
 
 class Decisions:
@@ -69,9 +91,11 @@ class Decisions:
         """Whether this process decides what follows in the job, or will do so."""
         return self._background.is_busy(job_id)
 
-    def fail(self, job_id: str, index: int, failure: str) -> bool:
+    def give_up(self, job_id: str, failed: Failed) -> bool:
         """Close this trial, and decide what follows; False if it is not the open one."""
-        closed = self._store.advance(job_id, Step(self._clock(), index, failure=failure))
+        step = Step(self._clock(), failed.trial, None, failed.failure)
+        step = replace(step, is_infeasible=failed.is_infeasible, memory=failed.memory)
+        closed = self._store.advance(job_id, step)
         if closed:
             self.start(job_id)
         return closed

@@ -26,8 +26,9 @@ class Progress(View):
     end far below.
 
     ``max_trials`` is the limit that was set (``BAGUA_AUTOTUNE_MAX_SAMPLES``): ``search_trials``,
-    those that were begun, count towards it. What the search found is then measured again in turns
-    with the default, in at most ``max_confirming_trials``. ``trials_measured``: of both kinds.
+    those that were begun, count towards it; what was not tried, as it would not fit, does not. What
+    the search found is then measured again in turns with the default, in at most
+    ``max_confirming_trials``. ``trials_measured``: of both kinds.
 
     Both times are as they were when the job was last heard of, if it is not finished: one whose
     ranks are gone gets no older, and one that came back is as old as it was. ``incumbent`` is the
@@ -119,7 +120,7 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
     return Progress(
         trials_measured=measured,
         max_trials=job.limits.max_samples,
-        search_trials=len(current.searched),
+        search_trials=sum(trial.was_tried for trial in current.searched),
         confirming_trials=len(current.trials) - len(current.searched),
         max_confirming_trials=2 * MOST_PAIRS,
         elapsed_seconds=elapsed_seconds,
@@ -132,7 +133,7 @@ def _progress(job: Job, trials: Sequence[Trial]) -> Progress:
 def _trials_left(round_: Round) -> tuple[int, int]:
     """The most trials that can still follow, of the search and confirming ones."""
     job = round_.job
-    closed = [trial for trial in round_.trials if not trial.is_open]
+    closed = [trial for trial in round_.trials if not trial.is_open and trial.was_tried]
     confirming = sum(trial.purpose == "confirm" for trial in closed)
     searching = 0
     if job.phase == "tuning":

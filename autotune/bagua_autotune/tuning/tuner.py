@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
-from bagua_autotune.deciding.next_step import NextStep, step_cost
+from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.deciding.result import revoke
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
@@ -35,15 +35,17 @@ from bagua_autotune.model.job import (
     Trial,
 )
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.profile import Profile
-from bagua_autotune.model.reasons import GIVING_UP, HARM
+from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
-from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Measured
+from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Failed, Measured
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.lost_jobs import Leases
+from bagua_autotune.tuning.reported import WrongStep, check_protocol, weigh
 from bagua_autotune.tuning.savings import saved_until
 from bagua_autotune.tuning.status import JobState, job_state
 
@@ -54,16 +56,8 @@ MOST_READY_TIMES = 500_000
 STATUSES_KEPT = 1024
 
 
-class WrongStep(Exception):
-    """A step does not have exactly one value of each rank, or a profile of each tensor."""
-
-
 class TrialNotNamed(Exception):
     """The ranks disagreed on a trial, and do not say which."""
-
-
-class OtherProtocol(Exception):
-    """The job is one of a protocol whose ranks report in another way."""
 
 
 class Tuner:
@@ -164,8 +158,15 @@ class Tuner:
             self.store.end_gone([previous], over)
             logger.info("job %s: another life of job %s", job_id, previous)
 
-    def observe(self, job_id: str, index: int, observations: Sequence[Observation]) -> JobState:
-        """Take in steps of a trial; what the ranks shall run now. Without steps: a poll.
+    def observe(
+        self,
+        job_id: str,
+        index: int,
+        observations: Sequence[Observation],
+        memory: Memory | None = None,
+    ) -> JobState:
+        """Take in steps of a trial, and the memory that it took until then; what the ranks shall
+        run now. Without steps: a poll.
 
         Raises:
             WrongStep: a step without exactly one value of each rank.
@@ -173,8 +174,10 @@ class Tuner:
         """
         if not observations:
             return self._polled(job_id)
-        weigh = partial(_weigh, observations)
-        found = self.store.add_observations(job_id, index, observations, self._clock(), weigh)
+        weighed = partial(weigh, observations)
+        found = self.store.add_observations(
+            job_id, index, observations, self._clock(), weighed, memory
+        )
         job, trials = self._met(found.job), found.trials
         if found.new:
             for listener in self._listeners:
@@ -259,8 +262,11 @@ class Tuner:
             found = self._estimate(self.store.job(job_id), values)
             self.store.update_estimate(job_id, index, found)
 
-    def take_event(self, job_id: str, event: Event) -> None:
+    def take_event(self, job_id: str, event: Event, memory: Memory | None = None) -> None:
         """Take in an event; its time is set here.
+
+        Args:
+            memory: that an infeasible trial took, or would have taken.
 
         Raises:
             TrialNotNamed: the event is a disagreement and names no trial, though the job is tuned.
@@ -280,18 +286,18 @@ class Tuner:
         elif told_at is not None and told_at < (job.finished_at or 0.0):
             return  # it was told before, and acted upon before the job was finished
         elif event.kind in GIVING_UP:
-            self._give_up(job, event)
+            self._give_up(job, event, memory)
         elif event.kind == "drift":
             self._take_drift(job, event)
 
-    def _give_up(self, job: Job, event: Event) -> None:
-        """The ranks gave up what they ran, and are at the default."""
+    def _give_up(self, job: Job, event: Event, memory: Memory | None) -> None:
+        """The ranks do not run a trial, or no longer what they ran."""
         what, code = GIVING_UP[event.kind]
-        reason = clean(event.message) or "no reason given"
-        logger.error("job %s: %s: %s", job.id, what, reason)
+        reason = clean(event.message) or NO_REASON
+        level = logging.INFO if code == INFEASIBLE_CODE else logging.ERROR
+        logger.log(level, "job %s: %s: %s", job.id, what, reason)
         if event.trial is not None:
-            failure = f"{what}: {reason}" if what == HARM else reason
-            self._decisions.fail(job.id, event.trial, failure)
+            self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
         elif job.result and job.result.kept == "winner":
             self.store.replace_result(job.id, revoke(job.result, job, f"{what}: {reason}", code))
 
@@ -317,7 +323,7 @@ class Tuner:
     def _heard_of(self, job_id: str) -> Job:
         """The job, whose ranks speak; OtherProtocol if they should not in this way."""
         job = self.store.job(job_id)
-        _check_protocol(job)
+        check_protocol(job)
         return self._met(job)
 
     def _met(self, job: Job) -> Job:
@@ -372,21 +378,3 @@ def _first_trial(spec: JobSpec) -> Trial | None:
     if spec.limits.remaining_steps < FEWEST_REMAINING_STEPS:
         return None
     return Trial(0, "search", Configuration(spec.default_configuration))
-
-
-def _check_protocol(job: Job) -> None:
-    if not OBJECTIVES[job.protocol].closes_itself:
-        raise OtherProtocol(job.id)
-
-
-def _weigh(observations: Sequence[Observation], job: Job, trial: Trial) -> list[float]:
-    """What each of the steps cost; OtherProtocol or WrongStep if they cannot be the job's."""
-    _check_protocol(job)
-    for observation in observations:
-        for told in (observation.values, observation.compute):
-            if told is not None and len(told) != job.world_size:
-                raise WrongStep(
-                    f"step {observation.step} has {len(told)} values, "
-                    f"the world size is {job.world_size}"
-                )
-    return [step_cost(job, trial, observation) for observation in observations]

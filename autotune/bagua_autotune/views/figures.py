@@ -13,6 +13,7 @@ from bagua_autotune.measuring.standing import (
     best_configuration,
     bounds,
     compare,
+    memory_of,
     speedup,
     standing,
 )
@@ -87,6 +88,9 @@ class Figures(View):
         slowest_share: of them, in which it was.
         slow_rank: that rank if it is worth a warning: the spread is over 10 % of a step, and it is
             the slowest in at least half of these steps, which is more often than chance explains.
+        default_peak_bytes, peak_bytes: the memory that the default and the best configuration, or
+            what was kept, take at their peak on the fullest rank.
+        device_bytes: what there is for that rank.
     """
 
     baseline_seconds: float | None
@@ -108,6 +112,9 @@ class Figures(View):
     slowest_rank: int | None
     slowest_share: float | None
     slow_rank: int | None
+    default_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
@@ -125,6 +132,9 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
     spread = rank_spread(latest)
     search = spent(reading, reading.shown.number)
     cost = search.bill
+    default_memory = memory_of(reading.shown.trials, job.baseline)
+    memory = memory_of(reading.shown.trials, best_configuration(reading.shown))
+    told = memory or default_memory
     is_known, ceiling = before_seconds is not None, reading.ceiling
     is_noise = not is_settled(job) and reading.exceeds_ceiling(faster.center if faster else None)
     return Figures(
@@ -147,6 +157,9 @@ def make_figures(reading: Reading, profiles: Sequence[Profile]) -> Figures:
         slowest_rank=spread.slowest_rank if spread else None,
         slowest_share=spread.slowest_share if spread else None,
         slow_rank=spread.slow_rank if spread else None,
+        default_peak_bytes=default_memory.peak_bytes if default_memory else None,
+        peak_bytes=memory.peak_bytes if memory else None,
+        device_bytes=told.device_bytes if told else None,
     )
 
 

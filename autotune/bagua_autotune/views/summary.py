@@ -98,7 +98,7 @@ def make_totals(reading: Reading) -> Totals:
     searches = [spent(reading, number) for number in range(job.round + 1)]
     return Totals(
         trials=Counter(trial.state for trial in trials),
-        failures=Counter(failure_code(trial.failure) for trial in trials if trial.failure),
+        failures=Counter(failure_code(t.failure or "") for t in trials if t.state == "failed"),
         drifts=reading.drifts,
         search_steps=sum(search.bill.steps for search in searches),
         search_seconds=sum(search.seconds for search in searches),

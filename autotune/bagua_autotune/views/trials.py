@@ -19,6 +19,9 @@ class Trial(View):
 
     ``speedup``: of this trial alone, over the default measured beside it, which is on the line
     between the default's trials before and after it, or else its nearest one; 1 of the default.
+    ``failure``: why it failed or is infeasible. ``peak_bytes``: the memory that it took on the
+    fullest rank, or would take if it is infeasible, of ``device_bytes``; null where the ranks do
+    not tell.
     """
 
     index: int
@@ -35,6 +38,8 @@ class Trial(View):
     started_at: Moment | None
     ended_at: Moment | None
     failure: str | None
+    peak_bytes: int | None
+    device_bytes: int | None
 
 
 class ShownTrial(Trial):
@@ -92,4 +97,6 @@ def _view(round_: Round, trial: records.Trial) -> Trial:
         started_at=trial.started_at,
         ended_at=trial.ended_at,
         failure=trial.failure,
+        peak_bytes=trial.memory.peak_bytes if trial.memory else None,
+        device_bytes=trial.memory.device_bytes if trial.memory else None,
     )

@@ -28,7 +28,6 @@ ranks. An error of a collective is not caught here: the training's next collecti
 from __future__ import annotations
 
 import enum
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from bagua_client.agent.command import Command, read_command
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
 from bagua_client.agent.loss_guard import Losses, LossGuard
 from bagua_client.agent.outcome import Outcome
@@ -45,12 +45,12 @@ from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
-from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
 from bagua_client.reporter import Event, GatheredTimes, Handover, Reporter
+from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
 
@@ -138,6 +138,8 @@ class Agent:
         self._guard = LossGuard()
         self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
+        if tunable.memory is not None:
+            tunable.memory.share = environment.memory_share
         tunable.attach()
         tunable.on_return = self._went_back
         self._follow_steps()
@@ -202,6 +204,8 @@ class Agent:
         wanted = self._trial is not None or self._watches
         report.take(self.measurement.take(wanted, LARGEST_REPORT), self.is_active)
         report.losses = self._guard.take()
+        if self._tunable.memory is not None and not self._is_switching:
+            report.memory = self._tunable.memory.read()
         self._exchange.put(report)
         return command
 
@@ -229,7 +233,13 @@ class Agent:
         self._next_report = reductions + reports[0].next_report
         losses = Losses.sum(report.losses for report in reports)
         if harm := self._observe(self._guard.judge, losses):
-            self._undo(harm)
+            self._undo("diverged", harm)
+            return None
+        memory = [report.memory for report in reports]
+        is_default = self._tunable.layout.configuration == self._tunable.default
+        lack = "" if is_default else why_given_up(memory, is_trial=self._trial is not None)
+        if lack:
+            self._undo("infeasible", lack, fullest(memory)[1].to_json())
             return None
         following = self._follow_command(reports[0], command)
         self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
@@ -245,7 +255,9 @@ class Agent:
         before, self._disturbed = self._disturbed, self._turn.is_anothers
         by_rank = [report.times for report in reports]
         if any(times.seconds for times in by_rank) and not (before or self._disturbed):
-            self._reporter.put(GatheredTimes(self._trial, by_rank))
+            _, memory = fullest([report.memory for report in reports])
+            told = memory.to_json() if memory.device_bytes else None
+            self._reporter.put(GatheredTimes(self._trial, by_rank, told))
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -259,33 +271,24 @@ class Agent:
 
     def _start_vote(self, text: bytes) -> Message:
         """Message 2, on a command."""
-        trial: int | None = None
-        watch = False
-        told: dict[str, Any] = {}
-        configuration: Configuration | None = None
-        try:
-            command = json.loads(text)
-            trial, watch = command["trial"], command["watch"]
-            self._handover.keep(command.get("copy"))
-            told = command["told"]
-            asked = Configuration.from_json(command["configuration"])
-            self._tunable.communicator.check(asked)
-            configuration = asked
-        except Exception as error:
-            logger.warning("rank %d cannot carry out the service's command: %s", self._rank, error)
-        change = Reconfiguration(self._tunable, configuration, self._group, CPU)
-        return Message(self._reductions + 1, partial(self._read_vote, change, trial, watch, told))
+        command = read_command(
+            text, self._rank, self._handover.keep, self._tunable.communicator.check
+        )
+        change = Reconfiguration(self._tunable, command.configuration, self._group, CPU)
+        return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
-    def _read_vote(
-        self, change: Reconfiguration, trial: int | None, watch: bool, told: Mapping[str, Any]
-    ) -> None:
+    def _read_vote(self, change: Reconfiguration, command: Command) -> None:
+        trial, watch, told, _ = command
         self._switch(change.conclude())
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
             self._observe(self.outcome.follow, told, self.measurement.step)
         else:
-            self._tell("disagreement", trial, change.reason, None)
+            misfit = change.misfit
+            kind = "disagreement" if misfit is None else "infeasible"
+            memory = misfit and misfit.to_json(is_predicted=True)
+            self._tell(kind, trial, change.reason, memory=memory)
             if not watch:
                 self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
         if trial is None:
@@ -310,19 +313,20 @@ class Agent:
         self._observe(self.measurement.begin, self._trial)
         self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
         if self._trial is not None:
-            self._tell("switched", self._trial, "", self._tunable.recut_seconds)
+            self._tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 
     def _went_back(self, reason: str) -> None:
         """A change failed on some rank, which all were told: they are at what they had before."""
-        self._tell("disagreement", self._trial, reason, None)
+        self._tell("disagreement", self._trial, reason)
         self._trial = None
 
-    def _undo(self, harm: str) -> None:
-        """Go back to the default: what is in force harms the training, as all ranks know."""
+    def _undo(self, kind: str, why: str, memory: Mapping[str, Any] | None = None) -> None:
+        """Go back to the default: what is in force harms the training, or does not fit in its
+        memory, as all ranks know."""
         if self._rank == 0:
-            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, harm)
+            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, why)
         self._switch(way_back(self._tunable, self._group, CPU))
-        self._tell("diverged", self._trial, harm, None)
+        self._tell(kind, self._trial, why, memory=memory)
         self._trial = None
 
     def _stop(self, stops: Sequence[Stop]) -> None:
@@ -332,7 +336,7 @@ class Agent:
         state, reason = ending(stops, self._tunable.refusal)
         if stops[self._rank] is Stop.REFUSED and (self._rank == 0 or state != "off"):
             logger.warning("autotune is off: %s", self._tunable.refusal)
-        self._tell("ended", None, reason, None)
+        self._tell("ended", None, reason)
         self._observe(self.outcome.end, state, reason, self.measurement.step)
         self._end(watch=False)
 
@@ -386,7 +390,7 @@ class Agent:
         self._tunable.detach()
         self._in_flight = None
 
-    def _tell(self, kind: str, trial: int | None, message: str, seconds: float | None) -> None:
+    def _tell(self, kind: str, trial: int | None, message: str = "", **more: Any) -> None:
         if self._reporter is not None:
-            event = Event(kind, trial, self.measurement.step, message, seconds)
+            event = Event(kind, trial, self.measurement.step, message, **more)
             self._observe(self._reporter.put, event)

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from bagua_client.agent.loss_guard import Losses
 from bagua_client.measuring.clock import StepTime
 from bagua_client.reporter import RankTimes
+from bagua_client.tunable.memory import Footprint, Lack
 from bagua_client.tuning import State
 
-FORMAT = 7
+FORMAT = 8
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
-HEADER = 10
+HEADER = 14
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
 """Room for a command; all but those that list buckets are shorter."""
@@ -29,6 +30,7 @@ ROOM_AT = HEADER + 3 * LARGEST_REPORT
 
 NO_LOSSES = Losses()
 NO_TIMES = RankTimes(0, ())
+NO_MEMORY = Footprint()
 
 
 class Stop(enum.IntEnum):
@@ -50,6 +52,7 @@ class Report:
         next_report: after so many reductions more. Only rank 0's counts.
         stop: whether all must stop, for a reason that this rank logs.
         losses: those that came to be known since the last one.
+        memory: that what is in force takes.
         times: of at most LARGEST_REPORT steps.
     """
 
@@ -58,6 +61,7 @@ class Report:
     next_report: int = 0
     stop: Stop = Stop.NO
     losses: Losses = NO_LOSSES
+    memory: Footprint = NO_MEMORY
     times: RankTimes = NO_TIMES
 
     def take(self, steps: Sequence[StepTime], in_detail: bool) -> None:
@@ -117,6 +121,7 @@ class Exchange:
             report.next_report,
             report.stop,
             *report.losses,
+            *report.memory,
             first_step,
             *map(len, parts),
         )
@@ -156,9 +161,11 @@ class Exchange:
 def _report(row: array[float]) -> Report:
     command_bytes, next_report, stop = map(int, row[:3])
     losses = Losses(int(row[3]), row[4], row[5])
-    first_step, *lengths = map(int, row[6:HEADER])
+    peak, limit, device, lack = map(int, row[6:10])
+    memory = Footprint(peak, limit, device, Lack(lack)) if device else NO_MEMORY
+    first_step, *lengths = map(int, row[10:HEADER])
     values = iter(row[HEADER : HEADER + sum(lengths)])
     parts = [list(islice(values, length)) for length in lengths]
     command = row[ROOM_AT:].tobytes()[:command_bytes] if command_bytes <= ROOM_BYTES else b""
     times = RankTimes(first_step, *parts)
-    return Report(command_bytes, command, next_report, Stop(stop), losses, times)
+    return Report(command_bytes, command, next_report, Stop(stop), losses, memory, times)

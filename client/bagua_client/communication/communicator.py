@@ -177,8 +177,7 @@ class Communicator:
 
         All ranks must call it together. :meth:`prepare` can make them again.
         """
-        unneeded = self._take_unneeded(configuration)
-        unneeded = [group for group in unneeded if group is not self.group]  # See _channel_group.
+        unneeded = [each for each in self._give_up(configuration) if each is not self.group]
         if unneeded and self.device.type == "cuda":
             # Operations that the host has finished with may still run on the device.
             torch.cuda.synchronize(self.device)
@@ -186,7 +185,9 @@ class Communicator:
             self._made.pop(group, None)
             dist.destroy_process_group(group)
 
-    def _take_unneeded(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+    def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+        """Forget the groups that ``configuration`` does not need. Returns them; the user's may be
+        among them, see :meth:`_channel_group`."""
         by_node = self._reduces_by_node(configuration)
         flat_channels = 1 if by_node else configuration.channels
         node_channels = configuration.channels if by_node else 0

@@ -43,6 +43,7 @@ FLAGS = (
     Flag("autotune_level", "BAGUA_AUTOTUNE", int, "the same: 0 off, 1 on"),
     Flag("autotune_max_samples", "BAGUA_AUTOTUNE_MAX_SAMPLES", int, "most trials"),
     Flag("autotune_fresh", "BAGUA_AUTOTUNE_FRESH", None, "use nothing that earlier runs found"),
+    Flag("autotune_memory", "BAGUA_AUTOTUNE_MEMORY", float, "largest share of a GPU's memory"),
     Flag("autotune_max_minutes", "BAGUA_AUTOTUNE_MAX_MINUTES", float, "most minutes of a search"),
     Flag(
         "autotune_sampling_confidence_time",

@@ -88,7 +88,7 @@ class TunableReducer:
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._voters = communicator.group, communicator.device
-        self.recut_seconds, self.may_join = 0.0, False
+        self.recut_seconds, self.may_join, self.memory = 0.0, False, None
         self._ends = ReductionEnds(lambda: None if self._cut.is_hooked else self._reduced())
         self.is_attached, self._is_open, self._is_stale = False, False, True
         self._next: Layout | None = None

@@ -13,6 +13,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bagua_client.announcement import TrialLines, announce, announce_page, before_that
@@ -190,7 +191,7 @@ class Conversation:
             return self._send_event(message)
         if isinstance(message, Recording):
             return self._send_profile(message)
-        complete = self._steps.add(message)
+        complete, memory = self._steps.add(message), message.memory
         if message.trial is None:
             # From a trial that was left while the service was away nothing is to be learned.
             return None if self.is_tuning else self._look_for_drift(complete)
@@ -200,40 +201,49 @@ class Conversation:
             if more is None:
                 break
             complete += self._steps.add(more)
+            memory = more.memory or memory  # of all until then
         if not complete or self._is_closed(message.trial):
             return None
-        return self._send_steps(message.trial, complete)
+        return self._send_steps(message.trial, complete, memory)
 
     def _is_closed(self, trial: int) -> bool:
         """Whether the service has had its last step of this trial: it told of what comes after."""
         commanded = self._commanded
         return commanded is None or (isinstance(commanded, int) and trial < commanded)
 
-    def _send_steps(self, trial: int, steps: list[StepTimes]) -> JobState:
-        def post(steps: list[StepTimes]) -> JobState:
-            return self._connection.call(lambda service: service.observe(trial, steps))
+    def _send_steps(
+        self, trial: int, steps: list[StepTimes], memory: Mapping[str, Any] | None
+    ) -> JobState:
+        def post(steps: list[StepTimes], memory: Mapping[str, Any] | None) -> JobState:
+            return self._connection.call(lambda service: service.observe(trial, steps, memory))
 
-        return self._fields.send(steps, post)
+        return self._fields.send(steps, memory, post)
 
     def _send_event(self, event: Event) -> JobState:
         # The next steps are of another configuration, or there are none.
         if event.kind in ("drift", "ended") and (told := self._renewal.take_progress(at_once=True)):
             self._connection.renew(told)
-        if event.kind in ("disagreement", "diverged"):
+        if event.kind in ("disagreement", "diverged", "infeasible"):
             # The ranks are at the default now, whatever they were told before, or will be.
             self._forget_commands()
-        if event.kind == "diverged":
+        if event.kind in ("diverged", "infeasible"):
             self._kept = self._description["default_configuration"]
-        state = self._connection.call(
-            lambda service: service.event(
-                event.kind, event.trial, event.step, event.message, event.seconds
-            )
-        )
+        try:
+            state = self._post_event(event)
+        except ServiceRefused:
+            if event.kind != "infeasible":
+                raise
+            # An earlier service knows no such kind.
+            state = self._post_event(replace(event, kind="disagreement", memory=None))
         if event.kind == "disagreement":
             self._disagreements += 1
             if self._disagreements >= MOST_DISAGREEMENTS:
                 raise _Hopeless(f"the ranks disagreed too often ({event.message})")
         return state
+
+    def _post_event(self, event: Event) -> JobState:
+        told = event.kind, event.trial, event.step, event.message, event.seconds, event.memory
+        return self._connection.call(lambda service: service.event(*told))
 
     def _send_profile(self, recording: Recording) -> JobState | None:
         if self._profile_refusals >= MOST_REFUSALS:

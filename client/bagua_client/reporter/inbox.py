@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bagua_client.measuring.profiler import Recording
 
@@ -42,10 +42,12 @@ class GatheredTimes:
     Attributes:
         trial: the index of the one they were measured under; None: after the tuning.
         by_rank: each rank's.
+        memory: that the fullest rank took until then, as in API v2; None: it is not known.
     """
 
     trial: int | None
     by_rank: list[RankTimes]
+    memory: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Event:
     step: int
     message: str
     seconds: float | None = None
+    memory: Mapping[str, Any] | None = None
 
 
 Message = GatheredTimes | Recording | Event

@@ -15,6 +15,7 @@ UNFINISHED = ("tuning", "confirming")
 RESULT_NUMBERS = {
     **dict.fromkeys(("speedup", "low", "high", "seconds", "cost_steps", "cost_seconds"), float),
     **dict.fromkeys(("trials", "steps", "payback_steps"), int),
+    **dict.fromkeys(("default_peak_bytes", "peak_bytes", "device_bytes"), int),
 }
 
 
@@ -143,10 +144,12 @@ class ServiceClient:
         adopted = answer.get("jobs") if isinstance(answer, dict) else None
         return adopted if isinstance(adopted, int) else 0
 
-    def observe(self, trial: int, steps: Sequence[StepTimes]) -> JobState:
+    def observe(
+        self, trial: int, steps: Sequence[StepTimes], memory: Mapping[str, Any] | None = None
+    ) -> JobState:
         # Leave out what is not known: an earlier service does not accept all of it.
         known = [{k: v for k, v in step._asdict().items() if v is not None} for step in steps]
-        body = {"trial": trial, "steps": known}
+        body = {"trial": trial, "steps": known, **({} if memory is None else {"memory": memory})}
         return self._send("POST", f"{self._job_url}/observations", body)
 
     def renew(self, progress: Progress | None = None) -> JobState:
@@ -162,9 +165,18 @@ class ServiceClient:
         return self._send("POST", f"{self._job_url}/profiles", body)
 
     def event(
-        self, kind: str, trial: int | None, step: int, message: str, seconds: float | None
+        self,
+        kind: str,
+        trial: int | None,
+        step: int,
+        message: str,
+        seconds: float | None,
+        memory: Mapping[str, Any] | None = None,
     ) -> JobState:
-        body = {"kind": kind, "trial": trial, "step": step, "message": message, "seconds": seconds}
+        body: dict[str, Any] = {"kind": kind, "trial": trial, "step": step, "message": message}
+        body["seconds"] = seconds
+        if memory is not None:
+            body["memory"] = memory
         return self._send("POST", f"{self._job_url}/events", body)
 
     def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> JobState:

@@ -1,16 +1,26 @@
-"""How much more of a device's memory a configuration of a sharded model needs than the default."""
+"""How much more of a device's memory a configuration of a sharded model needs than the default, and
+whether it may be tried.
+
+What is predicted of a configuration is what it keeps and buffers; the rest is what was measured.
+It must stay within a share of the memory. And were the part of it that is beyond all that was tried
+twice as large as predicted, it would still have to fit on the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from bagua_client.configuration import Configuration
+from bagua_client.layout import Layout
+from bagua_client.sharded.device_memory import DeviceMemory
 from bagua_client.torch_private.sharded import Unit
+from bagua_client.tunable.memory import LARGEST_SHARE, Footprint, Lack
 
-LARGEST_SHARE = 0.9
-"""Of the device's memory, for the predicted peak: allocators do not fill it to the last byte."""
+COMMUNICATOR_BYTES = 64 * 2**20
+"""About what NCCL takes for a process group, beside torch's allocator."""
+BYTES_OF_16_BITS = 2
+
+Parts = Sequence[Sequence[int]]
 
 
 def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
@@ -19,71 +29,108 @@ def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
     return eligible[len(eligible) - count :] if count else []
 
 
-class Memory:
-    """The memory of one rank's device.
+def extra_bytes(units: Sequence[Unit], configuration: Configuration, parts: Parts) -> int:
+    """So much more than with all units by themselves the configuration needs at its peak.
+
+    What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit each;
+    each further scatter buffer adds the largest unit's gradients. A merged unit is there twice, as
+    it travels and as it is used. Stripes and what travels in 16 bits are copies.
+
+    Args:
+        units: of the model.
+        parts: the places of the units that communicate as one.
+    """
+    kept: int = sum(
+        unit.elements * unit.dtypes[0].itemsize
+        for unit in kept_units(units, configuration.kept_units)
+    )
+    sizes: list[list[int]] = [
+        [unit.elements * dtype.itemsize for dtype in unit.dtypes] for unit in units
+    ]
+    gathered, reduced = (
+        max(sum(sizes[place][which] for place in part) for part in parts) for which in range(2)
+    )
+    alone = sum(max(each) for each in zip(*sizes, strict=True))
+    merged = 2 * (gathered + reduced - alone)
+    stripes = gathered + reduced if configuration.channels > 1 else 0
+    ahead = max(configuration.prefetch - 1, 0) * gathered
+    narrow = 0
+    if configuration.wire_precision != "as_is":
+        widest_bytes: int = max(unit.dtypes[1].itemsize for unit in units)
+        narrow = reduced * BYTES_OF_16_BITS // widest_bytes
+    buffers = (configuration.scatter_buffers - 1) * reduced
+    return int(kept + ahead + buffers + stripes + narrow + merged)
+
+
+def _groups(configuration: Configuration) -> int:
+    """Those of ours; with several channels gradients have none of their own."""
+    return max(configuration.channels - 1, int(configuration.scatter_group == "own"))
+
+
+class UnitsMemory:
+    """The memory of one rank's device; see :class:`bagua_client.tunable.memory.Memory`.
 
     Args:
         units: of the model, in the order in which it lists them.
-        device: that it computes on.
+        device: its memory.
+        layout: the one in force, the default's.
+
+    Attributes:
+        share: see Memory.
     """
 
-    def __init__(self, units: Sequence[Unit], device: torch.device) -> None:
-        self._units = units
-        self._device = device
-        self._peak_bytes = 0
+    share = LARGEST_SHARE
 
-    def measure(self) -> None:
-        """The default is in force, and has been for a step: what it took is known."""
-        if self._device.type == "cuda":
-            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+    def __init__(self, units: Sequence[Unit], device: DeviceMemory, layout: Layout) -> None:
+        self._units, self._device = units, device
+        self._given_bytes = self._in_force_bytes = self._proven_bytes = self._extra(layout)
+        self._rest_bytes = self._retries = self._groups = 0
+        self.begin(layout)
 
-    def extra_bytes(self, configuration: Configuration, parts: Sequence[Sequence[int]]) -> int:
-        """So much more than the default the configuration needs at its peak.
+    def start_from(self, layout: Layout) -> None:
+        """This is the default's layout; see :meth:`Tunable.start_from`."""
+        self._given_bytes = self._extra(layout)
 
-        What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit
-        each; each further scatter buffer adds the largest unit's gradients. A merged unit is there
-        twice, as it travels and as it is used.
+    def begin(self, layout: Layout) -> None:
+        """A layout is about to come into force."""
+        self._in_force_bytes = self._extra(layout)
+        self._groups = max(self._groups, _groups(layout.configuration))
+        self._device.reset()
+        self._retries = self._device.taken().retries
 
-        Args:
-            parts: the places of the units that communicate as one.
-        """
-        kept = sum(
-            unit.elements * unit.dtypes[0].itemsize
-            for unit in kept_units(self._units, configuration.kept_units)
-        )
-        gathered, reduced = (
-            max(sum(self._bytes(place, which) for place in part) for part in parts)
-            for which in range(2)
-        )
-        alone = sum(
-            max(self._bytes(place, which) for place in range(len(self._units)))
-            for which in range(2)
-        )
-        merged = 2 * (gathered + reduced - alone)
-        stripes = gathered + reduced if configuration.channels > 1 else 0
-        ahead = max(configuration.prefetch - 1, 0) * gathered
-        return kept + ahead + (configuration.scatter_buffers - 1) * reduced + stripes + merged
+    def read(self) -> Footprint:
+        """What the layout in force has taken since it came into force, of which is learned."""
+        peak_bytes, retries = self._device.taken()
+        limit_bytes, device_bytes = self._limits(self._groups)
+        lack = Lack.NONE
+        # What needs no more than the default is not what fills the memory.
+        if self._in_force_bytes > self._given_bytes:
+            lack |= Lack.RETRIED if retries > self._retries else Lack.NONE
+            lack |= Lack.OVER if peak_bytes > limit_bytes else Lack.NONE
+        self._rest_bytes = max(self._rest_bytes, peak_bytes - self._in_force_bytes)
+        if not lack:
+            self._proven_bytes = max(self._proven_bytes, self._in_force_bytes)
+        return Footprint(peak_bytes, limit_bytes, device_bytes, lack)
 
-    def _bytes(self, place: int, which: int) -> int:
-        unit = self._units[place]
-        return unit.elements * unit.dtypes[which].itemsize
+    def misfit(self, layout: Layout) -> Footprint | None:
+        """See :meth:`Memory.misfit`."""
+        self.read()  # What is in force has told nothing yet where no agent asks for it.
+        extra_bytes = self._extra(layout)
+        if extra_bytes <= self._given_bytes:
+            return None
+        limit_bytes, device_bytes = self._limits(_groups(layout.configuration))
+        peak_bytes = self._rest_bytes + extra_bytes
+        unproven_bytes = max(extra_bytes - self._proven_bytes, 0)
+        if peak_bytes <= limit_bytes and peak_bytes + unproven_bytes <= device_bytes:
+            return None
+        return Footprint(peak_bytes, limit_bytes, device_bytes)
 
-    def misfit(self, configuration: Configuration, parts: Sequence[Sequence[int]]) -> str:
-        """Why the configuration does not fit on this rank's device; empty: it does."""
-        if self._device.type != "cuda" or not self._peak_bytes:
-            return ""
-        limit = LARGEST_SHARE * _available_bytes(self._device)
-        peak = self._peak_bytes + self.extra_bytes(configuration, parts)
-        if peak <= limit:
-            return ""
-        return (
-            f"it would take {peak / 2**30:.1f} GiB of this GPU's memory, of which "
-            f"{limit / 2**30:.1f} GiB may be used"
-        )
+    def _limits(self, groups: int) -> tuple[int, int]:
+        """What may be used beside so many process groups of ours, and what there is."""
+        beside = max(groups - self._groups, 0) * COMMUNICATOR_BYTES
+        reachable_bytes = max(self._device.reachable_bytes() - beside, 1)
+        device_bytes = min(self._device.allowed_bytes(), reachable_bytes)
+        return int(self.share * device_bytes), device_bytes
 
-
-def _available_bytes(device: torch.device) -> float:
-    total = torch.cuda.get_device_properties(device).total_memory
-    # A training may have limited itself (since torch 2.8 that can be read).
-    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    return float(total * (read(device) if read is not None else 1.0))
+    def _extra(self, layout: Layout) -> int:
+        return extra_bytes(self._units, layout.configuration, layout.partition)

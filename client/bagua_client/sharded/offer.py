@@ -13,7 +13,6 @@ from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
 from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
-from bagua_client.sharded.memory import Memory
 from bagua_client.torch_private import sharded as torchs
 from bagua_client.torch_private.sharded import Unit
 
@@ -36,14 +35,12 @@ class Offer:
         default: the configuration that the model would have without tuning.
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
-        memory: of this rank's device.
         unmergeable: why no units can be merged; empty: some can.
     """
 
     default: Configuration
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
-    memory: Memory
     unmergeable: str
     has_explicit_buckets = False
     kind = "sharded"
@@ -106,7 +103,7 @@ class Offer:
         """Check that the model can have the layout and its configuration.
 
         Raises:
-            ValueError: it cannot, or not in this device's memory.
+            ValueError: it cannot.
         """
         configuration = layout.configuration
         configuration.check_model(self.kind)
@@ -126,10 +123,6 @@ class Offer:
             raise ValueError(self._carrying_obstacle)
         if configuration.changes_numbers and not self._is_replaceable:
             raise ValueError(self._carrying_obstacle)
-        # The way back is always open.
-        misfit = self.memory.misfit(configuration, layout.partition)
-        if misfit and configuration != self.default:
-            raise ValueError(misfit)
 
     def _first(self, name: str, tried: Sequence[Value]) -> list[Value]:
         default = getattr(self.default, name)

@@ -63,7 +63,7 @@ class ShardCommunicator(Communicator):
             return 2
         return configuration.channels
 
-    def _take_unneeded(self, configuration: Configuration) -> list[dist.ProcessGroup]:
+    def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
         needed = self._needed(configuration)
         unneeded = [group for groups in self._flat_groups[needed:] for group in groups]
         del self._flat_groups[needed:]

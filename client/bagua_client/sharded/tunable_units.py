@@ -23,7 +23,8 @@ from bagua_client.announcement import announce
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
-from bagua_client.sharded.memory import Memory
+from bagua_client.sharded.device_memory import memory_of
+from bagua_client.sharded.memory import UnitsMemory
 from bagua_client.sharded.observation import Observation
 from bagua_client.sharded.offer import NOT_SEEN, Offer, refusal_of
 from bagua_client.sharded.passes import Passes
@@ -68,8 +69,11 @@ class TunableUnits:
         self.order = tuple(reversed(range(len(units))))
         self.default = default_of(units)
         self.algorithm: Algorithm = find(ALGORITHM)
-        self._memory = Memory(units, units[0].device)
         self.layout = plan(self.tensors, self.order, self.default)
+        device_memory = memory_of(units[0].device)
+        self.memory: UnitsMemory | None = None
+        if device_memory is not None:
+            self.memory = UnitsMemory(units, device_memory, self.layout)
         self.after_reduction: Callable[[], None] | None = None
         self.on_return: Callable[[str], None] | None = None
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -100,7 +104,7 @@ class TunableUnits:
     @property
     def offer(self) -> Offer:
         """What may be changed, and why the rest may not."""
-        return Offer(self.default, self.units, self.tensors, self._memory, self._unmergeable)
+        return Offer(self.default, self.units, self.tensors, self._unmergeable)
 
     @property
     def order_is_agreed(self) -> bool:
@@ -128,6 +132,8 @@ class TunableUnits:
         layout = self.plan(default)
         self.prepare(layout)
         self.default = default
+        if self.memory is not None:
+            self.memory.start_from(layout)
         self._next = layout
 
     # Vote
@@ -169,6 +175,7 @@ class TunableUnits:
         began = time.perf_counter()
         layout, self._next = self._next, None
         is_open = self._passes.are_open
+        self._measure_memory(layout)
         ranks, error = attempt(lambda: self._settings.put(layout, is_open), *self._voters)
         if ranks:
             self._go_back(ranks, error)
@@ -186,11 +193,17 @@ class TunableUnits:
         if error:
             logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
         self.observers.call(self._settings.put, self.layout)
+        self._measure_memory(self.layout)
         reason = f"setting the units failed on rank {ranks}"
         if self.communicator.rank == 0:
             logger.error("%s: all ranks went back to %s", reason, self.layout.configuration)
         if self.on_return is not None:
             self.observers.call(self.on_return, reason)
+
+    def _measure_memory(self, layout: Layout) -> None:
+        """Measure what a layout takes, from now on."""
+        if self.memory is not None:
+            self.observers.call(self.memory.begin, layout)
 
     def _follow(self) -> None:
         """Let our objects communicate only where they are needed."""
@@ -243,7 +256,8 @@ class TunableUnits:
         self._reductions += 1
         self.observers.call(self.observation.backward_ends)
         if self._reductions == STEPS_SEEN:
-            self.observers.call(self._memory.measure)
+            if self.memory is not None:
+                self.observers.call(self.memory.read)
             self._follow()
         if self.after_reduction is not None:
             self.after_reduction()

@@ -11,12 +11,15 @@ from bagua_client.communication.agreement import Vote, attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 from bagua_client.torch_private import groups as torch_groups
+from bagua_client.tunable.memory import Footprint, fullest, why_not_tried
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
 
 CANNOT = 0
 """The vote of a rank that cannot carry the configuration out."""
+TOO_LARGE = 1
+"""The vote of a rank in whose memory it would not fit."""
 
 
 class Reconfiguration:
@@ -40,7 +43,11 @@ class Reconfiguration:
         self._configuration = configuration
         self._layout = None if configuration is None else _planned(tunable, configuration)
         self._voters = group, device
-        self._vote = Vote(CANNOT if self._layout is None else self._layout.digest, group, device)
+        self._misfit = self._misfit_here()
+        vote = CANNOT if self._layout is None else self._layout.digest
+        self._vote = Vote(TOO_LARGE if self._misfit is not None else vote, group, device)
+        self.misfit: Footprint | None = None
+        """What it would take on the fullest of the ranks where it does not fit; None: it fits."""
         self.dissenters: list[int] = []
         self.agreed = False
         self.reason = ""
@@ -60,6 +67,12 @@ class Reconfiguration:
             RuntimeError: these ranks cannot have such groups; raised on all ranks.
         """
         self.dissenters = self._vote.dissenters()
+        if self._is_too_large():
+            self.dissenters = []
+            self.reason = self._compare_misfits()
+            if self._tunable.communicator.rank == 0:
+                logger.info("autotune does not try %s: %s", self._configuration, self.reason)
+            return way_back(self._tunable, *self._voters)
         if self._layout is not None and not self.dissenters:
             self.reason = prepared(self._tunable, self._layout, *self._voters)
             self.agreed = not self.reason
@@ -72,6 +85,27 @@ class Reconfiguration:
                 "%s: all ranks return to the default (%s)", self.reason, self._tunable.default
             )
         return way_back(self._tunable, *self._voters)
+
+    def _misfit_here(self) -> Footprint | None:
+        """What it would take of this rank's memory, if that is too much. The way back is always
+        open."""
+        memory, layout = self._tunable.memory, self._layout
+        if memory is None or layout is None or layout.configuration == self._tunable.default:
+            return None
+        return self._tunable.observers.call(memory.misfit, layout)
+
+    def _is_too_large(self) -> bool:
+        """Whether all ranks could run it but for their memory, which does not suffice on some."""
+        votes = set(self._vote.values())
+        return TOO_LARGE in votes and CANNOT not in votes and len(votes) <= 2
+
+    def _compare_misfits(self) -> str:
+        """Say in words why it does not fit. All ranks call this together."""
+        own = self._misfit or Footprint()
+        votes = [Vote(size, *self._voters) for size in own[:3]]
+        by_rank = [Footprint(*found) for found in zip(*(v.values() for v in votes), strict=True)]
+        _, self.misfit = fullest(by_rank)
+        return why_not_tried(by_rank)
 
     def _disagreement(self) -> str:
         if not self.dissenters:

@@ -14,6 +14,7 @@ from bagua_client.communication.communicator import Communicator
 from bagua_client.configuration import Configuration
 from bagua_client.knob_kinds import Value
 from bagua_client.layout import Layout, TensorSpec
+from bagua_client.tunable.memory import Memory
 from bagua_client.tunable.observers import Observers
 from bagua_client.tunable.timeline import Timeline
 
@@ -84,6 +85,8 @@ class Tunable(Protocol):
             to the layout before it.
         waiting: returns a context that is entered around a step's other communication.
         observation: what is seen of the steps on this rank.
+        memory: of this rank's device, as far as configurations differ in it; None: they do not, or
+            nothing is known of it.
         observers: by way of which all that only observes is called.
     """
 
@@ -95,6 +98,8 @@ class Tunable(Protocol):
 
     @property
     def observation(self) -> Observation: ...
+    @property
+    def memory(self) -> Memory | None: ...
     @property
     def algorithm(self) -> Algorithm: ...
     @property

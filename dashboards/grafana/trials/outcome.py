@@ -42,6 +42,7 @@ REASONS = {
     "too_few_steps": "too few steps",
     "disagreement": "ranks disagreed",
     "diverged": "the training suffered",
+    "infeasible": "not enough memory",
     "other": "another reason",
 }
 

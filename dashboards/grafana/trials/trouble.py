@@ -103,11 +103,14 @@ def firing(name: str) -> str:
 def _trials_by_state() -> Any:
     panel = lines(
         "Trials so far",
-        "Trials of all rounds, by state. The search learns from measured ones only.",
+        "Trials of all rounds, by state. Infeasible: there is not enough memory on some rank.",
         "none",
-        over_time(of_job("trials", "state", where='state=~"measured|failed"'), "{{state}}"),
+        over_time(
+            of_job("trials", "state", where='state=~"measured|failed|infeasible"'), "{{state}}"
+        ),
     )
     panel.min(0).decimals(0)
     panel.override_by_name("measured", properties(color=fixed(NOW)))
     panel.override_by_name("failed", properties(color=fixed(BAD)))
+    panel.override_by_name("infeasible", properties(color=fixed(WARNING)))
     return panel

@@ -20,14 +20,20 @@ def settle(client: FlaskClient, state: dict[str, Any], job: str = JOB) -> dict[s
     return state
 
 
-def drive(client: FlaskClient, ranks: Ranks, steps: int = 5, job: str = JOB) -> dict[str, Any]:
-    """Run what the service says until it says no more; the last state."""
+def drive(
+    client: FlaskClient, ranks: Ranks, steps: int = 5, job: str = JOB, **more: Any
+) -> dict[str, Any]:
+    """Run what the service says until it says no more; the last state.
+
+    Args:
+        more: what is told besides the steps.
+    """
     state = settle(client, client.get(job).get_json(), job)
     while state["trial"]:
         found = [
             {"step": step, "seconds": seconds}
             for step, seconds in ranks.run(state["configuration"], steps)
         ]
-        body = {"trial": state["trial"]["index"], "steps": found}
+        body = {"trial": state["trial"]["index"], "steps": found, **more}
         state = settle(client, client.post(f"{job}/observations", json=body).get_json(), job)
     return state

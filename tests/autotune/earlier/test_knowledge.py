@@ -17,7 +17,8 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.store import Store, retention
-from bagua_autotune.tuning.tuner import Tuner, WrongStep
+from bagua_autotune.tuning.reported import WrongStep
+from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
 from tests.autotune.support import MIB, make_spec, registration
 from tests.autotune.tuning.jobs import simulator, slower_than_best, tuned

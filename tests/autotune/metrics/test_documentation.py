@@ -15,6 +15,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "monitoring.md"
 ROW = re.compile(r"^\| `(bagua_autotune_\w+)(?:\{([\w,]+)\})?` \|", re.MULTILINE)
 # The kind of a sample, not of what it is of.
 BUCKET = "le"
+MEMORY = {"peak_bytes": 5, "limit_bytes": 9, "device_bytes": 10}
 
 
 def documented() -> dict[str, set[str]]:
@@ -39,8 +40,8 @@ def test_the_table_is_that_of_the_metrics(client: FlaskClient) -> None:
     client.put(JOB, json=registration())
     computing = [0.1, 0.1, 0.1, 0.15]  # the last rank is slow
     steps = [{"step": n, "seconds": [0.2] * 4, "compute_seconds": computing} for n in range(1, 9)]
-    client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps})
+    client.post(f"{JOB}/observations", json={"trial": 0, "steps": steps, "memory": MEMORY})
     running = told(client)
-    drive(client, Ranks(noise=0.001), steps=10)
+    drive(client, Ranks(noise=0.001), steps=10, memory=MEMORY)
     finished = told(client)
     assert {name: running[name] | finished[name] for name in finished} == documented()

@@ -48,7 +48,7 @@ def old_url(empty_url: str) -> str:
 
 @pytest.fixture
 def recent_url(empty_url: str) -> str:
-    return make_old(empty_url, 6)
+    return make_old(empty_url, 7)
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_what_the_last_release_stored_is_all_there(recent_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6, 7])
 def test_its_jobs_can_be_looked_at(tmp_path: Path, version: int) -> None:
     store = Store(make_old(f"sqlite:///{tmp_path / 'old.db'}", version))
     overviews = Overviews(store)
@@ -160,7 +160,7 @@ def test_its_jobs_go_on(old_url: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6, 7])
 def test_it_ends_with_the_schema_of_a_new_database(
     empty_url: str, version: int, tmp_path: Path
 ) -> None:
@@ -197,6 +197,8 @@ def test_it_ends_with_the_schema_of_a_new_database(
         (5, "CREATE TABLE lives (somebody_elses BIGINT)", "DROP TABLE lives", "lives"),
         (6, "ALTER TABLE observations ADD COLUMN complexity TEXT",
          "ALTER TABLE observations DROP COLUMN complexity", "complexity"),
+        (7, "ALTER TABLE trials ADD COLUMN memory TEXT",
+         "ALTER TABLE trials DROP COLUMN memory", "memory"),
     ],
 )  # fmt: skip
 def test_what_fails_leaves_it_as_it_was(
@@ -212,7 +214,7 @@ def test_what_fails_leaves_it_as_it_was(
     Store(url).close()
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6, 7])
 def test_who_only_reads_does_not_bring_it_up(empty_url: str, version: int) -> None:
     url = make_old(empty_url, version)
     before = schema(url), contents(url)
@@ -232,7 +234,9 @@ def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
     assert schema(empty_url) == {}
 
 
-@pytest.mark.parametrize(("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3), (5, 3), (6, 3)])
+@pytest.mark.parametrize(
+    ("version", "jobs"), [(None, 0), (2, 2), (3, 3), (4, 3), (5, 3), (6, 3), (7, 3)]
+)
 def test_replicas_that_start_at_once_find_one_database(
     empty_url: str, version: int | None, jobs: int
 ) -> None:

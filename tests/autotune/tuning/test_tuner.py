@@ -17,8 +17,9 @@ from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
 from bagua_autotune.store import Store, UnknownTrial
 from bagua_autotune.tuning.listener import TunerListener
+from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.status import JobState
-from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner, WrongStep
+from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import every_trial
 from tests.autotune.support import MIB, Ranks, make_spec, peaked
 

@@ -53,7 +53,8 @@ class _Script:
                 self._deciding = self._deciding_answers
         elif self._deciding:
             self._deciding -= 1
-        if kind == "diverged" and body["trial"] == self._trial:
+        gives_up = kind in ("diverged", "infeasible", "disagreement")
+        if gives_up and body["trial"] == self._trial:
             self._trial, self._measured = self._trial + 1, set()
         self._is_over |= kind == "ended"
         if kind == "drift" and self._rounds:
@@ -88,7 +89,7 @@ class ScriptedService:
 
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
-            One that harms the training gives way to the next.
+            One that harms the training, or does not fit, gives way to the next.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.

@@ -18,6 +18,7 @@ SETS = {
     "default_bucket_size": ("10485760", "BAGUA_DEFAULT_BUCKET_SIZE", "10485760"),
     "autotune_level": ("1", "BAGUA_AUTOTUNE", "1"),
     "autotune_max_samples": ("60", "BAGUA_AUTOTUNE_MAX_SAMPLES", "60"),
+    "autotune_memory": ("0.8", "BAGUA_AUTOTUNE_MEMORY", "0.8"),
     "autotune_max_minutes": ("5", "BAGUA_AUTOTUNE_MAX_MINUTES", "5.0"),
     "autotune_fresh": (None, "BAGUA_AUTOTUNE_FRESH", "1"),
     "autotune_sampling_confidence_time": (

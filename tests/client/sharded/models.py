@@ -97,12 +97,12 @@ def sharded(kind: Kind) -> nn.Module:
 
 
 def train(
-    model: Any, kind: Kind, changes: Changes, steps: int, optimizer: Any = None
+    model: Any, kind: Kind, changes: Changes, steps: int, optimizer: Any = None, first: int = 0
 ) -> tuple[list[float], Any]:
-    """The losses, and the optimizer."""
+    """The losses of the steps from ``first`` to before ``steps``, and the optimizer."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for step in range(steps):
+    for step in range(first, steps):
         if changes and step == 1:
             tunable_of(model)  # It looks at the steps from here on.
         if step in changes:

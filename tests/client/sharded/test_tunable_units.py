@@ -140,39 +140,6 @@ def test_before_its_first_step_nothing_can_be_set(two_ranks: RankPool) -> None:
         assert said.endswith("the model has not made a forward pass for training yet")
 
 
-def _peak_limits() -> list[str]:
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    memory = tunable_of(model)._memory
-    memory._device, memory._peak_bytes = torch.device("cuda"), 1 << 30
-    available, alone = (1 << 30) / 0.9 + 1200, [(place,) for place in range(5)]
-    with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=available):
-        values = model._tunable.offer.values(model._tunable.communicator)
-        return [
-            count
-            for count in values["kept_units"]
-            if not memory.misfit(replace(model.configuration, kept_units=count), alone)
-        ]
-
-
-def _full() -> bool:
-    model: Any = bagua_client.tune(sharded(Kind()))
-    train(model, Kind(), {}, 1)
-    tunable = tunable_of(model)
-    tunable._memory._device, tunable._memory._peak_bytes = torch.device("cuda"), 1 << 40
-    with mock.patch("bagua_client.sharded.memory._available_bytes", return_value=1 << 30):
-        return tunable.plan(tunable.default).configuration == tunable.default
-
-
-def test_the_way_back_is_open_where_the_default_fills_the_memory(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_full) == [True] * 2
-
-
-def test_what_would_not_fit_is_not_tried(two_ranks: RankPool) -> None:
-    # A block has 90 numbers of 4 bytes: three of them fit into what is left.
-    assert two_ranks.run(_peak_limits) == [[0, 1, 2]] * 2
-
-
 def _with_an_open_pass() -> list[Any]:
     """The gradients of a pass whose backward pass comes after a change; how that went."""
     found = []

@@ -4,7 +4,7 @@ import { byId, element } from "../dom.js";
 import { duration, grouped } from "../format.js";
 
 const WORDS = {
-  switched: "switched", disagreement: "ranks disagreed", diverged: "training diverged",
+  switched: "switched", disagreement: "ranks disagreed", diverged: "training diverged", infeasible: "does not fit",
   ended: "training ended", note: "note", drift: "step time changed",
 };
 

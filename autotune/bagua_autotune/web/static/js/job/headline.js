@@ -1,7 +1,7 @@
 // The first things to know: state, speed-up and how sure it is, what the search cost.
 
 import { byId, element, setText } from "../dom.js";
-import { count, duration, fixed, grouped, seconds, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
+import { bytes, count, duration, fixed, grouped, percent, seconds, times, timesInterval, timeUnit, UNKNOWN } from "../format.js";
 import { badge, isOver, isSettled, stateWords } from "../state.js";
 
 export function showHeadline({ job }) {
@@ -9,7 +9,7 @@ export function showHeadline({ job }) {
   setText(byId("name"), job.name);
   if (byId("badge").textContent !== stateWords(job)) byId("badge").replaceChildren(badge(job));
   setText(byId("headline"), job.headline);
-  const figures = [speedup(job), stepTime(job), cost(job), payback(job), tried(job)].filter(Boolean);
+  const figures = [speedup(job), stepTime(job), cost(job), payback(job), tried(job), memory(job)].filter(Boolean);
   const words = JSON.stringify(figures);
   if (byId("figures").dataset.shown === words) return;
   byId("figures").dataset.shown = words;
@@ -73,4 +73,12 @@ function tried(job) {
   const { search_steps: steps, search_seconds: spent } = job.figures;
   const note = steps ? `${count(steps, "step")}, ${duration(spent)}` : duration(spent);
   return { name: "Tried", value: count(job.progress.trials_measured, "trial"), note };
+}
+
+function memory({ figures: { default_peak_bytes: before, peak_bytes: best, device_bytes: device } }) {
+  if (device === null) return null;
+  const areTwo = before !== null && best !== null && before !== best;
+  const value = areTwo ? `${bytes(before)} → ${bytes(best)}` : bytes(best ?? before);
+  const share = `${percent((best ?? before) / device)} of the ${bytes(device)} of the fullest rank`;
+  return { name: "Memory", value, note: `${areTwo ? "default → best; " : ""}${share}` };
 }

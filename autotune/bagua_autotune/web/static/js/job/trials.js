@@ -1,7 +1,7 @@
 // All trials, as numbers.
 
 import { byId, element } from "../dom.js";
-import { duration, grouped, seconds, secondsInterval, times } from "../format.js";
+import { bytes, duration, grouped, seconds, secondsInterval, times } from "../format.js";
 import { SortedTable } from "../table.js";
 import { atLength } from "./at_length.js";
 
@@ -12,6 +12,7 @@ const COLUMNS = [
   { key: "speedup", title: "Speed-up", kind: "number speedup", first: "descending", text: ({ speedup }) => times(speedup), value: ({ speedup }) => speedup },
   { key: "steps", title: "Steps", kind: "number spare", first: "descending", text: ({ steps }) => grouped(steps), value: ({ steps }) => steps },
   { key: "outliers", title: "Outliers", kind: "number spare", first: "descending", text: ({ outliers }) => grouped(outliers), value: ({ outliers }) => outliers },
+  { key: "memory", title: "Memory", kind: "number spare", first: "descending", text: ({ peak_bytes: peak }) => bytes(peak), value: ({ peak_bytes: peak }) => peak },
   { key: "took", title: "Took", kind: "number spare", first: "descending", text: (trial) => duration(tookSeconds(trial)), value: tookSeconds },
   { key: "state", title: "State", kind: "spare", text: ({ state }) => state },
 ];
@@ -25,16 +26,19 @@ export function trialsTable() {
   const round = { key: "round", title: "Round", kind: "number spare", text: (trial) => String(trial.round + 1), value: (trial) => trial.round };
   let table = null;
   let hasRounds = null;
+  let hasMemory = null;
   return ({ job, trials }) => {
-    if (table === null || hasRounds !== job.round > 0) {
+    const isTold = trials.some(({ peak_bytes: peak }) => peak !== null);
+    if (table === null || hasRounds !== job.round > 0 || hasMemory !== isTold) {
       hasRounds = job.round > 0;
+      hasMemory = isTold;
       table = new SortedTable(byId("trials"), {
         caption: "Trials of this job",
         identity: ({ index }) => index,
         rowClass: (trial) => (trial.is_best ? "best" : ""),
         parameter: "trials",
         sort: { key: "index", direction: "ascending" },
-        columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => key !== "seconds" || job.protocol !== "v1")],
+        columns: [COLUMNS[0], ...(hasRounds ? [round] : []), ...COLUMNS.slice(1).filter(({ key }) => (key !== "seconds" || job.protocol !== "v1") && (key !== "memory" || hasMemory))],
       });
     }
     table.update(trials.map((trial) => ({ ...trial, isDefault: trial.words === trials[0].words })));
@@ -60,7 +64,7 @@ function wordsCell(trial) {
     element("span", { class: "configuration" }, trial.words),
     ...tags(trial).map((tag) => element("span", { class: `tag ${tag}` }, tag)),
     trial.state === "measured" ? null : element("span", { class: `tag state ${trial.state}` }, trial.state),
-    trial.failure ? element("div", { class: "bad-text" }, atLength(trial.failure)) : null,
+    trial.failure ? element("div", { class: trial.state === "infeasible" ? "muted" : "bad-text" }, atLength(trial.failure)) : null,
   );
 }
 

@@ -28,7 +28,7 @@ export const measureOf = (job) => (job.protocol === "v1" ? SPEEDUP : STEP_TIME);
 /** Trials that are over: of the best one's round, which is not the latest if that was broken off. */
 export function closed(overview) {
   const round = overview.trials.find((trial) => trial.is_best)?.round ?? overview.job.round;
-  return overview.trials.filter(({ round: its, state }) => its === round && (state === "measured" || state === "failed"));
+  return overview.trials.filter(({ round: its, state }) => its === round && ["measured", "failed", "infeasible"].includes(state));
 }
 
 /** Those of them with a value. */

@@ -1,0 +1,56 @@
+"""A device's memory on paper, for a sharded model that is trained on a CPU."""
+
+from __future__ import annotations
+
+from bagua_client.layout import Layout
+from bagua_client.sharded.device_memory import Taken
+from bagua_client.sharded.memory import UnitsMemory, extra_bytes
+from bagua_client.sharded.tunable_units import TunableUnits
+
+OTHERS_BYTES = 2**40
+"""Beside what torch may take: what process groups need is no matter here."""
+
+
+class ScriptedMemory:
+    """What a configuration takes of it is what is predicted, or a multiple.
+
+    Args:
+        tunable: of the model, whose memory this becomes.
+        rest_bytes: that the default takes.
+        allowed_bytes: that there are.
+        factor: how much more than predicted a configuration takes beyond the default.
+
+    Attributes:
+        most_bytes: the most that was ever taken; above ``allowed_bytes`` a GPU would have ended the
+            training.
+        retries: as of torch's allocator; a test may raise it.
+    """
+
+    def __init__(
+        self, tunable: TunableUnits, rest_bytes: int, allowed_bytes: int, factor: float = 1.0
+    ) -> None:
+        self.rest_bytes, self.most_bytes, self.retries = rest_bytes, 0, 0
+        self._tunable, self._allowed_bytes, self._factor = tunable, allowed_bytes, factor
+        share = tunable.memory.share if tunable.memory is not None else UnitsMemory.share
+        tunable.memory = UnitsMemory(tunable.units, self, tunable.layout)
+        tunable.memory.share = share
+        tunable.memory.read()
+
+    def peak_of(self, layout: Layout) -> int:
+        """What a layout takes."""
+        extra = extra_bytes(self._tunable.units, layout.configuration, layout.partition)
+        return self.rest_bytes + int(self._factor * extra)
+
+    def reset(self) -> None:
+        pass
+
+    def taken(self) -> Taken:
+        peak_bytes = self.peak_of(self._tunable.layout)
+        self.most_bytes = max(self.most_bytes, peak_bytes)
+        return Taken(peak_bytes, self.retries)
+
+    def allowed_bytes(self) -> int:
+        return self._allowed_bytes
+
+    def reachable_bytes(self) -> int:
+        return self._allowed_bytes + OTHERS_BYTES

@@ -1,0 +1,200 @@
+"""What would not fit in a rank's memory is not tried, on any rank; what turns out not to fit is
+left."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua_client
+from bagua_client.configuration import Configuration
+from bagua_client.integrations.sharded_model import tunable_of
+from bagua_client.layout import Layout, TensorSpec, plan
+from bagua_client.sharded.device_memory import Taken, memory_of
+from bagua_client.sharded.memory import UnitsMemory, extra_bytes
+from bagua_client.tunable.memory import Footprint, Lack, why_given_up, why_not_tried
+from benchmarks.support.scripted_memory import ScriptedMemory
+from tests.client.sharded.models import Kind, sharded, train
+from tests.ranks import RankPool
+
+GIB = 2**30
+# Four units of a GiB of parameters in bfloat16, whose gradients are reduced in float32.
+UNITS: Any = [
+    SimpleNamespace(
+        elements=GIB // 2,
+        dtypes=(torch.bfloat16, torch.float32),
+        given=SimpleNamespace(mesh_kept=object()),
+    )
+    for _ in range(4)
+]
+SPECS = [TensorSpec(str(at), (GIB // 2,), 4, "torch.float32", "cuda#0", "") for at in range(4)]
+DEFAULT = Configuration(2 * GIB)
+
+
+@dataclass
+class Device:
+    taken_bytes: int = 10 * GIB
+    allowed: int = 20 * GIB
+    reachable: int = 20 * GIB
+    retries: int = 0
+    resets: int = field(default=0, init=False)
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def taken(self) -> Taken:
+        return Taken(self.taken_bytes, self.retries)
+
+    def allowed_bytes(self) -> int:
+        return self.allowed
+
+    def reachable_bytes(self) -> int:
+        return self.reachable
+
+
+def layout(**changes: Any) -> Layout:
+    return plan(SPECS, range(4), replace(DEFAULT, **changes))
+
+
+def memory_on(device: Device) -> UnitsMemory:
+    memory = UnitsMemory(UNITS, device, layout())
+    memory.read()
+    return memory
+
+
+def extra(**changes: Any) -> float:
+    found = layout(**changes)
+    return extra_bytes(UNITS, found.configuration, found.partition) / GIB
+
+
+def test_what_configurations_need_more_than_the_default() -> None:
+    assert extra() == 0
+    assert extra(kept_units=3) == 3
+    assert (extra(prefetch=1), extra(prefetch=3)) == (0, 2)
+    assert extra(scatter_buffers=2) == 2
+    assert extra(channels=4) == 3
+    assert extra(bucket_bytes=4 * GIB) == 2 * 3  # of 2 units each: one more of each kind, twice
+    assert extra(wire_precision="bf16") == 1
+
+
+def test_what_is_predicted_beyond_the_share_is_not_tried() -> None:
+    memory = memory_on(Device(allowed=15 * GIB))
+    assert memory.misfit(layout(kept_units=2)) is None
+    over = memory.misfit(layout(kept_units=4))
+    assert over == Footprint(14 * GIB, int(13.5 * GIB), 15 * GIB)
+    assert why_not_tried([Footprint(), over]) == (
+        "rank 1 would need 14 GiB of its device's memory, and may use 13.5 GiB"
+    )
+    memory.share = 0.95
+    assert memory.misfit(layout(kept_units=4)) is not None
+    memory.share = 1.0
+    # It fits, but not if it took twice as much as predicted.
+    unproven = memory.misfit(layout(kept_units=3))
+    assert unproven == Footprint(13 * GIB, 15 * GIB, 15 * GIB)
+    assert why_not_tried([unproven]).endswith("too far from all that was measured to be tried yet")
+
+
+def test_it_goes_on_from_what_was_measured() -> None:
+    device = Device(allowed=14 * GIB)
+    memory = memory_on(device)
+    memory.share = 1.0
+    assert memory.misfit(layout(kept_units=3)) is not None
+    memory.begin(layout(kept_units=2))
+    device.taken_bytes = 12 * GIB
+    assert memory.read() == Footprint(12 * GIB, 14 * GIB, 14 * GIB)
+    assert memory.misfit(layout(kept_units=3)) is None
+    # It takes more than predicted: so will the others.
+    device.taken_bytes = 12 * GIB + GIB // 2
+    memory.read()
+    assert memory.misfit(layout(kept_units=3)) == Footprint(13 * GIB + GIB // 2, *[14 * GIB] * 2)
+    device.taken_bytes = 13 * GIB + 1
+    memory.read()
+    found = memory.misfit(layout(kept_units=3))
+    assert found is not None
+    assert found.peak_bytes > found.limit_bytes
+
+
+def test_what_others_use_of_the_device_cannot_be_had() -> None:
+    assert memory_on(Device(reachable=12 * GIB)).misfit(layout(kept_units=1)) == Footprint(
+        11 * GIB, int(0.9 * 12 * GIB), 12 * GIB
+    )
+
+
+def test_process_groups_take_memory_once() -> None:
+    memory = memory_on(Device(reachable=15 * GIB))
+    found = memory.misfit(layout(channels=8, kept_units=1))
+    assert found is not None
+    assert found.device_bytes == 15 * GIB - 7 * 64 * 2**20
+    memory.begin(layout(channels=8))
+    found = memory.misfit(layout(channels=8, kept_units=1))
+    assert found is not None
+    assert found.device_bytes == 15 * GIB
+
+
+def test_what_turns_out_not_to_fit() -> None:
+    device = Device(allowed=14 * GIB)
+    memory = memory_on(device)
+    device.taken_bytes, device.retries = 14 * GIB, 1
+    assert memory.read().lack is Lack.NONE  # It is the default.
+    memory.begin(layout(kept_units=1))
+    assert device.resets == 2
+    over = memory.read()
+    assert over.lack is Lack.OVER
+    device.taken_bytes, device.retries = 10 * GIB, 2
+    retried = memory.read()
+    assert retried.lack is Lack.RETRIED
+    assert why_given_up([Footprint(), over], is_trial=True) == (
+        "rank 1 took 14 GiB of its device's memory, and may use 12.6 GiB"
+    )
+    assert why_given_up([retried], is_trial=True) == (
+        "rank 0 ran out of memory until it freed what it kept for later, at 10 GiB of 14 GiB"
+    )
+    assert why_given_up([over], is_trial=False) == why_given_up([retried], is_trial=False) == ""
+    both = over._replace(lack=Lack.OVER | Lack.RETRIED)
+    assert why_given_up([both], is_trial=False)
+    assert why_given_up([Footprint()], is_trial=True) == ""
+
+
+def test_of_a_cpu_nothing_is_known() -> None:
+    assert memory_of(torch.device("cpu")) is None
+
+
+def _reconfigured(rank: int) -> tuple[list[bool], list[int], str, list[str]]:
+    """Keep more and more on ranks of which one has little memory."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bagua_client")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    kind = Kind()
+    model = bagua_client.tune(sharded(kind))
+    train(model, kind, {}, 3)
+    tunable = tunable_of(model)  # type: ignore[arg-type]
+    room = 800 if dist.get_rank() == rank else 10**6  # A block has 90 numbers of 4 bytes.
+    ScriptedMemory(tunable, 10**4, int((10**4 + room) / 0.9))
+    agreed, kept = [], []
+    for count in (1, 2, 3, 4, 0):
+        agreed.append(
+            bool(model.reconfigure(replace(tunable.default, kept_units=count)))  # type: ignore[operator]
+        )
+        train(model, kind, {}, 1)
+        kept.append(tunable.layout.configuration.kept_units)
+    logger.removeHandler(handler)
+    return agreed, kept, str(tunable.default.kept_units), lines
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_tries_what_does_not_fit_on_one(two_ranks: RankPool, rank: int) -> None:
+    for own, (agreed, kept, default, lines) in enumerate(two_ranks.run(_reconfigured, rank)):
+        assert agreed == [True, True, False, False, True]
+        assert (kept, default) == ([1, 2, 0, 0, 0], "0")
+        told = [line for line in lines if "does not try" in line]
+        assert len(told) == (2 if own == 0 else 0)
+        assert all(f"rank {rank} would need" in line for line in told)
