@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from types import ModuleType
 
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.upstream.cuda_as_cpu import cuda_as_cpu
@@ -24,6 +25,8 @@ def run_test(name: str, mode: str) -> Done:
     counts, skipped = Counter[str](), None
     with ExitStack() as stack:
         stack.enter_context(undone())
+        # What DTensor remembers of the groups of an earlier test, whose names are others' now.
+        stack.callback(_clear_sharding_prop_cache)
         if mode != STOCK:
             stack.enter_context(_changes().being_made(name, counts))
         devices = dist.get_world_size()

@@ -20,5 +20,5 @@ SUBJECT = Subject(
     prepare=prepare,
     run=run_test,
     changed="changed",
-    test_seconds=200.0,
+    test_seconds=300.0,
 )
