@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bagua_client.algorithms import Algorithm, find
-from bagua_client.announcement import announce
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
@@ -316,7 +315,7 @@ class TunableUnits:
             in_order = [p for p in self._held.traffic.gathered if self.units[p].name] == inner
             self._unmergeable = "" if in_order else OUT_OF_ORDER
             if not in_order and self._is_attached and self.communicator.rank == 0:
-                announce(logger, "autotune merges no units: %s", OUT_OF_ORDER)
+                logger.info("autotune merges no units: %s", OUT_OF_ORDER)
         if not torch.is_grad_enabled():
             self._held.settings.reshard()
 

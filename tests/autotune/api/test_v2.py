@@ -158,7 +158,7 @@ def test_profiles_are_kept_once_and_few_of_a_trial(registered: FlaskClient) -> N
         assert response.status_code == 200
         assert response.get_json()["trial"]["index"] == 0
     stored = registered.get(profiles).get_json()["profiles"]
-    assert stored[0] == PROFILE
+    assert stored[0] == {**PROFILE, "gathers": []}
     assert [profile["step"] for profile in stored] == [7, 10, 11, 12, 13]
     assert registered.get(f"{profiles}?trial=0").get_json()["profiles"] == stored
     assert_problem(registered.get(f"{profiles}?trial=1"), 409, "no trial 1")
