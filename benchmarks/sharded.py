@@ -36,6 +36,7 @@ ALLOWS = "bfloat16"
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
 MEMORY_TIMEOUT_SECONDS = 1500.0
+MOST_MEMORY_STEPS = 5000
 Arm = dict[str, Any]
 
 
@@ -168,7 +169,7 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
         asked = {
             "tunings": options.memory_tunings,
             "seed": options.seed,
-            "most_steps": MOST_TUNING_STEPS,
+            "most_steps": MOST_MEMORY_STEPS,
         }
         jobs = _Jobs(name, workload, folder, testbed)
         found = jobs.run("tune_in_memory", "tune", asked, variables, MEMORY_TIMEOUT_SECONDS)
