@@ -89,11 +89,13 @@ class ScriptedService:
 
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
-            One that harms the training, or does not fit, gives way to the next.
+            One that harms the training, does not fit, or that the ranks cannot agree on, gives way
+            to the next.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.
         refuses: kinds of requests that are answered with this status.
+        port: 0: one that is free.
 
     A request's kind is the event's, else the last part of its path, else its method.
 
@@ -109,6 +111,7 @@ class ScriptedService:
         deciding: int = 0,
         closes: bool = False,
         refuses: dict[str, int] | None = None,
+        port: int = 0,
     ) -> None:
         self._new_script = partial(_Script, rounds, steps, deciding, closes)
         self._scripts: dict[str, _Script] = {}
@@ -117,7 +120,7 @@ class ScriptedService:
         self.refused = 0
         self.requests: list[tuple[str, Any]] = []
         handler = type("Handler", (_Handler,), {"service": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
