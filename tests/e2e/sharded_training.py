@@ -166,7 +166,7 @@ def _make(trouble: Trouble, model: Any) -> None:
 
     def is_ours(part: Any) -> bool:
         tunable = model._tunable
-        return tunable is not None and part in (tunable._settings, tunable._traffic)
+        return tunable is not None and part in (tunable._held.settings, tunable._held.traffic)
 
     put, scatter, new_group = Settings.put, Traffic.scatter, dist.new_group
 
