@@ -32,13 +32,17 @@ class ScriptedMemory:
         self.rest_bytes, self.most_bytes, self.retries = rest_bytes, 0, 0
         self._tunable, self._allowed_bytes, self._factor = tunable, allowed_bytes, factor
         share = tunable.memory.share if tunable.memory is not None else UnitsMemory.share
-        tunable._held.memory = UnitsMemory(tunable.units, self, tunable.layout)
+        tunable._held.memory = UnitsMemory(
+            tunable.units, self, tunable.layout, tunable.declared.new
+        )
         tunable._held.memory.share = share
         tunable._held.memory.read()
 
     def peak_of(self, layout: Layout) -> int:
         """What a layout takes."""
-        extra = extra_bytes(self._tunable.units, layout.configuration, layout.partition)
+        configuration, algorithm_of = layout.configuration, self._tunable.declared.new
+        algorithm = algorithm_of(configuration)
+        extra = extra_bytes(self._tunable.units, configuration, layout.partition, algorithm)
         return self.rest_bytes + int(self._factor * extra)
 
     def reset(self) -> None:

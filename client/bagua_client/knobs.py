@@ -26,8 +26,8 @@ class Knobs:
     """A value for every knob.
 
     The first eight are those of a replicated model. A sharded one (``fully_shard``) has
-    ``bucket_bytes``, ``channels`` and ``wire_precision`` of them, and the others; a bucket is then
-    a unit, or several that communicate as one.
+    ``bucket_bytes``, ``hierarchical``, ``channels``, ``wire_precision`` and ``algorithm`` of them,
+    and the others; a bucket is then a unit, or several that communicate as one.
 
     Attributes:
         bucket_bytes: a bucket is closed as soon as it holds at least this many bytes.
@@ -64,6 +64,7 @@ class Knobs:
             {"off": "flat", "leaders": "hierarchical", "shards": "hierarchical (sharded)"},
         ),
         "{}",
+        models=BOTH,
     )
     channels: int = knob(1, OneOf(CHANNELS_VALUES), "{} channels", models=BOTH)
     first_bucket_bytes: int = knob(0, Size(EDGE_BUCKET_BYTES), "first bucket {}", cuts=True)
@@ -76,7 +77,7 @@ class Knobs:
         changes_numbers=True,
         models=BOTH,
     )
-    algorithm: str = knob("", Name(), changes_numbers=True)
+    algorithm: str = knob("", Name(), changes_numbers=True, models=BOTH)
     kept_units: int = knob(0, Number(), "{} units kept", models=SHARDED)
     prefetch: int = knob(0, OneOf((0, 1, 2, 3)), "prefetch {}", models=SHARDED)
     scatter_group: str = knob(

@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 import bagua_client
 from bagua_client import Configuration
-from bagua_client.communication import communicator
+from bagua_client.communication import communicator, link
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded import traffic
 from bagua_client.sharded.settings import Settings
 from bagua_client.sharded.traffic import Traffic
 from tests.client.sharded.models import WIDTH, Kind, sharded, state_of
@@ -96,7 +95,7 @@ def train(
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
     with (
-        mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2),
+        mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2),
         mock.patch.object(communicator, "CONNECT_SECONDS", 5.0),
     ):
         ours: Any = bagua_client.tune(sharded(KIND))

@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 from bagua_client import Configuration
+from bagua_client.communication import link
 from bagua_client.integrations import replacement, sharded_model
-from bagua_client.sharded import traffic
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.tunable.reconfiguration import Reconfiguration
 
@@ -35,7 +35,7 @@ _counts = Counter[str]()
 def follow() -> None:
     """From now on each model that is sharded in this process is one of ours."""
     # Small, so that the small models of tests travel in stripes, too.
-    traffic.SMALLEST_STRIPE_BYTES, traffic.ALIGNED_ELEMENTS = 16, 2
+    link.SMALLEST_STRIPE_BYTES, link.ALIGNED_ELEMENTS = 16, 2
     sharded_model._begin = _begin
     with mock.patch.dict(os.environ, BAGUA_AUTOTUNE="1"):
         replacement.follow_fully_shard()

@@ -10,6 +10,7 @@ from bagua_client.algorithms.low_precision_decentralized import (
 )
 from bagua_client.algorithms.qadam import QAdamAlgorithm
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_client.algorithms.quantized import QuantizedAlgorithm
 
 __all__ = [
     "Algorithm",
@@ -21,6 +22,7 @@ __all__ = [
     "LowPrecisionDecentralizedAlgorithm",
     "QAdamAlgorithm",
     "QAdamOptimizer",
+    "QuantizedAlgorithm",
     "find",
     "offered",
     "register",

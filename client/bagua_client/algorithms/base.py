@@ -1,4 +1,4 @@
-"""Algorithms: how the replicas of a model are kept together."""
+"""Algorithms: how the replicas of a model are kept together, or the parts of one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bagua_client.algorithms.weights import KeptLayout, Weights
 from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.link import Link
 from bagua_client.communication.operations import AllReduce, Operation
 from bagua_client.configuration import Configuration
 from bagua_client.torch_private.reducer import GradBucket
@@ -42,6 +43,11 @@ class Algorithm:
         obstacle: why a job that was wrapped with it is not tuned; empty: it can be tuned.
         exchanges: how many operations of :meth:`exchange` communicate.
         scales_itself: in this phase the chain scales the gradients, so nothing else does.
+        models: the kinds of models that it is for: ``replicated`` ones (DistributedDataParallel),
+            ``sharded`` ones (``fully_shard``), or both. Of a sharded model it has the two methods
+            :meth:`gather` and :meth:`reduce`.
+        copied_bytes, kept_bytes: of a sharded model: so much more memory it takes, for each element
+            of what travels at once, and for each element of the whole model.
     """
 
     name = ""
@@ -56,6 +62,8 @@ class Algorithm:
     obstacle = ""
     exchanges = 1
     scales_itself = False
+    models: tuple[str, ...] = ("replicated",)
+    copied_bytes = kept_bytes = 0
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
@@ -185,6 +193,32 @@ class Algorithm:
         the same ranks; there are as many as ``exchanges`` says, or one that serves for all.
         """
         return (AllReduce(groups[0]),)
+
+    # How the parts of a sharded model travel
+
+    def gather(self, link: Link, part: torch.Tensor, by_rank: torch.Tensor) -> None:
+        """Gather a unit's parameters.
+
+        Args:
+            link: between the ranks that hold the parts, or between one rank of each node.
+            part: (elements,): this rank's.
+            by_rank: (ranks, elements): all ranks' afterwards, the same bits on all ranks.
+        """
+        link.all_gather(part, by_rank)
+
+    def reduce(
+        self, link: Link, by_rank: torch.Tensor, part: torch.Tensor, op: Any, unit: int
+    ) -> None:
+        """Reduce a unit's gradients, each rank its part of them.
+
+        Args:
+            link: as in :meth:`gather`.
+            by_rank: (ranks, elements): this rank's gradients of all parts; they may be changed.
+            part: (elements,): the ranks' gradients of this rank's part afterwards, reduced.
+            op: torch's: a sum, a mean, or a sum of what is scaled.
+            unit: the place of the unit in the model.
+        """
+        link.reduce_scatter(by_rank, part, op)
 
 
 Declaration = Callable[..., Algorithm]

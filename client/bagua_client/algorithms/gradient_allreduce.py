@@ -18,6 +18,8 @@ class GradientAllReduceAlgorithm(Algorithm):
         self.hierarchical = hierarchical
         self.average = average
         self.is_torchs = average
+        # Torch divides the gradients of a sharded model as the training has said.
+        self.models = ("replicated", "sharded") if average else ("replicated",)
 
     def scale(self, world_size: int) -> float:
         return 1.0 / world_size if self.average else 1.0

@@ -205,8 +205,8 @@ def tune(
     Args:
         model: torch's DistributedDataParallel, or a subclass of it; or a model on which
             ``fully_shard`` was called last, which gets the methods of :class:`ShardedModel`.
-        optimizers, algorithm: see :class:`DistributedDataParallel`; a sharded model has no other
-            algorithm.
+        optimizers, algorithm: see :class:`DistributedDataParallel`; of a sharded model it is one
+            that is for such models.
 
     Returns:
         ``model``.
@@ -217,9 +217,7 @@ def tune(
             algorithm.
     """
     if is_sharded(model):
-        if algorithm != DEFAULT_ALGORITHM:
-            raise ValueError("a sharded model has no other algorithm than gradient_allreduce")
-        return tune_sharded(model, _listed(optimizers))
+        return tune_sharded(model, _listed(optimizers), algorithm)
     if not isinstance(model, TorchDistributedDataParallel):
         raise TypeError(
             "tune() takes a torch.nn.parallel.DistributedDataParallel or a model that fully_shard "

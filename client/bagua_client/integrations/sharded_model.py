@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
+from bagua_client.algorithms import Algorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
@@ -24,6 +25,7 @@ from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+DEFAULT_ALGORITHM = "gradient_allreduce"
 NO_CONTROL_GROUP = "a rank cannot make the gloo group that a tuning needs; see its log"
 UNCHECKED = (
     "of a model that fully_shard shards it is not known on a GPU how long it waits for parameters"
@@ -39,10 +41,16 @@ class ShardedModel(TunedModel):
 
     _tunable: TunableUnits | None = None
     _has_begun = False
+    _algorithm: Algorithm = find(DEFAULT_ALGORITHM)
 
     def __init_subclass__(cls) -> None:
         """Do not have the model's own class do what it does where another is derived from it: it
         has done so for the class that ours stands for."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """How the parts travel: this model's own instance, once it has begun to train."""
+        return self._algorithm if self._tunable is None else self._tunable.algorithm
 
     @property
     def configuration(self) -> Configuration:
@@ -88,15 +96,33 @@ def tunable_of(model: ShardedModel) -> TunableUnits:
         units, refusal = _units_of(model) if model._has_begun else ([], NOT_BEGUN)
         if refusal:
             raise RuntimeError(f"the model's settings cannot be changed: {refusal}")
-        model._tunable = _new_tunable(cast(torch.nn.Module, model), units)
+        model._tunable = _new_tunable(cast(torch.nn.Module, model), units, model._algorithm)
     return model._tunable
 
 
-def tune_sharded(model: Model, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Model:
-    """Make a sharded model one that is tuned, in place; see :func:`bagua_client.tune`."""
+def tune_sharded(
+    model: Model,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    algorithm: str | Algorithm = DEFAULT_ALGORITHM,
+) -> Model:
+    """Make a sharded model one that is tuned, in place; see :func:`bagua_client.tune`.
+
+    Raises:
+        ValueError: the algorithm is unknown, or not for a sharded model; or the model is ours
+            already, with another one.
+    """
+    asked = find(algorithm)
+    if "sharded" not in asked.models:
+        raise ValueError(f"{asked.name} is not for a model that fully_shard shards")
     if not isinstance(model, ShardedModel):
         _become(model)
+        cast(ShardedModel, model)._algorithm = asked
         _in_first_forward(model, lambda: _begin(model, Environment.read(), optimizers))
+    elif asked.name not in (DEFAULT_ALGORITHM, model._algorithm.name):
+        raise ValueError(
+            f"the model is already tuned with algorithm {model._algorithm.name!r}; give "
+            f"{asked.name!r} there, or start the script without bagua_client's launcher"
+        )
     return model
 
 
@@ -143,6 +169,8 @@ def _begin(
     tuned = cast(ShardedModel, model)
     tuned._has_begun = True
     units, refusal = _units_of(tuned)
+    if not tuned._algorithm.is_torchs:
+        tunable_of(tuned)
     file = None
     if path := environment.configuration:
         file = agreed_file(_group_of(units), path, refusal)
@@ -176,7 +204,9 @@ def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
-def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:
+def _new_tunable(
+    model: torch.nn.Module, units: Sequence[Unit], algorithm: Algorithm
+) -> TunableUnits:
     group, shards = _group_of(units), units[0].ranks
     on_cpu = dist.get_backend(group) == dist.Backend.GLOO
     device = torch.device("cpu") if on_cpu else units[0].device
@@ -184,7 +214,7 @@ def _new_tunable(model: torch.nn.Module, units: Sequence[Unit]) -> TunableUnits:
     parts = [[places[rank] for rank in each] for each in shards]
     communicator = ShardCommunicator(group, device, parts)
     weakref.finalize(model, communicator.close).atexit = False
-    return TunableUnits(model, units, communicator)
+    return TunableUnits(model, units, algorithm, communicator)
 
 
 def _tune(

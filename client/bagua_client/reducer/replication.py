@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.algorithms import Algorithm, GlobalAlgorithmRegistry, offered
+from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms.declared import Declared
 from bagua_client.algorithms.weights import KeptLayout
 from bagua_client.communication.agreement import Vote
 from bagua_client.configuration import Configuration
@@ -27,6 +27,7 @@ class Replication:
         watcher: is told of the buckets.
 
     Attributes:
+        declared: the algorithms that may be in force.
         algorithm: the algorithm in force; the instance belongs to this model alone.
         travel: the communication hook that runs the algorithm's chains.
         moments: tells the algorithm when each part of a step begins or ends; None: the algorithm
@@ -42,12 +43,12 @@ class Replication:
         wrapper: torch.nn.Module,
         watcher: Watcher,
     ) -> None:
-        self._declared = declared
         self._model = model
         self._names = names
         self._kept_layout = kept_layout
         self._wrapper = weakref.ref(wrapper)
         self._communicator = model.communicator
+        self.declared = Declared(declared, "replicated", model.parameters, model.communicator)
         self._in_force: str | None = None
         self._phase = 0
         self._left: list[Algorithm] = []
@@ -58,19 +59,7 @@ class Replication:
     @property
     def obstacle(self) -> str:
         """Why a job that is wrapped with this algorithm cannot be tuned; empty: it can."""
-        return self._declared.obstacle
-
-    def named(self, configuration: Configuration) -> Configuration:
-        """``configuration``, without the algorithm's name if the model was wrapped with it."""
-        if configuration.algorithm != self._declared.name:
-            return configuration
-        return replace(configuration, algorithm="")
-
-    def choices(self, allowed: Collection[str]) -> list[Algorithm]:
-        """The wrapper's own algorithm, then those of ``allowed`` that work on this model."""
-        names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
-        others = [offered(n, self._model.parameters) for n in names if n != self._declared.name]
-        return [self._declared, *(each for each in others if each is not None)]
+        return self.declared.own.obstacle
 
     def planned(self, configuration: Configuration) -> Algorithm:
         """The algorithm that ``configuration`` would put in force; changes nothing.
@@ -162,14 +151,6 @@ class Replication:
             self.algorithm.begin(phase)
 
     def _new(self, configuration: Configuration) -> Algorithm:
-        declared: Algorithm | None = self._declared
-        if configuration.algorithm:
-            try:
-                declared = offered(configuration.algorithm, self._model.parameters)
-            except KeyError as error:
-                raise ValueError(error.args[0]) from None
-        if declared is None:
-            raise ValueError(f"{configuration.algorithm} does not work on this model")
-        algorithm = declared.reify(self._communicator)
+        algorithm = self.declared.new(configuration)
         algorithm.names, algorithm.kept_layout = self._names, self._kept_layout
         return algorithm

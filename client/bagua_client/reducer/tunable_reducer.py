@@ -117,7 +117,7 @@ class TunableReducer:
             tensors=self.tensors,
             in_ready_order=not self._cut.keeps_order,
             hook=self._cut.theirs,
-            algorithms=self._replication.choices,
+            algorithms=self._replication.declared.choices,
         )
 
     @property
@@ -141,7 +141,7 @@ class TunableReducer:
                 "explicit buckets count tensors in the order in which gradients become ready, "
                 "which is known after the first steps"
             )
-        configuration = self._replication.named(configuration)
+        configuration = self._replication.declared.named(configuration)
         self._replication.planned(configuration)
         layout = plan(self.tensors, self.order, configuration)
         self.offer.caps(layout)

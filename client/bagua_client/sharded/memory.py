@@ -8,8 +8,9 @@ twice as large as predicted, it would still have to fit on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout
 from bagua_client.sharded.device_memory import DeviceMemory
@@ -29,16 +30,20 @@ def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
     return eligible[len(eligible) - count :] if count else []
 
 
-def extra_bytes(units: Sequence[Unit], configuration: Configuration, parts: Parts) -> int:
+def extra_bytes(
+    units: Sequence[Unit], configuration: Configuration, parts: Parts, algorithm: Algorithm
+) -> int:
     """So much more than with all units by themselves the configuration needs at its peak.
 
     What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit each;
     each further scatter buffer adds the largest unit's gradients. A merged unit is there twice, as
-    it travels and as it is used. Stripes and what travels in 16 bits are copies.
+    it travels and as it is used. Stripes, what travels by node, in 16 bits or by another algorithm
+    are copies.
 
     Args:
         units: of the model.
         parts: the places of the units that communicate as one.
+        algorithm: that the configuration names.
     """
     kept: int = sum(
         unit.elements * unit.dtypes[0].itemsize
@@ -52,18 +57,24 @@ def extra_bytes(units: Sequence[Unit], configuration: Configuration, parts: Part
     )
     alone = sum(max(each) for each in zip(*sizes, strict=True))
     merged = 2 * (gathered + reduced - alone)
-    stripes = gathered + reduced if configuration.channels > 1 else 0
+    is_copied = configuration.channels > 1 or configuration.hierarchical != "off"
+    stripes = (gathered + reduced) * is_copied
+    elements: int = max(sum(units[place].elements for place in part) for part in parts)
+    own = algorithm.copied_bytes * elements
+    own += algorithm.kept_bytes * sum(unit.elements for unit in units)
     ahead = max(configuration.prefetch - 1, 0) * gathered
     narrow = 0
     if configuration.wire_precision != "as_is":
         widest_bytes: int = max(unit.dtypes[1].itemsize for unit in units)
         narrow = reduced * BYTES_OF_16_BITS // widest_bytes
     buffers = (configuration.scatter_buffers - 1) * reduced
-    return int(kept + ahead + buffers + stripes + narrow + merged)
+    return int(kept + ahead + buffers + stripes + narrow + merged + own)
 
 
 def _groups(configuration: Configuration) -> int:
     """Those of ours; with several channels gradients have none of their own."""
+    if configuration.hierarchical != "off":
+        return 2 * configuration.channels
     return max(configuration.channels - 1, int(configuration.scatter_group == "own"))
 
 
@@ -74,6 +85,7 @@ class UnitsMemory:
         units: of the model, in the order in which it lists them.
         device: its memory.
         layout: the one in force, the default's.
+        algorithm_of: the algorithm that a configuration names.
 
     Attributes:
         share: see Memory.
@@ -81,8 +93,14 @@ class UnitsMemory:
 
     share = LARGEST_SHARE
 
-    def __init__(self, units: Sequence[Unit], device: DeviceMemory, layout: Layout) -> None:
-        self._units, self._device = units, device
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        device: DeviceMemory,
+        layout: Layout,
+        algorithm_of: Callable[[Configuration], Algorithm],
+    ) -> None:
+        self._units, self._device, self._algorithm_of = units, device, algorithm_of
         self._given_bytes = self._in_force_bytes = self._proven_bytes = self._extra(layout)
         self._rest_bytes = self._retries = self._groups = 0
         self.begin(layout)
@@ -133,4 +151,5 @@ class UnitsMemory:
         return int(self.share * device_bytes), device_bytes
 
     def _extra(self, layout: Layout) -> int:
-        return extra_bytes(self._units, layout.configuration, layout.partition)
+        algorithm = self._algorithm_of(layout.configuration)
+        return extra_bytes(self._units, layout.configuration, layout.partition, algorithm)

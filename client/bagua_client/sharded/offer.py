@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -36,12 +36,17 @@ class Offer:
         units: of the model.
         tensors: the units, as the other ranks and the service see them.
         unmergeable: why no units can be merged; empty: some can.
+        has_nodes: whether the model's parts can travel by node.
+        algorithms: given the allowed names, returns the algorithms that may be tried, the model's
+            own first.
     """
 
     default: Configuration
     units: Sequence[Unit]
     tensors: Sequence[TensorSpec]
     unmergeable: str
+    has_nodes: bool = False
+    algorithms: Callable[[Collection[str]], Sequence[Algorithm]] = lambda allowed: ()
     has_explicit_buckets = False
     kind = "sharded"
 
@@ -50,9 +55,6 @@ class Offer:
         """The smallest and the largest number of bytes of units that communicate as one."""
         low = self.default.bucket_bytes
         return low, low if self.unmergeable else max(low, sum(s.bytes for s in self.tensors))
-
-    def algorithms(self, allowed: Collection[str]) -> Sequence[Algorithm]:
-        return ()
 
     def at_first(self, configuration: Configuration) -> Configuration:
         """Units are merged once it is known in which order the model uses them."""
@@ -96,8 +98,14 @@ class Offer:
             "scatter_group": ("shared", "own") if on_gpu and can_split else ("shared",),
             "scatter_buffers": BUFFERS if on_gpu and has_buffers else (1,),
             "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
+            "hierarchical": ("off", "shards") if self.has_nodes and can_split else ("off",),
         }
-        return {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
+        values: dict[str, Sequence[Value]]
+        values = {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
+        algorithms = self.algorithms(allowed) if self._is_replaceable else ()
+        if len(algorithms) > 1:
+            values["algorithm"] = [each.name for each in algorithms]
+        return values
 
     def check(self, layout: Layout) -> None:
         """Check that the model can have the layout and its configuration.
@@ -118,8 +126,13 @@ class Offer:
             raise ValueError("the training itself says what is gathered ahead")
         if configuration.scatter_buffers > 1 and not self.units[0].has_scatter_buffers:
             raise ValueError("torch before 2.13 has one scatter buffer")
-        uses_groups = configuration.channels > 1 or configuration.scatter_group == "own"
-        if uses_groups and self._carrying_obstacle:
+        if configuration.hierarchical not in ("off", "shards" if self.has_nodes else "off"):
+            raise ValueError(
+                f"hierarchical {configuration.hierarchical} is not possible here: the parts of a "
+                "sharded model travel by node (shards) where one copy of it is spread over several "
+                "nodes with the same number of ranks, more than one"
+            )
+        if uses_ours(configuration) and self._carrying_obstacle:
             raise ValueError(self._carrying_obstacle)
         if configuration.changes_numbers and not self._is_replaceable:
             raise ValueError(self._carrying_obstacle)
@@ -155,6 +168,16 @@ class Offer:
 
     def _channels_obstacle(self, communicator: Communicator) -> str:
         return self._carrying_obstacle or communicator.obstacle
+
+
+def uses_ours(configuration: Configuration, scatters: bool = True) -> bool:
+    """Whether other process groups than torch's, or more of them, carry the units.
+
+    Args:
+        scatters: whether their gradients count, too.
+    """
+    by_node, has_own = configuration.hierarchical != "off", configuration.scatter_group == "own"
+    return by_node or configuration.channels > 1 or (scatters and has_own)
 
 
 def refusal_of(units: Sequence[Unit]) -> str:

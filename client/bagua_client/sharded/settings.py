@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua_client.algorithms import Algorithm
 from bagua_client.layout import Layout
 from bagua_client.sharded.memory import kept_units
 from bagua_client.sharded.traffic import Traffic
@@ -34,10 +35,11 @@ class Settings:
         self._is_ahead = False
         self._given_buffers = units[0].scatter_buffers
 
-    def put(self, layout: Layout, has_open_pass: bool = False) -> None:
+    def put(self, layout: Layout, algorithm: Algorithm, has_open_pass: bool = False) -> None:
         """Put a layout and its configuration in force; only where no unit is in a pass.
 
         Args:
+            algorithm: that the configuration names.
             has_open_pass: whether a backward pass may come for an earlier forward pass. Then no
                 units are merged or parted, as it will look for those that there were.
 
@@ -69,7 +71,7 @@ class Settings:
         self._gather_ahead(leading, configuration.prefetch)
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)
-        self._traffic.configuration = configuration
+        self._traffic.configuration, self._traffic.algorithm = configuration, algorithm
 
     def _let_go(self, part: Sequence[int]) -> None:
         for place in part:

@@ -1,9 +1,8 @@
 """Carries what the units of a sharded model communicate, and tells of it.
 
 ``fully_shard`` lets a training replace the objects that gather parameters and that reduce
-gradients. Ours pass all on to those that were there, unless the configuration has several channels
-or another precision: then a tensor travels in stripes, one on each channel's process group, and
-arrives as if it had travelled whole.
+gradients. Ours pass all on to those that were there, unless the configuration has another way for
+it: several channels, by node, another precision, another algorithm.
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua_client.algorithms import Algorithm
 from bagua_client.configuration import Configuration
-from bagua_client.sharded.shard_communicator import ShardCommunicator
+from bagua_client.sharded.offer import uses_ours
+from bagua_client.sharded.shard_communicator import Route, ShardCommunicator
 from bagua_client.torch_private.sharded import Unit
 
-SMALLEST_STRIPE_BYTES = 64 * 1024
-"""The smallest stripe of one rank's part: each stripe adds the latency of a message."""
-ALIGNED_ELEMENTS = 64
-"""Each stripe begins at a multiple of this many elements: NCCL copies 16 bytes at a time."""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 Begins = Callable[[int, int], Callable[[], None] | None]
 """Told of a unit that is to travel and of its bytes; returns what to call once it is there."""
@@ -38,12 +33,13 @@ class Traffic:
 
     Args:
         units: of the model.
+        algorithm: how it travels at first.
         gather_begins, scatter_begins: called on each gathering of a unit's parameters, and on each
             reduction of its gradients.
         waiting: returns a context that is entered around what is communicated.
 
     Attributes:
-        configuration: how it travels.
+        algorithm, configuration: how it travels.
         gathered: the units that were gathered since somebody emptied it, in that order.
     """
 
@@ -51,12 +47,13 @@ class Traffic:
         self,
         units: Sequence[Unit],
         communicator: ShardCommunicator,
+        algorithm: Algorithm,
         configuration: Configuration,
         gather_begins: Begins,
         scatter_begins: Begins,
         waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.configuration = configuration
+        self.algorithm, self.configuration = algorithm, configuration
         self._units = units
         self._communicator = communicator
         self._gather_begins, self._scatter_begins = gather_begins, scatter_begins
@@ -94,29 +91,27 @@ class Traffic:
         self.gathered.append(unit)
         on_end = self._gather_begins(unit, output.nbytes)
         with self._waiting():
-            work = self._gather(base, output, part, group, async_op)
+            route = self._route(group, scatters=False)
+            work = None
+            if route is None:
+                work = base(output, part, group, async_op=async_op)
+            else:
+                self._gather(route, part.view(-1), output)
         if on_end is not None:
             on_end()
         return work
 
-    def _gather(
-        self, base: Any, output: torch.Tensor, part: torch.Tensor, group: Any, async_op: bool
-    ) -> Any:
-        groups = self._communicator.shard_groups(self.configuration, group, scatters=False)
-        if len(groups) == 1:
-            return base(output, part, group, async_op=async_op)
-        ranks, elements = dist.get_world_size(group), part.numel()
-        by_rank = output.view(ranks, elements)
-        under_way = []
-        for at, (begin, end) in enumerate(self._stripes(part)):
-            stripe = torch.empty(ranks * (end - begin), dtype=part.dtype, device=part.device)
-            own = part.view(-1)[begin:end]
-            work = _all_gather(stripe, own, group=groups[at], async_op=True)
-            under_way.append((work, stripe, begin, end))
-        for work, stripe, begin, end in under_way:
-            work.wait()
-            by_rank[:, begin:end].copy_(stripe.view(ranks, end - begin))
-        return None
+    def _gather(self, route: Route, part: torch.Tensor, output: torch.Tensor) -> None:
+        across, inside = route.across, route.inside
+        if inside is None:
+            self.algorithm.gather(across, part, output.view(across.ranks, -1))
+            return
+        of_nodes = part.new_empty(across.ranks, part.numel())
+        self.algorithm.gather(across, part, of_nodes)
+        by_local_rank = part.new_empty(inside.ranks, of_nodes.numel())
+        inside.all_gather(of_nodes.view(-1), by_local_rank)
+        by_local_rank = by_local_rank.view(inside.ranks, across.ranks, -1)
+        output.view(across.ranks, inside.ranks, -1).copy_(by_local_rank.transpose(0, 1))
 
     def scatter(
         self, base: Any, unit: int, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
@@ -124,49 +119,49 @@ class Traffic:
         """Reduce ``whole`` over the ranks; each keeps its own part in ``output``."""
         on_end = self._scatter_begins(unit, whole.nbytes)
         with self._waiting():
-            work = self._scatter(base, output, whole, group, op)
+            work = self._scatter(base, unit, output, whole, group, op)
         if on_end is not None:
             on_end()
         return work
 
     def _scatter(
-        self, base: Any, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
+        self, base: Any, unit: int, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
     ) -> Any:
         precision = PRECISIONS.get(self.configuration.wire_precision)
-        if precision is None or whole.element_size() <= precision.itemsize:
-            work = self._reduce(base, output, whole, group, op)
+        is_narrow = precision is None or whole.element_size() <= precision.itemsize
+        narrow = output if is_narrow else torch.empty_like(output, dtype=precision)
+        if not is_narrow:
+            whole = whole.to(precision)
+        work, route = None, self._route(group, scatters=True)
+        if route is None:
+            work = base(narrow, whole, group, op)
         else:
-            narrow = torch.empty_like(output, dtype=precision)
-            work = self._reduce(base, narrow, whole.to(precision), group, op)
+            self._reduce(route, unit, narrow.view(-1), whole, op)
+        if not is_narrow:
             output.copy_(narrow)
         return work
 
     def _reduce(
-        self, base: Any, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any
-    ) -> Any:
-        groups = self._communicator.shard_groups(self.configuration, group, scatters=True)
-        if self.configuration.channels == 1:
-            return base(output, whole, groups[0], op)
-        part = output.view(-1)
-        by_rank = whole.view(-1, part.numel())
-        under_way = []
-        for at, (begin, end) in enumerate(self._stripes(part)):
-            stripe = by_rank[:, begin:end].contiguous().view(-1)
-            own = torch.empty(end - begin, dtype=part.dtype, device=part.device)
-            work = _reduce_scatter(own, stripe, op=op, group=groups[at], async_op=True)
-            under_way.append((work, stripe, own, begin, end))
-        for work, _, own, begin, end in under_way:
-            work.wait()
-            part[begin:end].copy_(own)
-        return None
+        self, route: Route, unit: int, part: torch.Tensor, whole: torch.Tensor, op: Any
+    ) -> None:
+        across, inside = route.across, route.inside
+        if inside is None:
+            by_rank = whole.view(across.ranks, -1)
+            self.algorithm.reduce(across, by_rank, part, op, unit)
+            return
+        by_node = whole.view(across.ranks, inside.ranks, -1).transpose(0, 1).contiguous()
+        own = part.new_empty(across.ranks * part.numel())
+        inside.reduce_scatter(by_node.view(inside.ranks, -1), own, op)
+        # What is scaled before it is summed is scaled once.
+        again = op if op in SUMS else dist.ReduceOp.SUM
+        self.algorithm.reduce(across, own.view(across.ranks, -1), part, again, unit)
 
-    def _stripes(self, part: torch.Tensor) -> list[tuple[int, int]]:
-        """Where the stripes of one rank's part begin and end."""
-        elements = part.numel()
-        most = min(self.configuration.channels, max(part.nbytes // SMALLEST_STRIPE_BYTES, 1))
-        cuts = [elements * at // most // ALIGNED_ELEMENTS * ALIGNED_ELEMENTS for at in range(most)]
-        ends = [*cuts[1:], elements]
-        return [(begin, end) for begin, end in zip(cuts, ends, strict=True) if end > begin]
+    def _route(self, group: Any, scatters: bool) -> Route | None:
+        """None: torch's own objects do it."""
+        configuration = self.configuration
+        if self.algorithm.is_torchs and not uses_ours(configuration, scatters):
+            return None
+        return self._communicator.route(configuration, group, scatters)
 
 
 class _Carrier:

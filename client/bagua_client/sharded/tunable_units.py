@@ -12,21 +12,23 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bagua_client.algorithms import Algorithm, find
+from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms.declared import Declared
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.device_memory import memory_of
 from bagua_client.sharded.memory import UnitsMemory
 from bagua_client.sharded.observation import Observation
-from bagua_client.sharded.offer import NOT_SEEN, Offer, refusal_of
+from bagua_client.sharded.offer import NOT_SEEN, Offer, refusal_of, uses_ours
 from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
@@ -39,7 +41,6 @@ from bagua_client.tunable.observers import Observers
 
 logger = logging.getLogger(__name__)
 
-ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
 """The default's memory is known after so many, and the order of its units."""
 HELD = "_bagua_held"
@@ -64,11 +65,19 @@ class TunableUnits:
     Args:
         model: whose forward pass begins a step.
         units: of the model, in the order in which it lists them.
+        algorithm: that it trains with, where no configuration names another.
         communicator: of the ranks that train it.
+
+    Raises:
+        ValueError: the algorithm is not for such a model, or does not work for it.
     """
 
     def __init__(
-        self, model: torch.nn.Module, units: Sequence[Unit], communicator: ShardCommunicator
+        self,
+        model: torch.nn.Module,
+        units: Sequence[Unit],
+        algorithm: Algorithm,
+        communicator: ShardCommunicator,
     ) -> None:
         self._model = weakref.ref(model)
         self.communicator = communicator
@@ -79,8 +88,12 @@ class TunableUnits:
         self.tensors = tuple(map(_spec, units, families(units)))
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(units))))
+        self.declared = Declared(algorithm, "sharded", self.parameters, communicator)
+        self.algorithm = self.declared.new(Configuration())
         self.default = default_of(units)
-        self.algorithm: Algorithm = find(ALGORITHM)
+        if algorithm.hierarchical and communicator.has_nodes:
+            self.default = replace(self.default, hierarchical="shards")
+        communicator.prepare(self.default)
         self.layout = plan(self.tensors, self.order, self.default)
         self.after_reduction: Callable[[], None] | None = None
         self.on_return: Callable[[str], None] | None = None
@@ -93,13 +106,16 @@ class TunableUnits:
         traffic = Traffic(
             units,
             communicator,
+            self.algorithm,
             self.default,
             self._gather_begins,
             self._scatter_begins,
             lambda: self.waiting(),
         )
         device_memory = memory_of(units[0].device)
-        memory = None if device_memory is None else UnitsMemory(units, device_memory, self.layout)
+        memory = None
+        if device_memory is not None:
+            memory = UnitsMemory(units, device_memory, self.layout, self.declared.new)
         held = _Held(units, memory, traffic, Settings(units, traffic))
         vars(model)[HELD] = held
         self._held_by_model, self._passes = weakref.ref(held), Passes()
@@ -131,7 +147,14 @@ class TunableUnits:
     @property
     def offer(self) -> Offer:
         """What may be changed, and why the rest may not."""
-        return Offer(self.default, self.units, self.tensors, self._unmergeable)
+        return Offer(
+            self.default,
+            self.units,
+            self.tensors,
+            self._unmergeable,
+            self.communicator.has_nodes,
+            self.declared.choices,
+        )
 
     @property
     def order_is_agreed(self) -> bool:
@@ -150,9 +173,20 @@ class TunableUnits:
 
     def plan(self, configuration: Configuration) -> Layout:
         """See :meth:`Tunable.plan`."""
+        configuration = self.declared.named(configuration)
+        self._planned(configuration)
         layout = plan(self.tensors, self.order, configuration)
         self.offer.check(layout)
         return layout
+
+    def _planned(self, configuration: Configuration) -> Algorithm:
+        """The algorithm that a configuration names: the one in force, or a new one.
+
+        Raises:
+            ValueError: there is none for this model.
+        """
+        is_in_force = configuration.algorithm == self.layout.configuration.algorithm
+        return self.algorithm if is_in_force else self.declared.new(configuration)
 
     def start_from(self, default: Configuration) -> None:
         """See :meth:`Tunable.start_from`."""
@@ -203,10 +237,13 @@ class TunableUnits:
         layout, self._next = self._next, None
         is_open = self._passes.are_open
         self._measure_memory(layout)
-        ranks, error = attempt(lambda: self._held.settings.put(layout, is_open), *self._voters)
+        algorithm = self._planned(layout.configuration)
+        put = partial(self._held.settings.put, layout, algorithm, is_open)
+        ranks, error = attempt(put, *self._voters)
         if ranks:
             self._go_back(ranks, error)
             return
+        self.algorithm = algorithm
         is_new, self.layout = layout.digest != self.layout.digest, layout
         self._follow()
         self.recut_seconds = time.perf_counter() - began
@@ -219,7 +256,7 @@ class TunableUnits:
     def _go_back(self, ranks: str, error: str) -> None:
         if error:
             logger.error("rank %s cannot set its units (%s)", self.communicator.rank, error)
-        self.observers.call(self._held.settings.put, self.layout)
+        self.observers.call(self._held.settings.put, self.layout, self.algorithm)
         self._measure_memory(self.layout)
         reason = f"setting the units failed on rank {ranks}"
         if self.communicator.rank == 0:
@@ -234,15 +271,9 @@ class TunableUnits:
 
     def _follow(self) -> None:
         """Let our objects communicate only where they are needed."""
-        configuration = self.layout.configuration
         self.observation.parts = {part[0]: part for part in parts_of(self.layout)}
-        uses = configuration.channels > 1 or configuration.scatter_group == "own"
-        if (
-            self._is_attached
-            or self._reductions < STEPS_SEEN
-            or uses
-            or configuration.changes_numbers
-        ):
+        is_watched = self._is_attached or self._reductions < STEPS_SEEN
+        if is_watched or uses_ours(self.layout.configuration) or not self.algorithm.is_torchs:
             self._held.traffic.install()
         else:
             self._held.traffic.remove()

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import bagua_client
+from bagua_client.communication import link
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded import traffic
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.merged_units import why_not
 
@@ -173,7 +173,7 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def differs(kind: Kind, changes: Changes, steps: int = 10) -> str:
     """What differs between an untouched model and ours; empty: nothing. Called on all ranks."""
     # Small, so that these small models travel in stripes, too.
-    with mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
+    with mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
         untouched = sharded(kind)
         expected, _ = train(untouched, kind, {}, steps)
         ours = bagua_client.tune(sharded(kind))

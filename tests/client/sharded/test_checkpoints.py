@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import bagua_client
-from bagua_client.sharded import traffic
+from bagua_client.communication import link
 from tests.client.sharded.models import Kind, sharded, train
 from tests.ranks import RankPool
 
@@ -101,7 +101,7 @@ def _difference(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 def _checkpointed(kind: Kind, change: dict[str, Any], folder: Path) -> dict[str, list[str]]:
     """What differs from an untouched training; called on all ranks."""
-    with mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
+    with mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2):
         return _compared(kind, change, folder)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import bagua_client
+from bagua_client.algorithms import Algorithm, QuantizedAlgorithm, find
 from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
@@ -63,14 +64,19 @@ def layout(**changes: Any) -> Layout:
 
 
 def memory_on(device: Device) -> UnitsMemory:
-    memory = UnitsMemory(UNITS, device, layout())
+    memory = UnitsMemory(UNITS, device, layout(), _algorithm_of)
     memory.read()
     return memory
 
 
 def extra(**changes: Any) -> float:
     found = layout(**changes)
-    return extra_bytes(UNITS, found.configuration, found.partition) / GIB
+    algorithm = _algorithm_of(found.configuration)
+    return extra_bytes(UNITS, found.configuration, found.partition, algorithm) / GIB
+
+
+def _algorithm_of(configuration: Configuration) -> Algorithm:
+    return find(configuration.algorithm or "gradient_allreduce")
 
 
 def test_what_configurations_need_more_than_the_default() -> None:
@@ -81,6 +87,11 @@ def test_what_configurations_need_more_than_the_default() -> None:
     assert extra(channels=4) == 3
     assert extra(bucket_bytes=4 * GIB) == 2 * 3  # of 2 units each: one more of each kind, twice
     assert extra(wire_precision="bf16") == 1
+    assert extra(hierarchical="shards") == 3
+    assert extra(algorithm="quantized_weights") == 1
+    assert extra(algorithm="quantized") == 2
+    feeds_back = QuantizedAlgorithm(error_feedback=True)
+    assert extra_bytes(UNITS, DEFAULT, layout().partition, feeds_back) / GIB == 2 + 4 * 2
 
 
 def test_what_is_predicted_beyond_the_share_is_not_tried() -> None:

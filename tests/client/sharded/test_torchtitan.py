@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 import bagua_client
 from bagua_client import Configuration
-from bagua_client.sharded import traffic
+from bagua_client.communication import link
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -177,7 +177,7 @@ def _unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def _trained(url: str, folder: Path) -> tuple[list[str], list[str], str]:
     """What differs from stock; what was in force; how the tuning ended."""
     ours = {"BAGUA_AUTOTUNE": "1", "BAGUA_AUTOTUNE_URL": url}
-    small = mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
+    small = mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
     with small, mock.patch.dict(os.environ, ours):
         stock, tuned = _Trainer(_parallelized()), _Trainer(bagua_client.tune(_parallelized()))
         differing, in_force, left, step = [], [], STEPS_AFTER, 0

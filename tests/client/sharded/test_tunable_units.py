@@ -114,7 +114,9 @@ def _refused(values: dict[str, Any]) -> tuple[bool, str, list[str]]:
     ("values", "reason"),
     [
         ({"kept_units": 5}, "5 units cannot be kept, as only 4 are gathered twice in a step"),
-        ({"hierarchical": "leaders"}, "sharded models do not have the knob hierarchical"),
+        ({"first_bucket_bytes": 1}, "sharded models do not have the knob first_bucket_bytes"),
+        ({"hierarchical": "shards"}, "hierarchical shards is not possible here: the parts of a"),
+        ({"algorithm": "bytegrad"}, "bytegrad is for replicated models, and this one is sharded"),
         (
             {"bucket_bytes": 1 << 20},
             why_not() or "the order in which the model uses them is known after some",

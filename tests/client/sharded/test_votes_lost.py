@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 import bagua_client
-from bagua_client.communication import communicator
+from bagua_client.communication import communicator, link
 from bagua_client.integrations.sharded_model import tunable_of
-from bagua_client.sharded import traffic
 from bagua_client.sharded.settings import Settings
 from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private import merged_units
@@ -85,7 +84,7 @@ def _vote_lost(
 ) -> tuple[str, list[str]]:
     """What differs from a training in which nothing failed; what was in force after the failure,
     and at the end."""
-    small = mock.patch.multiple(traffic, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
+    small = mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
     # A rank that waits for one that cannot make its group does not wait long.
     with small, mock.patch.object(communicator, "CONNECT_SECONDS", 1.0):
         # It is sent in half precision from the same step on.
