@@ -28,6 +28,12 @@ SPREAD = 0.01
 REDUCED_BYTES, GATHERED_BYTES = 4, 2
 """Of an element: parameters travel in 16 bits, gradients in 32."""
 PRECISIONS = {"as_is": 1.0, "bf16": 0.5, "fp16": 0.5}
+EIGHT_BITS: dict[object, tuple[float, float]] = {
+    "quantized": (0.51, 0.26),
+    "quantized_weights": (0.51, 1.0),
+}
+EIGHT_BITS["quantized_gradients"] = (1.0, 0.26)
+"""The part that is left of what is gathered and of what is reduced."""
 
 
 @dataclass(frozen=True)
@@ -201,18 +207,22 @@ class _Step:
         backward = forward[::-1]
         self._tasks = [(p, computing[p], False) for p in forward]
         self._tasks += [(p, computing[p] * BACKWARD_SHARE, True) for p in backward]
+        self._share = (cluster.world_size - 1) / cluster.world_size
+        narrow = PRECISIONS[str(configuration.get("wire_precision", "as_is"))]
+        gathers, reduces = EIGHT_BITS.get(configuration.get("algorithm"), (1.0, narrow))
+        self._narrow = min(reduces, narrow) * self._share
+        gathered = [elements[p] * GATHERED_BYTES for p in forward]
         self._needs: list[_Collective | None] = [
-            _collective(p, elements[p] * GATHERED_BYTES) for p in forward
+            _collective(p, gathered[p], gathers * self._share) for p in forward
         ]
         self._needs += [
-            None if is_kept[p] else _collective(p, elements[p] * GATHERED_BYTES) for p in backward
+            None if is_kept[p] else _collective(p, gathered[p], gathers * self._share)
+            for p in backward
         ]
         self._to_gather = deque(
             (place, each) for place, each in enumerate(self._needs) if each is not None
         )
-        narrow = PRECISIONS[str(configuration.get("wire_precision", "as_is"))]
         self._reduced = [elements[p] * REDUCED_BYTES for p in forward]
-        self._narrow = narrow
         self._depth = max(_number(configuration, "prefetch", 0), 1)
         self._buffers = _number(configuration, "scatter_buffers", 1)
         channels = _number(configuration, "channels", 1)
@@ -220,7 +230,6 @@ class _Step:
         useful = sum((1 - STRIPE_LOSS) ** channel for channel in range(channels))
         self._link = cluster.bandwidth_bytes_per_second
         self._flow = useful * min(cluster.flow_bytes_per_second, self._link)
-        self._share = (cluster.world_size - 1) / cluster.world_size
         self._latency = LATENCY_SECONDS + channels * 20e-6 + cluster.latency_seconds
         self._trace = _Trace()
 
@@ -259,7 +268,7 @@ class _Step:
                     part, _, is_backward = self._tasks[task]
                     if is_backward:
                         size = self._reduced[part]
-                        each = _collective(part, size, self._narrow * self._share)
+                        each = _collective(part, size, self._narrow)
                         each.left_seconds = self._latency
                         reducing.append(each)
                         order.append(each)
@@ -283,7 +292,7 @@ def _number(configuration: Mapping[str, Value], knob: str, usual: int) -> int:
     return value
 
 
-def _collective(part: int, size_bytes: int, share: float = 0.5) -> _Collective:
+def _collective(part: int, size_bytes: int, share: float) -> _Collective:
     return _Collective(part, 0.0, size_bytes * share, size_bytes)
 
 

@@ -18,10 +18,18 @@ from typing import NamedTuple
 import numpy as np
 
 from bagua_autotune.costs.layouts import Floats, Layouts
-from bagua_autotune.model.knobs import CHANNELS_KNOB, Configuration
+from bagua_autotune.model.algorithms import algorithm_of
+from bagua_autotune.model.knobs import (
+    ALGORITHM_KNOB,
+    CHANNELS_KNOB,
+    PRECISION_KNOB,
+    WAYS_KNOB,
+    Configuration,
+)
 from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
 
-BYTES_OF_16_BITS = 2
+BYTES_OF_16_BITS, BYTES_OF_8_BITS = 2.0, 1 + 8 / 1024
+"""Of an element; 1,024 numbers in 8 bits share two bounds of 4 bytes."""
 SHORTEST_SECONDS = 1e-9
 LATENCY_SECONDS = 50e-6
 """Of a collective, where the profiled ones do not tell: those of some GPUs and processors."""
@@ -32,6 +40,9 @@ GAIN_PER_DOUBLING = 0.7
 ``USEFUL_CHANNELS``; with an error of ``DOUBLING_ERROR`` for each doubling, as a logarithm."""
 USEFUL_CHANNELS = 4
 DOUBLING_ERROR = 0.3
+OTHER_WAY_ERROR = 0.3
+"""As a logarithm, of the time that another algorithm or way takes, before it is profiled: what the
+processors do for it, and what it has other links carry."""
 
 
 class Traffic(NamedTuple):
@@ -79,8 +90,10 @@ class ShardedModel:
         for configuration, profile in profiled:
             by_configuration.setdefault(configuration, []).append(profile)
         first = next(iter(by_configuration.items()))
+        self._profiled = {_way(configuration) for configuration in by_configuration}
         self._gathers = _gathers_by_unit(layouts, *first)
-        self._rates = self._rates_of(by_configuration)
+        alike = {c: p for c, p in by_configuration.items() if _way(c) == _way(first[0])}
+        self._rates = self._rates_of(alike)
         measured = [
             (self._communication(c), median(p.step_seconds for p in profiles), profiles)
             for c, profiles in by_configuration.items()
@@ -95,7 +108,8 @@ class ShardedModel:
         return np.log([self._step(self._communication(c)) for c in configurations])
 
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
-        """See Predictor: that of the slope, and those of numbers of channels not profiled."""
+        """See Predictor: that of the slope, and those of numbers of channels and of ways that were
+        not profiled."""
         own = self.predict(configurations)
         least, most = self.slope - self._slope_error, self.slope + self._slope_error
         steeper = most if most <= 1 else least
@@ -104,31 +118,43 @@ class ShardedModel:
         communication = np.array([self._communication(c) for c in configurations])
         other = np.maximum(first + steeper * (communication - communication[0]), SHORTEST_SECONDS)
         rows.append(np.log(other) - own)
-        for count in sorted({_channels(c) for c in configurations} - self._rates.keys()):
-            doublings = abs(np.log2(count / self._nearest(count)))
-            longer = np.exp(DOUBLING_ERROR * doublings)
-            seconds = [
-                self._step(self._communication(c) * (longer if _channels(c) == count else 1.0))
-                for c in configurations
-            ]
-            rows.append(np.log(seconds) - own)
+        errors = [self._errors(each) for each in configurations]
+        for doubt in sorted({doubt for each in errors for doubt in each}):
+            longer = np.exp([each.get(doubt, 0.0) for each in errors])
+            rows.append(np.log([self._step(each) for each in communication * longer]) - own)
         return np.array(rows)
+
+    def _errors(self, configuration: Configuration) -> dict[tuple[str, str], float]:
+        """By what is not known: how far off, as a logarithm, its communication may be."""
+        count, way = _channels(configuration), _way(configuration)
+        found = {}
+        if count not in self._rates:
+            doublings = abs(float(np.log2(count / self._nearest(count))))
+            found["channels", str(count)] = DOUBLING_ERROR * doublings
+        if way not in self._profiled:
+            found["way", way] = OTHER_WAY_ERROR
+        return found
 
     def traffic(self, configuration: Configuration) -> Traffic:
         """What a step under a configuration sends."""
         kept = self._kept(configuration)
         tensors = self._layouts.tensors
-        narrows = configuration.get("wire_precision", "as_is") != "as_is"
+        narrows = configuration.get(PRECISION_KNOB, "as_is") != "as_is"
+        eight_bits = algorithm_of(configuration).eight_bits
+        reduced_in = BYTES_OF_16_BITS if narrows else np.inf
+        if "reduced" in eight_bits:
+            reduced_in = BYTES_OF_8_BITS
+        gathered_in = BYTES_OF_8_BITS if "gathered" in eight_bits else np.inf
         collectives, gathered, reduced = 0.0, 0.0, 0.0
         for part in _parts(self._layouts, configuration):
             times, sizes_bytes = zip(*(self._gathers[unit] for unit in part), strict=True)
             is_kept = all(unit in kept for unit in part)
             count = max(times) / 2 if is_kept else max(times)
             collectives += count + 1
-            gathered += count * sum(sizes_bytes)
-            for unit in part:
-                narrow = BYTES_OF_16_BITS * tensors[unit].elements
-                reduced += min(narrow, tensors[unit].bytes) if narrows else tensors[unit].bytes
+            for unit, size_bytes in zip(part, sizes_bytes, strict=True):
+                elements = tensors[unit].elements
+                gathered += count * min(gathered_in * elements, size_bytes)
+                reduced += min(reduced_in * elements, tensors[unit].bytes)
         return Traffic(collectives, gathered, reduced)
 
     def _kept(self, configuration: Configuration) -> set[int]:
@@ -142,13 +168,12 @@ class ShardedModel:
         """By the number of channels: medians over the profiled steps."""
         found: dict[int, list[Rate]] = {}
         for configuration, profiles in profiled.items():
-            reduced_bytes = self.traffic(configuration).reduced_bytes
+            gathered_bytes, reduced_bytes = self.traffic(configuration)[1:]
             for profile in profiles:
                 gathers, buckets = profile.gathers, profile.buckets
                 gathering, reducing = _seconds(gathers), _seconds(buckets)
                 # Some wait for others, and some share the link with others.
                 together = _busy_seconds(profile) / max(gathering + reducing, SHORTEST_SECONDS)
-                gathered_bytes = sum(gather.bytes for gather in gathers)
                 rate = Rate(
                     _per_byte(gathering * together, len(gathers), gathered_bytes),
                     _per_byte(reducing * together, len(buckets), reduced_bytes),
@@ -181,6 +206,11 @@ def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
 def _channels(configuration: Configuration) -> int:
     count = configuration.get(CHANNELS_KNOB, 1)
     return count if isinstance(count, int) else 1
+
+
+def _way(configuration: Configuration) -> str:
+    """What decides a rate beside the channels."""
+    return f"{configuration.get(ALGORITHM_KNOB)} {configuration.get(WAYS_KNOB)}"
 
 
 def _gathers_by_unit(

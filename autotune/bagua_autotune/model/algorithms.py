@@ -10,6 +10,8 @@ from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
     BUCKET_KNOB,
     CHANNELS_KNOB,
+    PRECISION_KNOB,
+    SHARDED_KNOBS,
     USUAL_ALGORITHM,
     WAYS_KNOB,
     Categorical,
@@ -30,15 +32,21 @@ class Algorithm:
             ``apart``: nothing that a step waits for.
         compresses: to eight bits, in one exchange more.
         ways: to reduce, of those that it works with; None: all.
+        eight_bits: of a sharded model: what travels in eight bits, ``gathered`` parameters,
+            ``reduced`` gradients, or both.
     """
 
     when: Moment = "ready"
     compresses: bool = False
     ways: tuple[str, ...] | None = None
+    eight_bits: tuple[str, ...] = ()
 
     @property
     def knobs(self) -> tuple[str, ...]:
         """The knobs that change its cost, beside where a bucket begins and ends."""
+        if self.eight_bits:
+            narrow = () if "reduced" in self.eight_bits else (PRECISION_KNOB,)
+            return (BUCKET_KNOB, WAYS_KNOB, CHANNELS_KNOB, *SHARDED_KNOBS, *narrow)
         if self.when == "apart":
             return ()
         sizes = () if self.when == "begin" else (BUCKET_KNOB,)
@@ -52,6 +60,9 @@ KNOWN: Mapping[Value, Algorithm] = {
     "decentralized": Algorithm("begin"),
     "low_precision_decentralized": Algorithm("end", compresses=True, ways=("off", "leaders")),
     "async": Algorithm("apart"),
+    "quantized": Algorithm(eight_bits=("gathered", "reduced")),
+    "quantized_weights": Algorithm(eight_bits=("gathered",)),
+    "quantized_gradients": Algorithm(eight_bits=("reduced",)),
 }
 OTHER = Algorithm()
 """An algorithm that somebody else has written."""

@@ -33,6 +33,7 @@ BUCKET_KNOB = "bucket_bytes"
 WAYS_KNOB = "hierarchical"
 CHANNELS_KNOB = "channels"
 ALGORITHM_KNOB = "algorithm"
+PRECISION_KNOB = "wire_precision"
 USUAL_ALGORITHM = "gradient_allreduce"
 PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")

@@ -43,6 +43,9 @@ def test_a_profile_of_the_default_tells_what_keeping_merging_and_16_bits_save() 
         {"kept_units": LAYERS},
         {"wire_precision": "bf16"},
         {"bucket_bytes": 56_000_000},
+        {"algorithm": "quantized"},
+        {"algorithm": "quantized_weights", "wire_precision": "bf16"},
+        {"algorithm": "quantized_gradients", "kept_units": LAYERS},
     ):
         assert _errors(simulator, model, changes) < 0.05, changes
 
@@ -60,6 +63,15 @@ def test_channels_are_known_once_they_are_profiled_and_doubtful_before() -> None
     assert _errors(simulator, after, {"channels": 4, "kept_units": LAYERS}) < 0.06
     doubt = [np.abs(m.deviations([simulator.default, four])[:, 1]).max() for m in (before, after)]
     assert doubt[0] > 0.2 > doubt[1]
+
+
+def test_another_algorithm_is_doubted_until_it_is_profiled() -> None:
+    simulator, quantized = made(), {"algorithm": "quantized"}
+    default, other = simulator.default, Configuration({**simulator.default, **quantized})
+    before, after = _fitted(simulator, [{}]), _fitted(simulator, [{}, quantized])
+    doubt = [np.abs(m.deviations([default, other])[:, 1]).max() for m in (before, after)]
+    assert doubt[0] > 0.15 > doubt[1]
+    assert _errors(simulator, after, {"kept_units": LAYERS, **quantized}) < 0.05
 
 
 def test_a_round_may_begin_with_merged_and_kept_units() -> None:
