@@ -2,7 +2,8 @@
 step, beside the same settings swept by hand.
 
 python benchmarks/sharded.py --smoke
-python benchmarks/sharded.py --models gpt2-medium --networks unshaped 10gbit --gpus 0 0 --allow
+python benchmarks/sharded.py --models gpt2-medium --networks unshaped 10gbit --gpus 0 0 \
+    --allow bfloat16 quantized
 python benchmarks/sharded.py --memory-tunings 20 --gpus 0 0
 """
 
@@ -31,8 +32,8 @@ from benchmarks.testbed import Network, Testbed
 
 JOBS = Path(__file__).parent / "support" / "jobs"
 STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
-TUNED, ALLOWED = "tuned", "tuned, 16 bits"
-ALLOWS = "bfloat16"
+TUNED, ALLOWED = "tuned", "tuned, fewer bits"
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 MOST_TUNING_STEPS = 300
 JOB_TIMEOUT_SECONDS = 400.0
 MEMORY_TIMEOUT_SECONDS = 1500.0
@@ -48,8 +49,8 @@ def arguments() -> argparse.Namespace:
                         help="of each host, which may share one (0 0); none: the CPU")  # fmt: skip
     parser.add_argument("--hosts", type=int, default=2, help="on the CPU (default: 2)")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
-    parser.add_argument("--allow", action="store_true",
-                        help="tune a second time with bf16 allowed on the wire")  # fmt: skip
+    parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
+                        help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
     parser.add_argument("--overhead", action="store_true",
                         help="tune and sweep nothing: measure what the default costs")  # fmt: skip
     parser.add_argument("--channels", type=int, nargs="+", metavar="N",
@@ -71,7 +72,7 @@ def arguments() -> argparse.Namespace:
 
 
 def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm]]:
-    """What is swept by hand: settings that leave the numbers as they are, and those in bf16."""
+    """What is swept by hand: settings that leave the numbers as they are, and others."""
     kept, channels, on_gpu = (0, layers // 2, layers), options.channels, bool(options.gpus)
     exact = [_ours({}, DEFAULT)]
     exact += [
@@ -82,11 +83,16 @@ def swept(layers: int, options: argparse.Namespace) -> tuple[list[Arm], list[Arm
     if on_gpu:
         exact.append(_ours({"kept_units": layers, "scatter_group": "own"}))
     narrow = [
-        _ours({"kept_units": keep, "channels": count, "wire_precision": "bf16"})
-        for keep, count in product((0, layers), channels)
-        if options.allow
+        _ours({"kept_units": keep, "channels": count, **_knob_of(name)})
+        for name, keep, count in product(options.allow, (0, layers), channels)
     ]
     return exact, narrow
+
+
+def _knob_of(allowed: str) -> dict[str, str]:
+    if allowed in PRECISIONS:
+        return {"wire_precision": PRECISIONS[allowed]}
+    return {"algorithm": allowed}
 
 
 def _ours(changes: Mapping[str, Any], name: str = "") -> Arm:
@@ -112,7 +118,7 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
         jobs = _Jobs(name, workload, folder, testbed)
         tunings = {} if options.overhead else {TUNED: jobs.tune()}
         if options.allow:
-            tunings[ALLOWED] = jobs.tune(ALLOWS)
+            tunings[ALLOWED] = jobs.tune(",".join(options.allow))
         stage = _stage(model, tunings, options)
         return {
             "cell": {"model": model, "network": network, "hosts": hosts, **workload},

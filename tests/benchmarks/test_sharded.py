@@ -17,12 +17,15 @@ pytestmark = pytest.mark.timeout(200)
 def test_each_setting_is_swept_once_under_a_name_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sharded.py", "--gpus", "0", "0", "--allow"])
+    allowed = ["bfloat16", "quantized"]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", "--gpus", "0", "0", "--allow", *allowed])
     exact, narrow = sharded.swept(12, sharded.arguments())
     names = [arm["name"] for arm in [*exact, *narrow]]
-    assert len(set(names)) == len(names) == 33
+    assert len(set(names)) == len(names) == 41
     assert exact[0] == {"name": sharded.DEFAULT, "kind": "sharded, ours", "configuration": {}}
-    assert all(arm["configuration"]["wire_precision"] == "bf16" for arm in narrow)
+    used = [arm["configuration"] for arm in narrow]
+    assert [each.get("wire_precision") for each in used] == ["bf16"] * 8 + [None] * 8
+    assert [each.get("algorithm") for each in used] == [None] * 8 + ["quantized"] * 8
 
 
 def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None:
