@@ -35,6 +35,7 @@ CHANGES = {
     "stripe": replace(DEFAULT, channels=4),
     "own-scatter-group": replace(DEFAULT, scatter_group="own"),
     "precision": replace(DEFAULT, wire_precision="bf16"),
+    "eight-bits": replace(DEFAULT, algorithm="quantized"),
 }
 STEP_SECONDS = 0.005
 MOST_SECONDS = 150.0
@@ -121,7 +122,7 @@ def train(
                 losses.append(loss.item())
                 if model is ours:
                     now = ours._tunable.layout.configuration
-                    _follow(twin, now.wire_precision)
+                    _follow(twin, now)
             if losses[0] != losses[1] and not differing:
                 differing = f"step {step}: {losses}"
             if str(now) not in in_force:
@@ -139,10 +140,11 @@ def train(
         return Report(step, differing, in_force, ours.tuning.state, lines.lines)
 
 
-def _follow(twin: Any, precision: str) -> None:
+def _follow(twin: Any, now: Configuration) -> None:
     """Nothing else changes the numbers."""
-    if twin.configuration.wire_precision != precision:
-        assert twin.reconfigure(replace(twin.configuration, wire_precision=precision))
+    bits = {"wire_precision": now.wire_precision, "algorithm": now.algorithm}
+    if (asked := replace(twin.configuration, **bits)) != twin.configuration:
+        assert twin.reconfigure(asked)
 
 
 def _write(file: Path, text: str) -> None:

@@ -92,7 +92,7 @@ def test_a_rank_that_stands_still_in_a_backward_pass_of_each_kind(
     [
         # Of more than a few the ranks would say that they disagree too often.
         ("put", ("keep", "merge", "stripe")),
-        ("put", ("own-scatter-group", "precision")),
+        ("put", ("own-scatter-group", "precision", "eight-bits")),
         ("groups", ("stripe", "own-scatter-group")),
     ],
 )

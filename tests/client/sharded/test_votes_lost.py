@@ -32,6 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "own-scatter-group": {"scatter_group": "own"},
     "striped-own-scatter-group": {"channels": 4, "scatter_group": "own"},
     "precision": {"wire_precision": "bf16"},
+    "eight-bits": {"algorithm": "quantized"},
 }
 EARLIER: dict[str, dict[str, Any]] = {
     "default": {},
@@ -87,8 +88,8 @@ def _vote_lost(
     small = mock.patch.multiple(link, SMALLEST_STRIPE_BYTES=16, ALIGNED_ELEMENTS=2)
     # A rank that waits for one that cannot make its group does not wait long.
     with small, mock.patch.object(communicator, "CONNECT_SECONDS", 1.0):
-        # It is sent in half precision from the same step on.
-        precision = {key: change[key] for key in change if key == "wire_precision"}
+        # It is sent in fewer bits from the same step on.
+        precision = {k: change[k] for k in change if k in ("wire_precision", "algorithm")}
         untouched = bagua_client.tune(sharded(Kind())) if precision else sharded(Kind())
         asked = {AGAIN_AT: precision} if precision else {}
         expected, _ = train(untouched, Kind(), asked, END)
