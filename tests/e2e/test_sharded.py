@@ -71,13 +71,15 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
 
 
 def _leave(steps: int) -> tuple[str, bool]:
-    """Train a model so long, and leave it; the state of its tuning, and whether it is gone."""
+    """Train a model so long, and leave it; the state of its tuning, and whether it is gone, at once
+    and with its parameters."""
     model: Any = bagua_client.tune(sharded(Kind()))
     train(model, Kind(), {}, steps)
-    state, left = model.tuning.state, weakref.ref(model)
+    state, left = model.tuning.state, [weakref.ref(model)]
+    left += map(weakref.ref, model.parameters())
     del model
     gc.collect()
-    return state, left() is None
+    return state, not any(each() is not None for each in left)
 
 
 def test_a_model_that_is_left_in_mid_tuning_leaves_its_memory(

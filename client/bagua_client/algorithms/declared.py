@@ -18,6 +18,9 @@ class Declared:
     Args:
         own: the algorithm that the model came with.
         kind: of the model: ``replicated`` or ``sharded``.
+
+    Attributes:
+        own: see above.
         parameters: of the model.
 
     Raises:
@@ -33,7 +36,7 @@ class Declared:
     ) -> None:
         self.own = own
         self._kind = kind
-        self._parameters = parameters
+        self.parameters = parameters
         self._communicator = communicator
         self._check(own)
 
@@ -46,7 +49,7 @@ class Declared:
     def choices(self, allowed: Collection[str]) -> list[Algorithm]:
         """The model's own algorithm, then those of ``allowed`` that work on it."""
         names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
-        others = [offered(n, self._parameters) for n in names if n != self.own.name]
+        others = [offered(n, self.parameters) for n in names if n != self.own.name]
         return [self.own, *(e for e in others if e is not None and self._kind in e.models)]
 
     def new(self, configuration: Configuration) -> Algorithm:
@@ -58,7 +61,7 @@ class Declared:
         declared: Algorithm | None = self.own
         if configuration.algorithm:
             try:
-                declared = offered(configuration.algorithm, self._parameters)
+                declared = offered(configuration.algorithm, self.parameters)
             except KeyError as error:
                 raise ValueError(error.args[0]) from None
         if declared is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from bagua_client.algorithms import Algorithm
+from bagua_client.algorithms import Algorithm, find
 from bagua_client.algorithms.declared import Declared
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
@@ -41,6 +41,7 @@ from bagua_client.tunable.observers import Observers
 
 logger = logging.getLogger(__name__)
 
+ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
 """The default's memory is known after so many, and the order of its units."""
 HELD = "_bagua_held"
@@ -84,6 +85,7 @@ class TunableUnits:
         self.observers = Observers(communicator.rank)
         # On a GPU nothing tells how long it waits for what is gathered beside its computing.
         self.observation = Observation(self.observers, communicator.device.type == "cpu")
+        self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
         self.tensors = tuple(map(_spec, units, families(units)))
         # Gradients become ready from the model's end on.
@@ -125,7 +127,7 @@ class TunableUnits:
             model.register_forward_hook(self._forward_ends, always_call=True),
             register_optimizer_step_post_hook(_weakly(held.settings)),
         ]
-        weakref.finalize(model, _remove, self._handles).atexit = False
+        weakref.finalize(model, self._leave).atexit = False
 
     @property
     def _held(self) -> _Held:
@@ -141,6 +143,14 @@ class TunableUnits:
     @property
     def memory(self) -> UnitsMemory | None:
         return self._held.memory
+
+    def _leave(self) -> None:
+        """The model is gone. Whoever is told of it holds this a while longer, and must not hold its
+        parameters and gradients."""
+        for handle in self._handles:
+            handle.remove()
+        self.parameters = self.declared.parameters = ()
+        self.algorithm = find(ALGORITHM)
 
     # Plan
 
@@ -377,8 +387,3 @@ def _weakly(settings: Settings) -> Callable[..., None]:
             found.reshard()
 
     return reshard
-
-
-def _remove(handles: Collection[Any]) -> None:
-    for handle in handles:
-        handle.remove()
