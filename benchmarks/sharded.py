@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
     parser.add_argument("--overhead", action="store_true",
                         help="tune and sweep nothing: measure what the default costs")  # fmt: skip
+    parser.add_argument("--by-hand", action="store_true", help="tune nothing, only sweep")
     parser.add_argument("--channels", type=int, nargs="+", metavar="N",
                         help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=4,
@@ -116,8 +117,8 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
         if testbed.fallback:
             print(f"{name}: over loopback: {testbed.fallback}", flush=True)
         jobs = _Jobs(name, workload, folder, testbed)
-        tunings = {} if options.overhead else {TUNED: jobs.tune()}
-        if options.allow:
+        tunings = {} if options.overhead or options.by_hand else {TUNED: jobs.tune()}
+        if options.allow and not options.by_hand:
             tunings[ALLOWED] = jobs.tune(",".join(options.allow))
         stage = _stage(model, tunings, options)
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bagua_client.layout import Layout
 from bagua_client.sharded.device_memory import Taken
-from bagua_client.sharded.memory import UnitsMemory, extra_bytes
+from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
 from bagua_client.sharded.tunable_units import TunableUnits
 
 OTHERS_BYTES = 2**40
@@ -42,7 +42,9 @@ class ScriptedMemory:
         """What a layout takes."""
         configuration, algorithm_of = layout.configuration, self._tunable.declared.new
         algorithm = algorithm_of(configuration)
-        extra = extra_bytes(self._tunable.units, configuration, layout.partition, algorithm)
+        units, parts = self._tunable.units, layout.partition
+        extra = extra_bytes(units, configuration, parts, algorithm)
+        extra += max(sum(copied_bytes(units, configuration, part, algorithm)) for part in parts)
         return self.rest_bytes + int(self._factor * extra)
 
     def reset(self) -> None:
@@ -52,6 +54,9 @@ class ScriptedMemory:
         peak_bytes = self.peak_of(self._tunable.layout)
         self.most_bytes = max(self.most_bytes, peak_bytes)
         return Taken(peak_bytes, self.retries)
+
+    def now_bytes(self) -> int:
+        return self.peak_of(self._tunable.layout)
 
     def allowed_bytes(self) -> int:
         return self._allowed_bytes

@@ -46,8 +46,9 @@ class Algorithm:
         models: the kinds of models that it is for: ``replicated`` ones (DistributedDataParallel),
             ``sharded`` ones (``fully_shard``), or both. Of a sharded model it has the two methods
             :meth:`gather` and :meth:`reduce`.
-        copied_bytes, kept_bytes: of a sharded model: so much more memory it takes, for each element
-            of what travels at once, and for each element of the whole model.
+        copied_bytes: of a sharded model: so much memory its copies take for each element of what is
+            gathered, and of what is reduced.
+        kept_bytes: of a sharded model: so much it takes for each element of the whole model.
     """
 
     name = ""
@@ -63,7 +64,8 @@ class Algorithm:
     exchanges = 1
     scales_itself = False
     models: tuple[str, ...] = ("replicated",)
-    copied_bytes = kept_bytes = 0
+    copied_bytes = 0, 0
+    kept_bytes = 0
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__

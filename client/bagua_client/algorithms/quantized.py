@@ -67,7 +67,8 @@ class QuantizedAlgorithm(Algorithm):
         self.weights, self.gradients = weights, gradients
         self.error_feedback = error_feedback and gradients
         self.range_elements = range_elements
-        self.copied_bytes = 4 if gradients else 2
+        # As they leave, and as they arrive.
+        self.copied_bytes = 2 * weights, 2 * gradients
         self.kept_bytes = 4 if self.error_feedback else 0
         self._lost: dict[int, torch.Tensor] = {}
 

@@ -9,6 +9,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+FULL_SHARE = 0.5
+"""Of what torch may take: with more than this, what is kept for later is let go of at a change."""
+
 
 class Taken(NamedTuple):
     """Attributes:
@@ -25,10 +28,13 @@ class DeviceMemory(Protocol):
     """The memory of one device."""
 
     def reset(self) -> None:
-        """Measure the peak from now on."""
+        """Measure the peak from now on. What is kept for later may be let go of."""
 
     def taken(self) -> Taken:
         """What this process takes."""
+
+    def now_bytes(self) -> int:
+        """What its tensors take now."""
 
     def allowed_bytes(self) -> int:
         """What torch may take of it, in this process."""
@@ -45,6 +51,14 @@ class CudaMemory:
 
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
+        if torch.cuda.memory_reserved(self._device) > FULL_SHARE * self.allowed_bytes():
+            # Else blocks that fitted the configuration before are in the way of this one's.
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()
+
+    def now_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
 
     def taken(self) -> Taken:
         found = torch.cuda.memory_stats(self._device)

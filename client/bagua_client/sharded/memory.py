@@ -33,12 +33,11 @@ def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
 def extra_bytes(
     units: Sequence[Unit], configuration: Configuration, parts: Parts, algorithm: Algorithm
 ) -> int:
-    """So much more than with all units by themselves the configuration needs at its peak.
+    """So much more than with all units by themselves the configuration holds at its peak.
 
     What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit each;
     each further scatter buffer adds the largest unit's gradients. A merged unit is there twice, as
-    it travels and as it is used. Stripes, what travels by node, in 16 bits or by another algorithm
-    are copies.
+    it travels and as it is used. An algorithm may keep something for each element.
 
     Args:
         units: of the model.
@@ -57,18 +56,31 @@ def extra_bytes(
     )
     alone = sum(max(each) for each in zip(*sizes, strict=True))
     merged = 2 * (gathered + reduced - alone)
-    is_copied = configuration.channels > 1 or configuration.hierarchical != "off"
-    stripes = (gathered + reduced) * is_copied
-    elements: int = max(sum(units[place].elements for place in part) for part in parts)
-    own = algorithm.copied_bytes * elements
-    own += algorithm.kept_bytes * sum(unit.elements for unit in units)
     ahead = max(configuration.prefetch - 1, 0) * gathered
-    narrow = 0
-    if configuration.wire_precision != "as_is":
-        widest_bytes: int = max(unit.dtypes[1].itemsize for unit in units)
-        narrow = reduced * BYTES_OF_16_BITS // widest_bytes
     buffers = (configuration.scatter_buffers - 1) * reduced
-    return int(kept + ahead + buffers + stripes + narrow + merged + own)
+    own = algorithm.kept_bytes * sum(unit.elements for unit in units)
+    return int(kept + ahead + buffers + merged + own)
+
+
+def copied_bytes(
+    units: Sequence[Unit], configuration: Configuration, part: Sequence[int], algorithm: Algorithm
+) -> tuple[int, int]:
+    """What copies take while the units of a part are gathered, and while their gradients are
+    reduced: stripes, and what travels by node, in 16 bits or by another algorithm.
+
+    Args:
+        part: the places of units that communicate as one.
+        algorithm: that the configuration names.
+    """
+    own = [units[place] for place in part]
+    elements: int = sum(unit.elements for unit in own)
+    gathered, reduced = (count * elements for count in algorithm.copied_bytes)
+    if configuration.channels > 1 or configuration.hierarchical != "off":
+        gathered += sum(unit.elements * unit.dtypes[0].itemsize for unit in own)
+        reduced += sum(unit.elements * unit.dtypes[1].itemsize for unit in own)
+    if configuration.wire_precision != "as_is":
+        reduced += BYTES_OF_16_BITS * elements
+    return gathered, reduced
 
 
 def _groups(configuration: Configuration) -> int:
@@ -101,40 +113,57 @@ class UnitsMemory:
         algorithm_of: Callable[[Configuration], Algorithm],
     ) -> None:
         self._units, self._device, self._algorithm_of = units, device, algorithm_of
-        self._given_bytes = self._in_force_bytes = self._proven_bytes = self._extra(layout)
+        # By unit: the most that was there when it was to be gathered, and reduced, beyond what
+        # the configuration holds. What is copied then need not be there at the peak.
+        self._beside: dict[int, list[int]] = {}
         self._rest_bytes = self._retries = self._groups = 0
+        self._given = self._in_force = layout
+        self._proven_bytes, self._is_short = self._extra(layout), False
         self.begin(layout)
 
     def start_from(self, layout: Layout) -> None:
         """This is the default's layout; see :meth:`Tunable.start_from`."""
-        self._given_bytes = self._extra(layout)
+        self._given = layout
 
     def begin(self, layout: Layout) -> None:
         """A layout is about to come into force."""
-        self._in_force_bytes = self._extra(layout)
+        self._in_force = layout
         self._groups = max(self._groups, _groups(layout.configuration))
         self._device.reset()
+        self.settle()
+
+    def settle(self) -> None:
+        """Blocks of other sizes have been freed by now: memory that runs out counts from here."""
         self._retries = self._device.taken().retries
+
+    def travels(self, unit: int, is_gathered: bool) -> None:
+        """A unit is about to be gathered, or else its gradients are to be reduced."""
+        held = self._beside.setdefault(unit, [0, 0])
+        now_bytes = self._device.now_bytes() - self._held(self._in_force)
+        held[not is_gathered] = max(held[not is_gathered], now_bytes)
 
     def read(self) -> Footprint:
         """What the layout in force has taken since it came into force, of which is learned."""
         peak_bytes, retries = self._device.taken()
         limit_bytes, device_bytes = self._limits(self._groups)
-        lack = Lack.NONE
-        # What needs no more than the default is not what fills the memory.
-        if self._in_force_bytes > self._given_bytes:
-            lack |= Lack.RETRIED if retries > self._retries else Lack.NONE
+        lack, extra_bytes = Lack.NONE, self._extra(self._in_force)
+        has_retried = retries > self._retries
+        if extra_bytes <= self._extra(self._given):
+            # What needs no more than the default is not what fills the memory.
+            self._is_short |= has_retried
+        else:
+            lack |= Lack.RETRIED if has_retried and not self._is_short else Lack.NONE
             lack |= Lack.OVER if peak_bytes > limit_bytes else Lack.NONE
-        self._rest_bytes = max(self._rest_bytes, peak_bytes - self._in_force_bytes)
+        self._rest_bytes = max(self._rest_bytes, peak_bytes - extra_bytes)
         if not lack:
-            self._proven_bytes = max(self._proven_bytes, self._in_force_bytes)
+            self._proven_bytes = max(self._proven_bytes, extra_bytes)
         return Footprint(peak_bytes, limit_bytes, device_bytes, lack)
 
     def misfit(self, layout: Layout) -> Footprint | None:
         """See :meth:`Memory.misfit`."""
         self.read()  # What is in force has told nothing yet where no agent asks for it.
         extra_bytes = self._extra(layout)
-        if extra_bytes <= self._given_bytes:
+        if extra_bytes <= self._extra(self._given):
             return None
         limit_bytes, device_bytes = self._limits(_groups(layout.configuration))
         peak_bytes = self._rest_bytes + extra_bytes
@@ -150,6 +179,23 @@ class UnitsMemory:
         device_bytes = min(self._device.allowed_bytes(), reachable_bytes)
         return int(self.share * device_bytes), device_bytes
 
+    def _held(self, layout: Layout) -> int:
+        configuration = layout.configuration
+        algorithm = self._algorithm_of(configuration)
+        return extra_bytes(self._units, configuration, layout.partition, algorithm)
+
     def _extra(self, layout: Layout) -> int:
-        algorithm = self._algorithm_of(layout.configuration)
-        return extra_bytes(self._units, layout.configuration, layout.partition, algorithm)
+        """What a layout takes beyond the rest: what it holds, and what its copies take beyond the
+        peak that there is anyway."""
+        configuration = layout.configuration
+        algorithm, copies = self._algorithm_of(configuration), 0
+        for part in layout.partition:
+            found = copied_bytes(self._units, configuration, part, algorithm)
+            known = [self._beside[place] for place in part if place in self._beside]
+            if self._rest_bytes and known:
+                beside = [max(each) for each in zip(*known, strict=True)]
+                above = [b + c - self._rest_bytes for b, c in zip(beside, found, strict=True)]
+                copies = max(copies, *above)
+            else:
+                copies = max(copies, sum(found))
+        return self._held(layout) + copies

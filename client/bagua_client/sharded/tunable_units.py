@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 ALGORITHM = "gradient_allreduce"
 STEPS_SEEN = 3
 """The default's memory is known after so many, and the order of its units."""
+SETTLED_AFTER = 2
+"""So many steps after a change, what memory is kept for later fits what is in force."""
 HELD = "_bagua_held"
 """The attribute of a model that holds what refers to its modules."""
 OUT_OF_ORDER = "the model does not use each of them once, in the order in which it lists them"
@@ -104,6 +106,7 @@ class TunableUnits:
         self._voters = communicator.group, communicator.device
         self._next: Layout | None = None
         self._is_open = self._is_attached = self._is_in_forward = False
+        self._reductions_in_force = 0
         self._reductions, self._unmergeable = 0, why_not() or NOT_SEEN
         traffic = Traffic(
             units,
@@ -276,6 +279,7 @@ class TunableUnits:
 
     def _measure_memory(self, layout: Layout) -> None:
         """Measure what a layout takes, from now on."""
+        self._reductions_in_force = 0
         if self.memory is not None:
             self.observers.call(self.memory.begin, layout)
 
@@ -309,6 +313,7 @@ class TunableUnits:
             self._follow()
 
     def _gather_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
+        self._look_at_memory(unit, is_gathered=True)
         return self.observers.call(self.observation.gather_begins, unit, size_bytes)
 
     def _scatter_begins(self, unit: int, size_bytes: int) -> Callable[[], None] | None:
@@ -316,12 +321,21 @@ class TunableUnits:
         if not self._is_open:
             self._is_open = True
             after_backward(self._reduced)
+        self._look_at_memory(unit, is_gathered=False)
         return self.observers.call(self.observation.scatter_begins, unit, size_bytes)
+
+    def _look_at_memory(self, unit: int, is_gathered: bool) -> None:
+        """What is there under the default where a unit travels, which costs a little time."""
+        if self._reductions < STEPS_SEEN and self.memory is not None:
+            self.observers.call(self.memory.travels, unit, is_gathered)
 
     def _reduced(self) -> None:
         """The backward pass is over, and torch has waited for all that was reduced."""
         self._is_open = False
         self._reductions += 1
+        self._reductions_in_force += 1
+        if self._reductions_in_force == SETTLED_AFTER and self.memory is not None:
+            self.observers.call(self.memory.settle)
         self.observers.call(self.observation.backward_ends)
         if self._reductions == STEPS_SEEN:
             if self.memory is not None:

@@ -18,7 +18,7 @@ from bagua_client.configuration import Configuration
 from bagua_client.integrations.sharded_model import tunable_of
 from bagua_client.layout import Layout, TensorSpec, plan
 from bagua_client.sharded.device_memory import Taken, memory_of
-from bagua_client.sharded.memory import UnitsMemory, extra_bytes
+from bagua_client.sharded.memory import UnitsMemory, copied_bytes, extra_bytes
 from bagua_client.tunable.memory import Footprint, Lack, why_given_up, why_not_tried
 from benchmarks.support.scripted_memory import ScriptedMemory
 from tests.client.sharded.models import Kind, sharded, train
@@ -52,6 +52,9 @@ class Device:
     def taken(self) -> Taken:
         return Taken(self.taken_bytes, self.retries)
 
+    def now_bytes(self) -> int:
+        return self.taken_bytes
+
     def allowed_bytes(self) -> int:
         return self.allowed
 
@@ -72,7 +75,9 @@ def memory_on(device: Device) -> UnitsMemory:
 def extra(**changes: Any) -> float:
     found = layout(**changes)
     algorithm = _algorithm_of(found.configuration)
-    return extra_bytes(UNITS, found.configuration, found.partition, algorithm) / GIB
+    held = extra_bytes(UNITS, found.configuration, found.partition, algorithm)
+    copies = [copied_bytes(UNITS, found.configuration, p, algorithm) for p in found.partition]
+    return (held + max(map(sum, copies))) / GIB
 
 
 def _algorithm_of(configuration: Configuration) -> Algorithm:
@@ -90,8 +95,9 @@ def test_what_configurations_need_more_than_the_default() -> None:
     assert extra(hierarchical="shards") == 3
     assert extra(algorithm="quantized_weights") == 1
     assert extra(algorithm="quantized") == 2
+    assert extra(algorithm="quantized", bucket_bytes=4 * GIB) == 2 * 3 + 2 * 2
     feeds_back = QuantizedAlgorithm(error_feedback=True)
-    assert extra_bytes(UNITS, DEFAULT, layout().partition, feeds_back) / GIB == 2 + 4 * 2
+    assert extra_bytes(UNITS, DEFAULT, layout().partition, feeds_back) / GIB == 4 * 2
 
 
 def test_what_is_predicted_beyond_the_share_is_not_tried() -> None:
@@ -131,6 +137,28 @@ def test_it_goes_on_from_what_was_measured() -> None:
     assert found.peak_bytes > found.limit_bytes
 
 
+def test_copies_where_little_else_is_there_cost_nothing() -> None:
+    device = Device(taken_bytes=4 * GIB, allowed=12 * GIB)
+    memory = memory_on(device)
+    for unit in range(4):
+        memory.travels(unit, is_gathered=True)  # Of a GiB, and of gradients of 2.
+        memory.travels(unit, is_gathered=False)
+    device.taken_bytes = 10 * GIB
+    memory.read()
+    assert memory.misfit(layout(channels=4)) is None
+    assert memory.misfit(layout(channels=4, kept_units=1)) == memory.misfit(layout(kept_units=1))
+    device.taken_bytes = int(8.5 * GIB)
+    memory.travels(3, is_gathered=False)
+    found = memory.misfit(layout(channels=4))
+    assert found is None
+    memory.travels(2, is_gathered=False)
+    device.taken_bytes = 9 * GIB
+    memory.travels(2, is_gathered=False)
+    found = memory.misfit(layout(channels=4))
+    assert found is not None
+    assert found.peak_bytes == 11 * GIB
+
+
 def test_what_others_use_of_the_device_cannot_be_had() -> None:
     assert memory_on(Device(reachable=12 * GIB)).misfit(layout(kept_units=1)) == Footprint(
         11 * GIB, int(0.9 * 12 * GIB), 12 * GIB
@@ -152,6 +180,7 @@ def test_what_turns_out_not_to_fit() -> None:
     device = Device(allowed=14 * GIB)
     memory = memory_on(device)
     device.taken_bytes, device.retries = 14 * GIB, 1
+    memory.settle()
     assert memory.read().lack is Lack.NONE  # It is the default.
     memory.begin(layout(kept_units=1))
     assert device.resets == 2
@@ -167,6 +196,16 @@ def test_what_turns_out_not_to_fit() -> None:
         "rank 0 ran out of memory until it freed what it kept for later, at 10 GiB of 14 GiB"
     )
     assert why_given_up([over], is_trial=False) == why_given_up([retried], is_trial=False) == ""
+    memory.begin(layout(kept_units=1))
+    device.retries = 5
+    memory.settle()  # Some steps later; what was freed until then fitted another configuration.
+    assert memory.read().lack is Lack.NONE
+    memory.begin(layout())
+    device.retries = 6
+    assert memory.read().lack is Lack.NONE
+    memory.begin(layout(kept_units=1))
+    device.retries = 7
+    assert memory.read().lack is Lack.NONE  # So it is under the default.
     both = over._replace(lack=Lack.OVER | Lack.RETRIED)
     assert why_given_up([both], is_trial=False)
     assert why_given_up([Footprint()], is_trial=True) == ""
