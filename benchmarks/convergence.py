@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -25,17 +26,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_client import Configuration, DistributedDataParallel
+from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import (
     Algorithm,
     AsyncModelAverageAlgorithm,
     QAdamAlgorithm,
     QAdamOptimizer,
+    QuantizedAlgorithm,
 )
 from benchmarks.support.harness import print_table, write_json
 from examples.characters import CONTEXT, CharacterModel, topics
@@ -71,6 +74,14 @@ class Way:
         "adam",
         "qadam",
         "qadam, compatible",
+    )
+    OF_SHARDS = (
+        "all_reduce",
+        "bf16",
+        "quantized",
+        "quantized, error feedback",
+        "quantized_weights",
+        "quantized_gradients",
     )
 
     def __init__(self, name: str, steps: int, rate: float) -> None:
@@ -113,6 +124,24 @@ class Way:
             arguments = {"sync_interval_ms": ASYNC_INTERVAL_MS, "warmup_steps": self._steps // 10}
         return Algorithm.init(name, **arguments)
 
+    def begin_sharded(self, model: Any, usual: Optimizer) -> tuple[Any, torch.optim.Optimizer]:
+        """The model, sharded, with a unit for each of its blocks; and its optimizer."""
+        for block in model.blocks:
+            fully_shard(block)
+        tuned: Any = tune(fully_shard(model), algorithm=self._of_shards())
+        return tuned, usual(tuned.parameters())
+
+    def _of_shards(self) -> str | Algorithm:
+        if self.name == "quantized, error feedback":
+            return QuantizedAlgorithm(error_feedback=True)
+        return "gradient_allreduce" if self.name in ("all_reduce", "bf16") else self.name
+
+    def go_on(self, wrapped: Any) -> None:
+        """The first step of a sharded model is made: from now on its settings can change."""
+        if self.name == "bf16":
+            changed = replace(wrapped.configuration, wire_precision="bf16")
+            assert wrapped.reconfigure(changed)
+
     def end(self, wrapped: DistributedDataParallel) -> None:
         """Replicas that train apart are averaged, as who evaluates them would."""
         if isinstance(wrapped.algorithm, AsyncModelAverageAlgorithm):
@@ -153,7 +182,9 @@ def train_digits(seed: int, way: Way, options: argparse.Namespace, device: str) 
     return _figures(losses, float(right), device)
 
 
-def train_characters(seed: int, way: Way, options: argparse.Namespace, device: str) -> Figures:
+def train_characters(
+    seed: int, way: Way, options: argparse.Namespace, device: str, is_sharded: bool = False
+) -> Figures:
     """A transformer on the text of Python's own help."""
     corpus = "\n".join(topics.values())
     alphabet = sorted(set(corpus))
@@ -162,7 +193,8 @@ def train_characters(seed: int, way: Way, options: argparse.Namespace, device: s
     text, later = text[:200_000], text[200_000:].unfold(0, CONTEXT + 1, 250).to(device)
     torch.manual_seed(seed)
     usual = partial(torch.optim.AdamW, lr=1e-3 * options.rate)
-    model, optimizer = way.begin(CharacterModel(len(alphabet)).to(device), usual)
+    model: Any = CharacterModel(len(alphabet)).to(device)
+    model, optimizer = (way.begin_sharded if is_sharded else way.begin)(model, usual)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     losses = []
     for _ in range(options.steps):
@@ -174,11 +206,18 @@ def train_characters(seed: int, way: Way, options: argparse.Namespace, device: s
         loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if is_sharded and not losses:
+            way.go_on(model)
         losses.append(loss.item())
-    way.end(model)
+    if not is_sharded:
+        way.end(model)
     model.eval()
     with torch.no_grad():
-        right = (model.module(later[:, :-1]).argmax(2) == later[:, 1:]).double().mean()
+        right = (
+            ((model if is_sharded else model.module)(later[:, :-1]).argmax(2) == later[:, 1:])
+            .double()
+            .mean()
+        )
     return _figures(losses, float(right), device)
 
 
@@ -194,6 +233,7 @@ def _figures(losses: list[float], right: float, device: str) -> Figures:
 TRAININGS: dict[str, Callable[[int, Way, argparse.Namespace, str], Figures]] = {
     "digits": train_digits,
     "characters": train_characters,
+    "characters, sharded": partial(train_characters, is_sharded=True),
 }
 Found = dict[str, dict[str, list[Figures]]]
 """By training, by way: of each seed."""
@@ -202,7 +242,7 @@ Found = dict[str, dict[str, list[Figures]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainings", nargs="+", choices=[*TRAININGS], default=[*TRAININGS])
-    parser.add_argument("--ways", nargs="+", choices=Way.NAMES, default=[*Way.NAMES])
+    parser.add_argument("--ways", nargs="+", choices={*Way.NAMES, *Way.OF_SHARDS})
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
@@ -227,7 +267,8 @@ def train(options: argparse.Namespace) -> Found:
         torch.cuda.set_device(device)
     found: Found = {}
     for name in options.trainings:
-        found[name] = {way: [] for way in options.ways}
+        possible = Way.OF_SHARDS if name.endswith("sharded") else Way.NAMES
+        found[name] = {way: [] for way in options.ways or possible if way in possible}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for way, figures in found[name].items():  # in turn
                 each = Way(way, options.steps, options.rate)

@@ -25,9 +25,9 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-BLOCKS, WIDTH, SAMPLES = 8, 2048, 8192
+BLOCKS, WIDTH, SAMPLES = 32, 2048, 8192
 BLOCK_BYTES = 4 * (WIDTH * WIDTH + WIDTH)
-ROOM_BYTES = 5 * BLOCK_BYTES + BLOCK_BYTES // 2
+ROOM_BYTES = 20 * BLOCK_BYTES + BLOCK_BYTES // 2
 """Beside what the default takes: half of the blocks fit, and not all."""
 MOST_STEPS = 500
 # Ranks on one GPU: to NCCL each is a host of its own.
@@ -128,6 +128,7 @@ def test_keeping_everything_does_not_fit_and_half_of_it_does() -> None:
     assert set(peaks) == {0, 2}
     assert peaks[0] < peaks[2] <= peaks[0] + ROOM_BYTES
     for rank in found:
-        assert (rank["state"], rank["kept"], rank["now"]) == ("finished", {0, 4}, BLOCKS // 2)
+        assert (rank["state"], rank["now"]) == ("finished", BLOCKS // 2)
+        assert rank["kept"] == {0, BLOCKS // 2}
         assert rank["peak_bytes"] <= 0.9 * rank["allowed_bytes"]
         assert rank["allowed_bytes"] == pytest.approx(rank["wanted_bytes"], rel=1e-3)
