@@ -29,11 +29,11 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 @pytest.fixture
 def tuned_ranks() -> Iterator[Callable[..., RankPool]]:
-    """Makes ranks that tune against a service: 2 nodes x 2, or as told."""
+    """Makes ranks that tune against a service: 2 nodes x 2, or as told, and with what variables."""
     pools = []
 
-    def make(url: str | None, ranks_per_node: tuple[int, ...] = (2, 2)) -> RankPool:
-        variables = LIMITS if url is None else {**LIMITS, "BAGUA_AUTOTUNE_URL": url}
+    def make(url: str | None, ranks_per_node: tuple[int, ...] = (2, 2), **more: str) -> RankPool:
+        variables = LIMITS | more if url is None else {**LIMITS, "BAGUA_AUTOTUNE_URL": url, **more}
         pools.append(RankPool(ranks_per_node, collective_timeout_seconds=40, variables=variables))
         return pools[-1]
 

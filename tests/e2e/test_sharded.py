@@ -70,6 +70,46 @@ def test_a_sharded_job_is_tuned_and_learns_what_it_would_have_learned(
     assert all(gather["started_seconds"] < gather["ended_seconds"] for gather in gathers)
 
 
+def _train_in_fewer_bits() -> tuple[str, dict[str, torch.Tensor], list[float], str]:
+    """How the tuning of a job that lists what changes its numbers ended; the weights, the losses,
+    and what is kept."""
+    ours: Any = bagua_client.tune(sharded(Kind(blocks=6)))
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    left, losses = STEPS_AFTER, []
+    for step in range(MOST_STEPS):
+        torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
+        loss = ours(torch.randn(4, WIDTH)).square().mean()
+        loss.backward()
+        ours.report_loss(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        left -= ours.tuning.state == "finished"
+        if not left:
+            break
+    return ours.tuning.state, state_of(ours), losses, str(ours.configuration)
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_custom_all_gather"), reason="torch before 2.9 sends it all itself"
+)
+def test_a_sharded_job_tries_eight_bits_if_it_lists_them(
+    service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
+) -> None:
+    service.start()
+    allowed = {"BAGUA_AUTOTUNE_ALLOW": "quantized,quantized_gradients"}
+    ranks = tuned_ranks(service.url, (2,), **allowed)
+    (state, weights, losses, kept), other = ranks.run(_train_in_fewer_bits, timeout_seconds=280)
+    assert (state, kept) == (other[0], other[3])
+    assert state == "finished"
+    assert all(torch.equal(weights[name], other[1][name]) for name in weights)
+    assert losses[-1] < losses[0] / 4
+    trials = service.trials()
+    tried = {trial["configuration"]["algorithm"] for trial in trials}
+    assert {"gradient_allreduce", "quantized"} <= tried
+    assert {trial["state"] for trial in trials} == {"measured"}
+
+
 def _leave(steps: int) -> tuple[str, bool]:
     """Train a model so long, and leave it; the state of its tuning, and whether it is gone, at once
     and with its parameters."""
