@@ -52,6 +52,8 @@ class Knobs:
         scatter_group: ``own``: gradients are reduced on a process group of their own, so that they
             do not wait for parameters that are gathered; with several channels as ``shared``.
         scatter_buffers: how many units' gradients may be on their way at once.
+        node_copy: ``on``: from the forward to the backward pass a unit's parameters stay spread
+            over the ranks of each node, so that they are gathered again inside the node.
     """
 
     bucket_bytes: int = knob(
@@ -87,6 +89,12 @@ class Knobs:
         models=SHARDED,
     )
     scatter_buffers: int = knob(1, OneOf((1, 2, 4)), "{} scatter buffers", models=SHARDED)
+    node_copy: str = knob(
+        "off",
+        OneOf(("off", "on"), {"on": "a copy in each node"}),
+        "{}",
+        models=SHARDED,
+    )
 
 
 KNOBS = {each.name: Knob(each.name, each.default, **each.metadata) for each in fields(Knobs)}

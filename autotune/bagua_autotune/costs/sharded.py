@@ -22,6 +22,7 @@ from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
     CHANNELS_KNOB,
+    NODE_COPY_KNOB,
     PRECISION_KNOB,
     WAYS_KNOB,
     Configuration,
@@ -158,9 +159,11 @@ class ShardedModel:
         return Traffic(collectives, gathered, reduced)
 
     def _kept(self, configuration: Configuration) -> set[int]:
-        """Units that are gathered in the forward pass only. The first to become ready are the last
+        """Units that are gathered over the network in the forward pass only. The first to become ready are the last
         of the model."""
         eligible = [unit for unit, (times, _) in enumerate(self._gathers) if times > 1]
+        if configuration.get(NODE_COPY_KNOB, "off") == "on":
+            return set(eligible)
         count = configuration.get("kept_units", 0)
         return set(eligible[: count if isinstance(count, int) else 0])
 
@@ -210,7 +213,7 @@ def _channels(configuration: Configuration) -> int:
 
 def _way(configuration: Configuration) -> str:
     """What decides a rate beside the channels."""
-    return f"{configuration.get(ALGORITHM_KNOB)} {configuration.get(WAYS_KNOB)}"
+    return " ".join(str(configuration.get(k)) for k in (ALGORITHM_KNOB, WAYS_KNOB, NODE_COPY_KNOB))
 
 
 def _gathers_by_unit(

@@ -38,7 +38,14 @@ USUAL_ALGORITHM = "gradient_allreduce"
 PARTITION_KNOB = "buckets"
 EDGE_KNOBS = ("first_bucket_bytes", "last_bucket_bytes")
 SCATTER_GROUP_KNOB = "scatter_group"
-SHARDED_KNOBS = ("kept_units", "prefetch", SCATTER_GROUP_KNOB, "scatter_buffers")
+NODE_COPY_KNOB = "node_copy"
+SHARDED_KNOBS = (
+    "kept_units",
+    "prefetch",
+    SCATTER_GROUP_KNOB,
+    "scatter_buffers",
+    NODE_COPY_KNOB,
+)
 COUNT_KNOBS = ("kept_units", "prefetch")
 """Knobs whose 0 is one of the counts; of other numbers 0 means that the knob is not used."""
 LOSSLESS_KNOBS = (

@@ -48,6 +48,7 @@ KNOB_WORDS: Mapping[str, KnobWords] = {
         "scatter group", "{}", ("shared",), {"own": "gradients on a group of their own"}
     ),
     "scatter_buffers": KnobWords("scatter buffers", "{} scatter buffers", (1,)),
+    "node_copy": KnobWords("node copy", "{}", ("off",), {"on": "a copy in each node"}),
 }
 # With these values a knob that no words are known for is taken not to be in use.
 UNUSED: tuple[Value, ...] = ("off", "as_is", 0)

@@ -3,8 +3,8 @@
 DistributedDataParallel cuts buckets by size and does nothing else that is tuned here. So this is
 the fastest of the trials that did no more than that, with its own speed-up: the size of a
 configuration that also reduces hierarchically, say, is not the best one without that. A model that
-``fully_shard`` shards can take over more: all but channels, precision and merged units are methods
-of its own.
+``fully_shard`` shards can take over more: all but channels, precision, merged units and copies in
+nodes are methods of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from collections.abc import Mapping
 
 from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.measuring.standing import best_configuration, bounds, fastest
-from bagua_autotune.model.knobs import BUCKET_KNOB, SHARDED_KNOBS, Configuration, Value
+from bagua_autotune.model.knobs import (
+    BUCKET_KNOB,
+    NODE_COPY_KNOB,
+    SHARDED_KNOBS,
+    Configuration,
+    Value,
+)
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.model.text import describe, describe_speedup
 from bagua_autotune.model.view import View
@@ -140,7 +146,8 @@ def _sharded_lines(setting: StockSetting) -> list[str]:
 
 def _unsharded(configuration: Mapping[str, Value], default: Mapping[str, Value]) -> str:
     """What no method of a sharded model does, in words; empty if there is one for all."""
-    own = {*SHARDED_KNOBS, *(k for k, value in configuration.items() if value == default.get(k))}
+    own = {*SHARDED_KNOBS} - {NODE_COPY_KNOB}
+    own |= {*(k for k, value in configuration.items() if value == default.get(k))}
     return describe({knob: value for knob, value in configuration.items() if knob not in own})
 
 

@@ -27,27 +27,34 @@ Parts = Sequence[Sequence[int]]
 def kept_units(units: Sequence[Unit], count: int) -> list[Unit]:
     """The units that stay gathered: the last ``count`` of those that otherwise would not."""
     eligible = [unit for unit in units if unit.given.mesh_kept is not None]
-    return eligible[len(eligible) - count :] if count else []
+    return eligible[max(len(eligible) - count, 0) :] if count else []
 
 
 def extra_bytes(
-    units: Sequence[Unit], configuration: Configuration, parts: Parts, algorithm: Algorithm
+    units: Sequence[Unit],
+    configuration: Configuration,
+    parts: Parts,
+    algorithm: Algorithm,
+    node_ranks: int = 1,
 ) -> int:
     """So much more than with all units by themselves the configuration holds at its peak.
 
-    What is kept stays gathered in its own dtype; what is gathered ahead adds the largest unit each;
-    each further scatter buffer adds the largest unit's gradients. A merged unit is there twice, as
-    it travels and as it is used. An algorithm may keep something for each element.
+    What is kept stays gathered in its own dtype, or spread over a node's ranks; what is gathered
+    ahead adds the largest unit each; each further scatter buffer adds the largest unit's gradients.
+    A merged unit is there twice, as it travels and as it is used. An algorithm may keep something
+    for each element.
 
     Args:
         units: of the model.
         parts: the places of the units that communicate as one.
         algorithm: that the configuration names.
+        node_ranks: on each node.
     """
-    kept: int = sum(
-        unit.elements * unit.dtypes[0].itemsize
-        for unit in kept_units(units, configuration.kept_units)
-    )
+    whole = kept_units(units, configuration.kept_units)
+    kept: int = sum(unit.elements * unit.dtypes[0].itemsize for unit in whole)
+    if configuration.node_copy == "on":
+        others = [unit for unit in kept_units(units, len(units)) if unit not in whole]
+        kept += sum(unit.elements * unit.dtypes[0].itemsize for unit in others) // node_ranks
     sizes: list[list[int]] = [
         [unit.elements * dtype.itemsize for dtype in unit.dtypes] for unit in units
     ]
@@ -87,6 +94,8 @@ def _groups(configuration: Configuration) -> int:
     """Those of ours; with several channels gradients have none of their own."""
     if configuration.hierarchical != "off":
         return 2 * configuration.channels
+    if configuration.node_copy == "on":
+        return configuration.channels + 1
     return max(configuration.channels - 1, int(configuration.scatter_group == "own"))
 
 
@@ -98,6 +107,7 @@ class UnitsMemory:
         device: its memory.
         layout: the one in force, the default's.
         algorithm_of: the algorithm that a configuration names.
+        node_ranks: on each node.
 
     Attributes:
         share: see Memory.
@@ -111,8 +121,10 @@ class UnitsMemory:
         device: DeviceMemory,
         layout: Layout,
         algorithm_of: Callable[[Configuration], Algorithm],
+        node_ranks: int = 1,
     ) -> None:
         self._units, self._device, self._algorithm_of = units, device, algorithm_of
+        self._node_ranks = node_ranks
         # By unit: the most that was there when it was to be gathered, and reduced, beyond what
         # the configuration holds. What is copied then need not be there at the peak.
         self._beside: dict[int, list[int]] = {}
@@ -181,8 +193,8 @@ class UnitsMemory:
 
     def _held(self, layout: Layout) -> int:
         configuration = layout.configuration
-        algorithm = self._algorithm_of(configuration)
-        return extra_bytes(self._units, configuration, layout.partition, algorithm)
+        algorithm, parts = self._algorithm_of(configuration), layout.partition
+        return extra_bytes(self._units, configuration, parts, algorithm, self._node_ranks)
 
     def _extra(self, layout: Layout) -> int:
         """What a layout takes beyond the rest: what it holds, and what its copies take beyond the

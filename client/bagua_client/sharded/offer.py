@@ -99,6 +99,7 @@ class Offer:
             "scatter_buffers": BUFFERS if on_gpu and has_buffers else (1,),
             "wire_precision": ["as_is", *precisions] if is_wide else ("as_is",),
             "hierarchical": ("off", "shards") if self.has_nodes and can_split else ("off",),
+            "node_copy": ("off", "on") if self._may_be_spread and can_split else ("off",),
         }
         values: dict[str, Sequence[Value]]
         values = {name: self._first(name, tried) for name, tried in found.items() if len(tried) > 1}
@@ -132,6 +133,11 @@ class Offer:
                 "sharded model travel by node (shards) where one copy of it is spread over several "
                 "nodes with the same number of ranks, more than one"
             )
+        if configuration.node_copy == "on" and not self._may_be_spread:
+            raise ValueError(
+                "a copy in each node is not possible here: one copy of the model must be spread "
+                "over several nodes of several ranks each, and by fully_shard alone"
+            )
         if uses_ours(configuration) and self._carrying_obstacle:
             raise ValueError(self._carrying_obstacle)
         if configuration.changes_numbers and not self._is_replaceable:
@@ -148,6 +154,10 @@ class Offer:
     @property
     def _most_kept(self) -> int:
         return sum(unit.given.mesh_kept is not None for unit in self.units)
+
+    @property
+    def _may_be_spread(self) -> bool:
+        return self.has_nodes and any(unit.may_be_spread for unit in self.units)
 
     @property
     def _has_lists(self) -> bool:

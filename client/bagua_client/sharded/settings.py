@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bagua_client.algorithms import Algorithm
 from bagua_client.layout import Layout
 from bagua_client.sharded.memory import kept_units
+from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
 from bagua_client.torch_private.merged_units import MergedUnits
 from bagua_client.torch_private.sharded import Unit
@@ -24,12 +25,14 @@ class Settings:
 
     Args:
         units: of the model, in the order in which it lists them.
-        traffic: between its ranks.
+        traffic, communicator: between its ranks.
     """
 
-    def __init__(self, units: Sequence[Unit], traffic: Traffic) -> None:
+    def __init__(
+        self, units: Sequence[Unit], traffic: Traffic, communicator: ShardCommunicator
+    ) -> None:
         self._units = units
-        self._traffic = traffic
+        self._traffic, self._communicator = traffic, communicator
         self._merged = MergedUnits(units)
         self._kept: list[Unit] = []
         self._is_ahead = False
@@ -61,13 +64,15 @@ class Settings:
                 self._let_go(part)
         self._merged.merge(parts)
         asked = kept_units(self._units, configuration.kept_units)
+        nodes = self._communicator.nodes(configuration)
         leading = []
         self._kept = []
         for unit, part in self._merged.leading:
             leading.append(unit)
             is_kept = all(self._units[place] in asked for place in part)
-            unit.keep(is_kept)
-            self._kept += [unit] * is_kept
+            unit.keep(is_kept, nodes)
+            is_spread = nodes is not None and unit.may_be_spread
+            self._kept += [unit] * (is_kept or is_spread)
         self._gather_ahead(leading, configuration.prefetch)
         if self._units[0].has_scatter_buffers:
             self._units[0].scatter_buffers = max(configuration.scatter_buffers, self._given_buffers)
@@ -101,5 +106,6 @@ class Settings:
                 unit.module.unshard()  # Waits for it.
                 unit.module.reshard()
         for unit in self._kept:
-            if unit.is_gathered and unit.reshards_after_backward:
+            is_there = unit.is_gathered or unit.is_spread_narrowly
+            if is_there and unit.reshards_after_backward:
                 unit.module.reshard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.link import Link
 from bagua_client.configuration import Configuration
+from bagua_client.torch_private.sharded import spread_over
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class ShardCommunicator(Communicator):
         """See :meth:`Communicator.prepare`."""
         self.check(configuration)
         self._failure = None
-        while len(self._inside) < self._needed_by_node(configuration):
+        while len(self._inside) < self._node_groups_of(configuration):
             self._inside.append(self._channel_group(self.topology.nodes, by_node=True))
             self._across.append(self._channel_group(self.topology.across, by_node=True))
         while len(self._flat_groups) < self._needed(configuration):
@@ -100,12 +102,24 @@ class ShardCommunicator(Communicator):
     def _needed_by_node(self, configuration: Configuration) -> int:
         return configuration.channels if configuration.hierarchical != "off" else 0
 
+    def nodes(self, configuration: Configuration) -> Any:
+        """The nodes over which parameters stay spread after forward; None: over all ranks."""
+        if configuration.node_copy == "off":
+            return None
+        nodes = [[dist.get_global_rank(self.group, r) for r in n] for n in self.topology.nodes]
+        return spread_over(nodes, self._inside[0], self._across[0], self.device.type)
+
+    def _node_groups_of(self, configuration: Configuration) -> int:
+        """How many groups there are inside each node."""
+        return max(self._needed_by_node(configuration), int(configuration.node_copy == "on"))
+
     def _give_up(self, configuration: Configuration) -> list[dist.ProcessGroup]:
-        needed, by_node = self._needed(configuration), self._needed_by_node(configuration)
+        needed, by_node = self._needed(configuration), self._node_groups_of(configuration)
         unneeded = [group for groups in self._flat_groups[needed:] for group in groups]
         unneeded += [*self._inside[by_node:], *self._across[by_node:]]
         del self._flat_groups[needed:], self._inside[by_node:], self._across[by_node:]
         return unneeded
 
     def _needs_groups(self, configuration: Configuration) -> bool:
-        return configuration.scatter_group == "own" or super()._needs_groups(configuration)
+        has_own = configuration.scatter_group == "own" or configuration.node_copy == "on"
+        return has_own or super()._needs_groups(configuration)

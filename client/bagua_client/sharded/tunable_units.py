@@ -120,8 +120,9 @@ class TunableUnits:
         device_memory = memory_of(units[0].device)
         memory = None
         if device_memory is not None:
-            memory = UnitsMemory(units, device_memory, self.layout, self.declared.new)
-        held = _Held(units, memory, traffic, Settings(units, traffic))
+            node_ranks = communicator.ranks_beside
+            memory = UnitsMemory(units, device_memory, self.layout, self.declared.new, node_ranks)
+        held = _Held(units, memory, traffic, Settings(units, traffic, communicator))
         vars(model)[HELD] = held
         self._held_by_model, self._passes = weakref.ref(held), Passes()
         self._follow()

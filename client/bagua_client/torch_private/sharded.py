@@ -6,6 +6,7 @@ is read here. A unit is the parameters of one ``fully_shard`` call, which commun
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule as FSDPModule
@@ -139,9 +141,29 @@ class Unit:
         kinds = type(self.given.gather), type(self.given.scatter)
         return all(kind.__module__.startswith(FOLDER) for kind in kinds)
 
-    def keep(self, is_kept: bool) -> None:
-        """Keep its parameters gathered from forward to backward; else what the training set."""
-        self.group.post_forward_mesh_info = None if is_kept else self.given.mesh_kept
+    @property
+    def may_be_spread(self) -> bool:
+        """Whether its parameters may stay spread over other ranks from forward to backward: torch
+        cannot do so with those that are spread by something else besides."""
+        own = self.given.mesh_kept
+        is_whole = own is not None and own.shard_mesh_size == self.group.mesh_info.shard_mesh_size
+        return is_whole and not any(each.is_dtensor for each in self.group.fsdp_params)
+
+    def keep(self, is_kept: bool, nodes: Any = None) -> None:
+        """Keep its parameters gathered from forward to backward; else spread over each of these
+        nodes; else what the training set.
+
+        Args:
+            nodes: from :func:`spread_over`; None: none.
+        """
+        own = self.given.mesh_kept
+        spread = own if nodes is None or not self.may_be_spread else nodes
+        self.group.post_forward_mesh_info = None if is_kept else spread
+        for each in self.group.fsdp_params if own is not None else ():
+            if each.post_forward_mesh_info != spread:
+                each.post_forward_mesh_info = spread
+                whole = torch.empty(each._orig_size, device="meta")
+                each._init_sharded_post_forward_param_metadata(whole)
 
     def prefetch(self, forward: Sequence[Unit], backward: Sequence[Unit]) -> None:
         """Gather these ahead."""
@@ -184,6 +206,26 @@ class Unit:
     def scatter_buffers(self, count: int) -> None:
         # Of all units; the public setter has no effect after the first forward pass.
         self.group.comm_ctx.reduce_scatter_max_input_buffers = count
+
+
+def spread_over(
+    nodes: Sequence[Sequence[int]],
+    inside: dist.ProcessGroup,
+    across: dist.ProcessGroup,
+    device: str,
+) -> Any:
+    """What :meth:`Unit.keep` takes.
+
+    Args:
+        nodes: the global ranks of each node.
+        inside, across: this rank's process groups: of its node, and of its like on each node.
+        device: the type of what the model computes on.
+    """
+    common: Any = importlib.import_module(f"{FOLDER}_fsdp_common")
+    mesh = DeviceMesh.from_group(
+        [across, inside], device, torch.tensor(nodes), mesh_dim_names=("nodes", "ranks")
+    )
+    return common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def units_of(root: torch.nn.Module) -> list[Unit]:

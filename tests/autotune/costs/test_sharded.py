@@ -74,6 +74,16 @@ def test_another_algorithm_is_doubted_until_it_is_profiled() -> None:
     assert _errors(simulator, after, {"kept_units": LAYERS, **quantized}) < 0.05
 
 
+def test_a_copy_in_each_node_saves_what_keeping_saves_and_is_doubted() -> None:
+    simulator = made()
+    model, default = _fitted(simulator, [{}]), simulator.default
+    copies = Configuration({**default, "node_copy": "on"})
+    kept = Configuration({**default, "kept_units": LAYERS})
+    assert model.traffic(copies) == model.traffic(kept)
+    doubts = [np.abs(model.deviations([default, each])[:, 1]).max() for each in (copies, kept)]
+    assert doubts[0] > 0.15 > doubts[1]
+
+
 def test_a_round_may_begin_with_merged_and_kept_units() -> None:
     simulator, both = made(), {"bucket_bytes": 56_000_000, "kept_units": 2}
     model = _fitted(simulator, [both])

@@ -3,14 +3,20 @@ steps, and however it is sharded and trained."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client.sharded.models import Kind, differs
+import bagua_client
+from bagua_client.integrations.sharded_model import tunable_of
+from tests.client.sharded.models import WIDTH, Kind, differs, sharded, train
 from tests.ranks import RankPool
 
 CHANGES = st.fixed_dictionaries(
@@ -61,6 +67,56 @@ def test_any_sequence_of_changes(two_ranks: RankPool, changes: dict[int, dict[st
 
 def test_copies_of_a_sharded_model(four_ranks: RankPool) -> None:
     assert four_ranks.run(differs, Kind(replicas=2), SEQUENCE) == [""] * 4
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[RankPool]:
+    ranks = RankPool([2, 2])
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind(),
+        Kind(between="evaluation"),
+        Kind(between="dropped graph"),
+        Kind(between="no optimizer", param_dtype=torch.bfloat16),
+        Kind(ranks_after_forward=2),
+        Kind(tied=True, frozen=True, checkpoints=True),
+    ],
+    ids=["plain", "evaluation", "dropped-graph", "no-optimizer", "user-spreads", "tied-and-frozen"],
+)
+def test_a_copy_in_each_node(two_nodes: RankPool, kind: Kind) -> None:
+    copy = {"node_copy": "off" if kind.ranks_after_forward else "on"}
+    changes = {step: {**change, **copy} for step, change in SEQUENCE.items() if change}
+    assert two_nodes.run(differs, kind, {**changes, 9: {}}) == [""] * 4
+
+
+def _gathered_again(**changes: Any) -> list[tuple[bool, int]]:
+    """For each unit: whether it is spread over fewer ranks from forward to backward, and over how
+    many it is gathered then."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    units = tunable_of(model).units
+    assert model.reconfigure(replace(model.configuration, **changes))
+    train(model, Kind(), {}, 3)
+    loss = model(torch.ones(2, WIDTH)).square().mean()
+    found = [(unit.is_spread_narrowly, dist.get_world_size(unit.own_group)) for unit in units]
+    loss.backward()
+    return found
+
+
+def test_with_a_copy_in_each_node_the_backward_pass_gathers_inside_it(two_nodes: RankPool) -> None:
+    spread, whole = (True, 2), (False, 4)
+    changes: dict[str, Any] = {"node_copy": "on"}
+    for algorithm in ("", "quantized"):
+        found = two_nodes.run(partial(_gathered_again, **changes, algorithm=algorithm))
+        assert found == [[whole, *[spread] * 4]] * 4
+    found = two_nodes.run(partial(_gathered_again, **changes, kept_units=1))
+    assert found == [[whole, *[spread] * 3, whole]] * 4
+    assert two_nodes.run(_gathered_again) == [[whole] * 5] * 4
 
 
 @pytest.mark.parametrize("between", ["", "evaluation after step"])

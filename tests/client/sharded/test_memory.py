@@ -93,6 +93,9 @@ def test_what_configurations_need_more_than_the_default() -> None:
     assert extra(bucket_bytes=4 * GIB) == 2 * 3  # of 2 units each: one more of each kind, twice
     assert extra(wire_precision="bf16") == 1
     assert extra(hierarchical="shards") == 3
+    copies = layout(node_copy="on", kept_units=1)
+    exact = find("gradient_allreduce")
+    assert extra_bytes(UNITS, copies.configuration, copies.partition, exact, 2) == 2.5 * GIB
     assert extra(algorithm="quantized_weights") == 1
     assert extra(algorithm="quantized") == 2
     assert extra(algorithm="quantized", bucket_bytes=4 * GIB) == 2 * 3 + 2 * 2
