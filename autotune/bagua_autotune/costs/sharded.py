@@ -159,8 +159,8 @@ class ShardedModel:
         return Traffic(collectives, gathered, reduced)
 
     def _kept(self, configuration: Configuration) -> set[int]:
-        """Units that are gathered over the network in the forward pass only. The first to become ready are the last
-        of the model."""
+        """Units that are gathered over the network in the forward pass only. The first to become
+        ready are the last of the model."""
         eligible = [unit for unit, (times, _) in enumerate(self._gathers) if times > 1]
         if configuration.get(NODE_COPY_KNOB, "off") == "on":
             return set(eligible)
