@@ -5,10 +5,13 @@ The examples' trainings run with each of them, several seeds each.
     torchrun --nproc-per-node 4 benchmarks/convergence.py --json all.json
     torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
     torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
+    python benchmarks/convergence.py --network 100mbit --trainings characters --plot build/curves
 
 "loss" is that of the last steps' batches, "accuracy" that on images, or text, that were not trained
 on, with replicas that trained apart averaged first; means over all ranks. qadam is an optimizer of
-its own, so it stands beside "adam": the same, whose warm-up never ends.
+its own, so it stands beside "adam": the same, whose warm-up never ends. With a network the ranks
+are on emulated hosts, two on each. "To the first one's loss" is how long it takes to the loss that
+the first way ends with, and 2 % more.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,7 +45,9 @@ from bagua_client.algorithms import (
     QAdamOptimizer,
     QuantizedAlgorithm,
 )
+from benchmarks.support.curves import came_to, draw
 from benchmarks.support.harness import print_table, write_json
+from benchmarks.testbed import Network, Testbed
 from examples.characters import CONTEXT, CharacterModel, topics
 from examples.digits import digits, resnet18
 
@@ -48,6 +55,9 @@ WARM_UP_SHARE = 0.25
 """Of qadam's steps."""
 ASYNC_INTERVAL_MS = 100
 LAST_STEPS = 20
+AS_LOW = 1.02
+TIMEOUT_SECONDS = 6 * 3600.0
+HOSTS, RANKS_OF_A_HOST = 2, 2
 BESIDE = {"qadam": "adam", "qadam, compatible": "adam"}
 """What a way is compared with, where that is not all-reduce."""
 ROOM = {"low_precision_decentralized": 2.0, "async": 2.0}
@@ -167,7 +177,7 @@ def train_digits(seed: int, way: Way, options: argparse.Namespace, device: str) 
     usual = partial(torch.optim.SGD, lr=0.05 * options.rate, momentum=0.9, weight_decay=1e-4)
     model, optimizer = way.begin(resnet18().to(device), usual)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    losses = []
+    losses, marks = [], [time.perf_counter()]
     for _ in range(options.steps):
         chosen = torch.randint(len(labels), (16,), generator=generator).to(device)
         loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
@@ -175,11 +185,12 @@ def train_digits(seed: int, way: Way, options: argparse.Namespace, device: str) 
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
+        marks.append(time.perf_counter())
     way.end(model)
     model.eval()
     with torch.no_grad():
         right = (model.module(test_images).argmax(1) == test_labels).double().mean()
-    return _figures(losses, float(right), device)
+    return _figures(losses, marks, float(right), device)
 
 
 def train_characters(
@@ -196,7 +207,7 @@ def train_characters(
     model: Any = CharacterModel(len(alphabet)).to(device)
     model, optimizer = (way.begin_sharded if is_sharded else way.begin)(model, usual)
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    losses = []
+    losses, marks = list[float](), [time.perf_counter()]
     for _ in range(options.steps):
         starts = torch.randint(len(text) - CONTEXT - 1, (8, 1), generator=generator)
         sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)].to(device)
@@ -209,6 +220,7 @@ def train_characters(
         if is_sharded and not losses:
             way.go_on(model)
         losses.append(loss.item())
+        marks.append(time.perf_counter())
     if not is_sharded:
         way.end(model)
     model.eval()
@@ -218,15 +230,16 @@ def train_characters(
             .double()
             .mean()
         )
-    return _figures(losses, float(right), device)
+    return _figures(losses, marks, float(right), device)
 
 
-def _figures(losses: list[float], right: float, device: str) -> Figures:
+def _figures(losses: list[float], marks: list[float], right: float, device: str) -> Figures:
     curve = of_ranks(losses, device)
     return {
         "loss": fmean(curve[-LAST_STEPS:]),
         "accuracy, %": 100 * of_ranks([right], device)[0],
         "curve": curve,
+        "seconds": [after - before for before, after in pairwise(marks)],
     }
 
 
@@ -251,13 +264,28 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="cuda: each rank has its own GPU and uses NCCL")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the losses there")
+    parser.add_argument("--network", help="of emulated hosts, such as 100mbit; without torchrun")
     options = parser.parse_args()
+    if options.network and "RANK" not in os.environ:
+        sys.exit(on_hosts(options.network))
     torch.set_num_threads(1)
     dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found = train(options)
     if dist.get_rank() == 0:
         report(found)
+        for name, by_way in found.items() if options.plot else ():
+            file = options.plot / f"convergence-{name.replace(', ', '-')}.png"
+            draw(file, by_way, ", ".join(filter(None, [name, options.network])))
     dist.destroy_process_group()
+
+
+def on_hosts(network: str) -> int:
+    """Run this program on emulated hosts; its exit code."""
+    with Testbed(Network.parse(network), HOSTS, RANKS_OF_A_HOST, ordinary_priority=True) as testbed:
+        if testbed.fallback:
+            print(f"over loopback: {testbed.fallback}", flush=True)
+        return testbed.start([__file__, *sys.argv[1:]]).wait(TIMEOUT_SECONDS)
 
 
 def train(options: argparse.Namespace) -> Found:
@@ -286,8 +314,11 @@ def report(found: Found) -> None:
             for figure in ("loss", "accuracy, %"):
                 values = [seed[figure] for seed in seeds]
                 row.append(f"{fmean(values):.4g} ({min(values):.4g} to {max(values):.4g})")
+            reached = came_to(seeds, AS_LOW * fmean(s["loss"] for s in next(iter(by_way.values()))))
+            row.append("never" if reached is None else "{} steps, {:.0f} s".format(*reached))
             rows.append([*row, *_verdict(way, by_way)])
-    header = ["training", "way", "loss: mean (range)", "accuracy, %", "beside", "points", "met"]
+    header = ["training", "way", "loss: mean (range)", "accuracy, %", "to the first one's loss"]
+    header += ["beside", "points", "met"]
     print_table(header, rows)
 
 
