@@ -1,0 +1,266 @@
+"""Gradients averaged as products of thin matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_client.algorithms.base import Algorithm, register
+from bagua_client.algorithms.companion import Companion, in_bucket
+from bagua_client.communication.communicator import Communicator
+from bagua_client.communication.low_rank import LowRankBucket, LowRankSum
+from bagua_client.communication.operations import Operation
+from bagua_client.configuration import Configuration
+from bagua_client.torch_private import power_sgd
+from bagua_client.torch_private.reducer import GradBucket
+
+WHOLE, LOW_RANK = 1, 2
+"""Phases."""
+SEEDS = 1_000_000_000
+
+Matrix = tuple[torch.Tensor, torch.Tensor]
+"""A parameter, and its gradient as a matrix."""
+
+
+@register("powersgd", "gradients are averaged as products of thin matrices")
+class PowerSGDAlgorithm(Algorithm):
+    """PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727), with the arguments of torch's
+    PowerSGDState and, bit for bit, the numbers of torch's hook on the same buckets.
+
+    A gradient of n rows travels as P (n x rank) and Q (m x rank); see
+    :class:`bagua_client.communication.low_rank.LowRankSum`. What has one dimension, or is too small
+    to gain, travels as it is. Errors and Q belong to parameters, so they follow every re-cut. With
+    nodes that sum up inside first (``shards`` too: a matrix cannot be cut) one rank of each node
+    compresses the node's sum.
+
+    Args:
+        matrix_approximation_rank: how many columns P and Q have.
+        start_powerSGD_iter: how many steps average gradients as they are, first. Here it may be 0.
+        min_compression_rate: a matrix is compressed if P and Q have so many times fewer numbers.
+        use_error_feedback: a rank adds what its gradients differed by from the mean that it got to
+            those of the next step; costs as much memory as the gradients.
+        warm_start: a step begins with the Q of the step before, else with a random one.
+        random_seed: of the first Q.
+        batch_tensors_with_same_shape: matrices of one shape in a bucket are multiplied together.
+        hierarchical: begin with reducing inside nodes first.
+
+    Attributes:
+        state: torch's PowerSGDState: the arguments, the steps done, ``compression_stats()``.
+
+    Raises:
+        ValueError: a rank below 1, a negative number of steps, or a rate that is not positive.
+        ImportError: numpy is not installed, which torch's PowerSGDState needs.
+    """
+
+    exchanges = 2
+    scales_itself = True
+
+    def __init__(
+        self,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1000,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+        batch_tensors_with_same_shape: bool = False,
+        hierarchical: bool = False,
+    ) -> None:
+        if matrix_approximation_rank < 1 or start_powerSGD_iter < 0 or min_compression_rate <= 0:
+            raise ValueError(
+                "powersgd needs a matrix_approximation_rank of at least 1, a start_powerSGD_iter "
+                "of at least 0 and a min_compression_rate above 0, not "
+                f"{matrix_approximation_rank}, {start_powerSGD_iter} and {min_compression_rate}"
+            )
+        self._arguments: dict[str, Any] = {
+            "matrix_approximation_rank": matrix_approximation_rank,
+            "min_compression_rate": min_compression_rate,
+            "use_error_feedback": use_error_feedback,
+            "warm_start": warm_start,
+            "random_seed": random_seed,
+            "batch_tensors_with_same_shape": batch_tensors_with_same_shape,
+        }
+        self.state = power_sgd.new_state(start_powerSGD_iter, **self._arguments)
+        self.hierarchical = hierarchical
+        self._ranks = 1
+        self._lost, self._starts = Companion(dtype=None), Companion(dtype=None)
+        self._bucket: LowRankBucket | None = None
+
+    def reify(self, communicator: Communicator) -> PowerSGDAlgorithm:
+        start = self.state.start_powerSGD_iter
+        own = type(self)(**self._arguments, start_powerSGD_iter=start)
+        own.hierarchical = self.hierarchical
+        own._ranks = communicator.world_size
+        return own
+
+    @classmethod
+    def offered(cls, parameters: Collection[torch.Tensor]) -> PowerSGDAlgorithm | None:
+        # A trial says nothing of it before it compresses, and a training that is tuned has begun.
+        return None if find_spec("numpy") is None else cls(start_powerSGD_iter=0)
+
+    # Steps
+
+    @property
+    def phase(self) -> int:
+        return LOW_RANK if self.state.iter >= self.state.start_powerSGD_iter else WHOLE
+
+    @property
+    def progress(self) -> int:
+        steps: int = self.state.iter
+        return steps
+
+    @property
+    def is_warming_up(self) -> bool:
+        return self.phase == WHOLE
+
+    def begin(self, phase: int) -> None:
+        self.travels_whole = phase == LOW_RANK
+
+    def reduction_begins(self) -> None:
+        self.state.iter += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        _, numbers, position, *_ = self.state.rng.get_state()
+        own = {
+            "steps": self.state.iter,
+            "rank": self.state.matrix_approximation_rank,
+            "random": torch.tensor(numbers.tolist()),
+            "position": position,
+            "lost": self._lost.state(self.names),
+            "starts": self._starts.state(self.names) if self.state.warm_start else {},
+        }
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "steps" not in state:
+            return
+        self.state.iter = state["steps"]
+        numbers = state["random"].numpy().astype("uint32")
+        self.state.rng.set_state(("MT19937", numbers, state["position"]))
+        self._lost.load(state["lost"], self.names)
+        # Those of another rank have another shape, and all begin anew.
+        is_same = state["rank"] == self.state.matrix_approximation_rank
+        self._starts.load(state["starts"] if is_same else {}, self.names)
+
+    # Buckets
+
+    def carries(self, flat: torch.Tensor) -> bool:
+        return flat.is_floating_point()
+
+    def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
+        if not self.carries(wire):
+            return
+        if not self.travels_whole:
+            wire.div_(self._ranks)  # As torch's hook does: a factor would round otherwise.
+            return
+        lost = None
+        if self.state.use_error_feedback:
+            lost = self._lost.beside(bucket.parameters(), wire, in_bucket(bucket))
+            wire.add_(lost)
+        self._bucket = self._taken_apart(bucket, wire, lost)
+
+    def operations(
+        self, communicator: Communicator, configuration: Configuration, channel: int
+    ) -> Sequence[Operation]:
+        if self.travels_whole and configuration.hierarchical != "off":
+            configuration = replace(configuration, hierarchical="leaders")
+        chain = super().operations(communicator, configuration, channel)
+        if self._bucket is not None and self._bucket.lost is not None:
+            self._bucket.lost.zero_()  # This rank's node has it in its sum.
+        self._bucket = None
+        return chain
+
+    def exchange(
+        self, communicator: Communicator, groups: Sequence[dist.ProcessGroup]
+    ) -> Sequence[Operation]:
+        if not self.travels_whole:
+            return super().exchange(communicator, groups)
+        bucket, self._bucket = self._bucket, None
+        assert bucket is not None, "a bucket departs before it is asked how it travels"
+        return LowRankSum(groups, self._ranks, bucket).operations
+
+    def _taken_apart(
+        self, bucket: GradBucket, wire: torch.Tensor, lost: torch.Tensor | None
+    ) -> LowRankBucket:
+        rank = self.state.matrix_approximation_rank
+        by_shape: dict[torch.Size, list[Matrix]] = {}
+        rest = []
+        for parameter, gradient in zip(bucket.parameters(), in_bucket(bucket)(wire), strict=True):
+            matrix = _matrix_of(gradient)
+            if matrix is not None and self._is_worth(*matrix.shape):
+                by_shape.setdefault(matrix.shape, []).append((parameter, matrix))
+            else:
+                rest.append(gradient)
+        lists = list(by_shape.values())
+        if not self.state.batch_tensors_with_same_shape:
+            lists = [[each] for same in lists for each in same]
+        self._count(lists, rest)
+        starts = self._starts_of(lists, wire)
+        return LowRankBucket([[m for _, m in same] for same in lists], rest, rank, starts, lost)
+
+    def _is_worth(self, rows: int, columns: int) -> bool:
+        least = self.state.min_compression_rate
+        return power_sgd.is_worth(rows, columns, self._rank_of(rows, columns), least)
+
+    def _rank_of(self, rows: int, columns: int) -> int:
+        most: int = self.state.matrix_approximation_rank
+        return min(rows, columns, most)
+
+    def _starts_of(self, lists: Sequence[Sequence[Matrix]], wire: torch.Tensor) -> torch.Tensor:
+        """What the matrices' approximations begin with; random where there was no step before. All
+        ranks draw the same, those too that do not compress."""
+        state = self.state
+        parameters = [parameter for same in lists for parameter, _ in same]
+        shapes = [(m.shape[1], self._rank_of(*m.shape)) for same in lists for _, m in same]
+        is_new = [not state.warm_start or p not in self._starts for p in parameters]
+        elements = sum(columns * rank for columns, rank in shapes)
+        starts = self._starts.beside(parameters, wire, _in_turn(shapes), elements)
+        # Torch draws in its first step for every bucket, also for one without a matrix.
+        is_first = state.iter - 1 == state.start_powerSGD_iter
+        if any(is_new) or is_first or not state.warm_start:
+            generator = torch.Generator().manual_seed(int(state.rng.randint(SEEDS)))
+            drawn: list[torch.Tensor] = []
+            for same in lists:  # As torch does: other sizes at once are other numbers.
+                shape = len(same), *shapes[len(drawn)]
+                drawn.extend(torch.randn(shape, generator=generator, dtype=wire.dtype))
+            for view, numbers, new in zip(_in_turn(shapes)(starts), drawn, is_new, strict=True):
+                if new:
+                    view.copy_(numbers)
+        return starts
+
+    def _count(self, lists: Sequence[Sequence[Matrix]], rest: Sequence[torch.Tensor]) -> None:
+        """For ``compression_stats()``."""
+        as_is = sum(part.numel() for part in rest)
+        shapes = [matrix.shape for same in lists for _, matrix in same]
+        self.state.total_numel_before_compression += as_is + sum(n * m for n, m in shapes)
+        compressed = sum((n + m) * self._rank_of(n, m) for n, m in shapes)
+        self.state.total_numel_after_compression += as_is + compressed
+
+
+def _matrix_of(gradient: torch.Tensor) -> torch.Tensor | None:
+    """A view with a row for each index of the dimension that is outermost in memory, which is the
+    first one as a rule; None: it has no numbers, or no dimension."""
+    if not gradient.numel() or not gradient.dim():
+        return None
+    if not gradient.is_contiguous():
+        order = sorted(range(gradient.dim()), key=gradient.stride, reverse=True)
+        gradient = gradient.permute(order)
+    return gradient.view(gradient.shape[0], -1)
+
+
+def _in_turn(
+    shapes: Sequence[tuple[int, int]],
+) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
+    """What splits a flat tensor into matrices of these shapes, one after the other."""
+
+    def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        parts = torch.split(flat, [rows * columns for rows, columns in shapes])
+        return (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+    return views
