@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -77,7 +79,7 @@ class PowerSGDAlgorithm(Algorithm):
                 "of at least 0 and a min_compression_rate above 0, not "
                 f"{matrix_approximation_rank}, {start_powerSGD_iter} and {min_compression_rate}"
             )
-        self._arguments: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "matrix_approximation_rank": matrix_approximation_rank,
             "min_compression_rate": min_compression_rate,
             "use_error_feedback": use_error_feedback,
@@ -85,18 +87,30 @@ class PowerSGDAlgorithm(Algorithm):
             "random_seed": random_seed,
             "batch_tensors_with_same_shape": batch_tensors_with_same_shape,
         }
-        self.state = power_sgd.new_state(start_powerSGD_iter, **self._arguments)
+        self.state = power_sgd.new_state(start_powerSGD_iter, **arguments)
+        self._arguments = {
+            **arguments,
+            "start_powerSGD_iter": start_powerSGD_iter,
+            "hierarchical": hierarchical,
+        }
         self.hierarchical = hierarchical
         self._ranks = 1
+        # Of each model: a tuning that comes back from another algorithm does not begin with the
+        # first steps again.
+        self._steps: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
+        self._communicator: Communicator | None = None
         self._lost, self._starts = Companion(dtype=None), Companion(dtype=None)
         self._bucket: LowRankBucket | None = None
 
     def reify(self, communicator: Communicator) -> PowerSGDAlgorithm:
-        start = self.state.start_powerSGD_iter
-        own = type(self)(**self._arguments, start_powerSGD_iter=start)
-        own.hierarchical = self.hierarchical
-        own._ranks = communicator.world_size
+        own = type(self)(**self._arguments)
+        own._ranks, own._communicator = communicator.world_size, communicator
+        own._steps, own.state.iter = self._steps, self._steps.get(communicator, 0)
         return own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Torch's state can only be unpickled where there is a process group.
+        return partial(type(self), **self._arguments), ()
 
     @classmethod
     def offered(cls, parameters: Collection[torch.Tensor]) -> PowerSGDAlgorithm | None:
@@ -123,6 +137,8 @@ class PowerSGDAlgorithm(Algorithm):
 
     def reduction_begins(self) -> None:
         self.state.iter += 1
+        if self._communicator is not None:
+            self._steps[self._communicator] = self.state.iter
 
     def state_dict(self) -> dict[str, Any]:
         _, numbers, position, *_ = self.state.rng.get_state()

@@ -68,9 +68,10 @@ class Replication:
 
     def choices(self, allowed: Collection[str]) -> list[Algorithm]:
         """The wrapper's own algorithm, then those of ``allowed`` that work on this model."""
+        own = self._new(Configuration()) if self._in_force else self.algorithm
         names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
         others = [offered(n, self._model.parameters) for n in names if n != self._declared.name]
-        return [self._declared, *(each for each in others if each is not None)]
+        return [own, *(each for each in others if each is not None)]
 
     def planned(self, configuration: Configuration) -> Algorithm:
         """The algorithm that ``configuration`` would put in force; changes nothing.

@@ -1,8 +1,10 @@
-"""Gradients as products of thin matrices: bit for bit those of torch's hook, and through re-cuts."""
+"""Gradients as products of thin matrices: bit for bit torch's hook, and through every re-cut."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from typing import Any
 from unittest import mock
 
@@ -483,6 +485,37 @@ def test_a_tuning_waits_for_its_first_steps_and_tries_it_without(two_ranks: Rank
     for warms_up, is_whole, tried in two_ranks.run(_warms_up):
         assert warms_up == is_whole == [True, True, False, False]
         assert not tried
+
+
+def _comes_back() -> tuple[list[tuple[str, bool]], bool]:
+    """What is in force after each change, and whether its first steps are to come; and of another
+    model that has the same instance."""
+    algorithm = PowerSGDAlgorithm(start_powerSGD_iter=4)
+    ours = DistributedDataParallel(_Model(), algorithm=algorithm)
+    seen = []
+    for name in ("", "bytegrad", "", "bytegrad", ""):
+        assert ours.reconfigure(Configuration(3000, algorithm=name))
+        _loss(ours, 0).backward()
+        seen.append((ours.algorithm.name, ours.algorithm.is_warming_up))
+        for _ in range(2):
+            _loss(ours, 0).backward()
+    other = DistributedDataParallel(_Model(), algorithm=algorithm)
+    return seen, other.algorithm.is_warming_up
+
+
+def test_its_first_steps_are_not_made_again_after_a_trial_of_another(two_ranks: RankPool) -> None:
+    for seen, other in two_ranks.run(_comes_back):
+        own, others = ("powersgd", True), ("bytegrad", False)
+        # Three steps, one, and none.
+        assert seen == [own, others, ("powersgd", False), others, ("powersgd", False)]
+        assert other
+
+
+def test_an_instance_goes_to_processes_that_have_no_group_yet() -> None:
+    algorithm = PowerSGDAlgorithm(4, warm_start=False, hierarchical=True)
+    for found in (copy.deepcopy(algorithm), pickle.loads(pickle.dumps(algorithm))):
+        assert found.state.matrix_approximation_rank == 4
+        assert (found.state.warm_start, found.hierarchical) == (False, True)
 
 
 @pytest.mark.parametrize(
