@@ -178,9 +178,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if (powersgd := by_name.get("powersgd")) and (torchs := by_name.get(LOW_RANK)):
         over = powersgd["seconds"] / torchs["seconds"]
         word = "met" if over <= BESIDE_TORCHS else "MISSED"
-        found.append(
-            f"{word}: powersgd over torch's hook at most {BESIDE_TORCHS}: {over:.3f}"
-        )
+        found.append(f"{word}: powersgd over torch's hook at most {BESIDE_TORCHS}: {over:.3f}")
     if tuned := by_name.get(TUNED):
         rivals = [row for name, row in by_name.items() if name in ("gradient_allreduce", *LISTED)]
         best = min(rivals, key=lambda row: row["seconds"])
