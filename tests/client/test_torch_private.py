@@ -20,9 +20,8 @@ from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
-from bagua_client.torch_private import power_sgd
+from bagua_client.torch_private import power_sgd, wrapper
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.torch_private import wrapper
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
 

@@ -37,7 +37,7 @@ class _Model(nn.Module):
         self.last = nn.Linear(17, 5)
         self.inner = nn.ModuleList(nn.Linear(36, 36) for _ in range(3))
         self.narrow = nn.Linear(36, 17, bias=False)
-        self.convolution = nn.Conv2d(3, 9, 3)
+        self.convolution = nn.Conv2d(3, 9, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.norm = nn.LayerNorm(36)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
