@@ -371,6 +371,25 @@ def test_an_infinite_gradient_on_one_rank_skips_that_step_on_all(
         assert share < 0.7
 
 
+def _overflowing() -> list[bool]:
+    """Whether gradients of each step are finite, whose P is too large for 16 bits once Q has the
+    direction of the rows: 2 ranks times 60,000 over the root of 3."""
+    torch.manual_seed(0)
+    model = nn.Linear(256, 3, bias=False).half()
+    ours = DistributedDataParallel(model, algorithm=PowerSGDAlgorithm(start_powerSGD_iter=0))
+    found = []
+    for _ in range(2):
+        ours.zero_grad()
+        (2165 * ours(torch.ones(1, 256, dtype=torch.float16)).float()).sum().backward()
+        assert model.weight.grad is not None
+        found.append(bool(model.weight.grad.isfinite().all()))
+    return found
+
+
+def test_factors_that_overflow_are_infinite_gradients_and_no_zeros(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_overflowing) == [[True, False]] * 2
+
+
 class _Odd(nn.Module):
     """Of all shapes that parameters may have; the last layer is used now and then."""
 
@@ -385,6 +404,7 @@ class _Odd(nn.Module):
         self.turned = nn.Parameter(torch.randn(24, 11).t())
         convolution = nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last)
         self.convolution = convolution
+        self.without_effect = nn.Linear(24, 18)
         self.unused = nn.Linear(24, 18)
         self.now_and_then = nn.Linear(24, 24)
 
@@ -392,7 +412,8 @@ class _Odd(nn.Module):
         found = self.wide(self.tall(inputs[:, :1]) * self.scale + self.one).tanh() @ self.turned
         found = self.now_and_then(found) if uses else found
         images = self.convolution(inputs.view(-1, 3, 4, 4)).square().mean()
-        return found.square().mean() + images + self.empty.sum()
+        nothing = self.empty.sum() + 0.0 * self.without_effect(found).sum()
+        return found.square().mean() + images + nothing
 
 
 def _of_odd_shapes(rank: int) -> tuple[list[str], list[str]]:
