@@ -188,7 +188,9 @@ class PowerSGDAlgorithm(Algorithm):
             configuration = replace(configuration, hierarchical="leaders")
         chain = super().operations(communicator, configuration, channel)
         if self._bucket is not None and self._bucket.lost is not None:
-            self._bucket.lost.zero_()  # This rank's node has it in its sum.
+            # This rank's node has it in its sum. Its Q stays as it is, and is another one than the
+            # others' if it compresses later; that costs no more than accuracy, once.
+            self._bucket.lost.zero_()
         self._bucket = None
         return chain
 
