@@ -210,11 +210,13 @@ class PowerSGDAlgorithm(Algorithm):
         by_shape: dict[torch.Size, list[Matrix]] = {}
         rest = []
         for parameter, gradient in zip(bucket.parameters(), in_bucket(bucket)(wire), strict=True):
-            matrix = _matrix_of(gradient)
-            if matrix is not None and self._is_worth(*matrix.shape):
+            values = _as_it_lies(gradient)
+            rows = values.shape[0] if values.dim() and values.numel() else 0
+            if rows and self._is_worth(rows, values.numel() // rows):
+                matrix = values.view(rows, -1)
                 by_shape.setdefault(matrix.shape, []).append((parameter, matrix))
             else:
-                rest.append(gradient)
+                rest.append(values.view(-1))
         lists = list(by_shape.values())
         if not self.state.batch_tensors_with_same_shape:
             lists = [[each] for same in lists for each in same]
@@ -261,15 +263,11 @@ class PowerSGDAlgorithm(Algorithm):
         self.state.total_numel_after_compression += as_is + compressed
 
 
-def _matrix_of(gradient: torch.Tensor) -> torch.Tensor | None:
-    """A view with a row for each index of the dimension that is outermost in memory, which is the
-    first one as a rule; None: it has no numbers, or no dimension."""
-    if not gradient.numel() or not gradient.dim():
-        return None
-    if not gradient.is_contiguous():
-        order = sorted(range(gradient.dim()), key=gradient.stride, reverse=True)
-        gradient = gradient.permute(order)
-    return gradient.view(gradient.shape[0], -1)
+def _as_it_lies(gradient: torch.Tensor) -> torch.Tensor:
+    """A contiguous view, with the dimensions in the order in which they lie in memory."""
+    if gradient.is_contiguous():
+        return gradient
+    return gradient.permute(sorted(range(gradient.dim()), key=gradient.stride, reverse=True))
 
 
 def _in_turn(

@@ -21,7 +21,7 @@ class LowRankBucket:
     Attributes:
         matrices: views of shape (n, m), in lists of one shape whose matrices are multiplied
             together.
-        rest: views of what travels as it is.
+        rest: flat views of what travels as it is.
         rank: of the approximation; a matrix that has fewer rows or columns has as many as those.
         starts: flat, for each matrix in turn the (m, rank) numbers that approximating it begins
             with; afterwards those that came of it.
@@ -77,7 +77,7 @@ class LowRankSum:
         if bucket.lost is not None:
             bucket.lost.copy_(flat)
         if bucket.rest:
-            self._rest = torch.cat([part.reshape(-1) for part in bucket.rest])
+            self._rest = torch.cat(list(bucket.rest))
             self._work = self._first.start(self._rest)
         if not bucket.matrices:
             return None
@@ -112,7 +112,7 @@ class LowRankSum:
             rest = self._bucket.rest
             means = torch.split(self._rest.div_(self._ranks), [part.numel() for part in rest])
             for part, mean in zip(rest, means, strict=True):
-                part.copy_(mean.view(part.shape))
+                part.copy_(mean)
         return work
 
     def _restore(self, flat: torch.Tensor) -> None:
