@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from bagua_client.algorithms.base import Algorithm, register
 from bagua_client.algorithms.companion import Companion, in_bucket
+from bagua_client.algorithms.starts import Matrix, Starts
 from bagua_client.communication.communicator import Communicator
 from bagua_client.communication.low_rank import LowRankBucket, LowRankSum
 from bagua_client.communication.operations import Operation
@@ -23,10 +24,6 @@ from bagua_client.torch_private.reducer import GradBucket
 
 WHOLE, LOW_RANK = 1, 2
 """Phases."""
-SEEDS = 1_000_000_000
-
-Matrix = tuple[torch.Tensor, torch.Tensor]
-"""A parameter, and its gradient as a matrix."""
 
 
 @register("powersgd", "gradients are averaged as products of thin matrices")
@@ -99,7 +96,7 @@ class PowerSGDAlgorithm(Algorithm):
         # first steps again.
         self._steps: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
         self._communicator: Communicator | None = None
-        self._lost, self._starts = Companion(dtype=None), Companion(dtype=None)
+        self._lost, self._starts = Companion(dtype=None), Starts(self.state)
         self._bucket: LowRankBucket | None = None
 
     def reify(self, communicator: Communicator) -> PowerSGDAlgorithm:
@@ -141,14 +138,10 @@ class PowerSGDAlgorithm(Algorithm):
             self._steps[self._communicator] = self.state.iter
 
     def state_dict(self) -> dict[str, Any]:
-        _, numbers, position, *_ = self.state.rng.get_state()
         own = {
             "steps": self.state.iter,
-            "rank": self.state.matrix_approximation_rank,
-            "random": torch.tensor(numbers.tolist()),
-            "position": position,
             "lost": self._lost.state(self.names),
-            "starts": self._starts.state(self.names) if self.state.warm_start else {},
+            **self._starts.state_dict(self.names),
         }
         return {**super().state_dict(), **own}
 
@@ -157,12 +150,8 @@ class PowerSGDAlgorithm(Algorithm):
         if "steps" not in state:
             return
         self.state.iter = state["steps"]
-        numbers = state["random"].numpy().astype("uint32")
-        self.state.rng.set_state(("MT19937", numbers, state["position"]))
         self._lost.load(state["lost"], self.names)
-        # Those of another rank have another shape, and all begin anew.
-        is_same = state["rank"] == self.state.matrix_approximation_rank
-        self._starts.load(state["starts"] if is_same else {}, self.names)
+        self._starts.load_state_dict(state, self.names)
 
     # Buckets
 
@@ -221,45 +210,19 @@ class PowerSGDAlgorithm(Algorithm):
         if not self.state.batch_tensors_with_same_shape:
             lists = [[each] for same in lists for each in same]
         self._count(lists, rest)
-        starts = self._starts_of(lists, wire)
+        starts = self._starts.of(lists, wire)
         return LowRankBucket([[m for _, m in same] for same in lists], rest, rank, starts, lost)
 
     def _is_worth(self, rows: int, columns: int) -> bool:
         least = self.state.min_compression_rate
-        return power_sgd.is_worth(rows, columns, self._rank_of(rows, columns), least)
-
-    def _rank_of(self, rows: int, columns: int) -> int:
-        most: int = self.state.matrix_approximation_rank
-        return min(rows, columns, most)
-
-    def _starts_of(self, lists: Sequence[Sequence[Matrix]], wire: torch.Tensor) -> torch.Tensor:
-        """What the matrices' approximations begin with; random where there was no step before. All
-        ranks draw the same, those too that do not compress."""
-        state = self.state
-        parameters = [parameter for same in lists for parameter, _ in same]
-        shapes = [(m.shape[1], self._rank_of(*m.shape)) for same in lists for _, m in same]
-        is_new = [not state.warm_start or p not in self._starts for p in parameters]
-        elements = sum(columns * rank for columns, rank in shapes)
-        starts = self._starts.beside(parameters, wire, _in_turn(shapes), elements)
-        # Torch draws in its first step for every bucket, also for one without a matrix.
-        is_first = state.iter - 1 == state.start_powerSGD_iter
-        if any(is_new) or is_first or not state.warm_start:
-            generator = torch.Generator().manual_seed(int(state.rng.randint(SEEDS)))
-            drawn: list[torch.Tensor] = []
-            for same in lists:  # As torch does: other sizes at once are other numbers.
-                shape = len(same), *shapes[len(drawn)]
-                drawn.extend(torch.randn(shape, generator=generator, dtype=wire.dtype))
-            for view, numbers, new in zip(_in_turn(shapes)(starts), drawn, is_new, strict=True):
-                if new:
-                    view.copy_(numbers)
-        return starts
+        return power_sgd.is_worth(rows, columns, self._starts.rank_of(rows, columns), least)
 
     def _count(self, lists: Sequence[Sequence[Matrix]], rest: Sequence[torch.Tensor]) -> None:
         """For ``compression_stats()``."""
         as_is = sum(part.numel() for part in rest)
         shapes = [matrix.shape for same in lists for _, matrix in same]
         self.state.total_numel_before_compression += as_is + sum(n * m for n, m in shapes)
-        compressed = sum((n + m) * self._rank_of(n, m) for n, m in shapes)
+        compressed = sum((n + m) * self._starts.rank_of(n, m) for n, m in shapes)
         self.state.total_numel_after_compression += as_is + compressed
 
 
@@ -268,15 +231,3 @@ def _as_it_lies(gradient: torch.Tensor) -> torch.Tensor:
     if gradient.is_contiguous():
         return gradient
     return gradient.permute(sorted(range(gradient.dim()), key=gradient.stride, reverse=True))
-
-
-def _in_turn(
-    shapes: Sequence[tuple[int, int]],
-) -> Callable[[torch.Tensor], Iterator[torch.Tensor]]:
-    """What splits a flat tensor into matrices of these shapes, one after the other."""
-
-    def views(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        parts = torch.split(flat, [rows * columns for rows, columns in shapes])
-        return (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-
-    return views
