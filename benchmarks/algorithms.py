@@ -48,8 +48,10 @@ from benchmarks.testbed import Network, Testbed
 
 GRADIENTS = ("gradient_allreduce", "bytegrad", "qadam")
 """Whose buckets count."""
-LISTED = ("bytegrad", "decentralized", "low_precision_decentralized", "async")
+LISTED = ("bytegrad", "powersgd", "decentralized", "low_precision_decentralized", "async")
 """What the live tuning may try."""
+BY_LEADERS = ("powersgd", "low_precision_decentralized")
+"""Which reduce by node in no other way."""
 LOW_RANK = "torch's PowerSGD hook"
 SIXTEEN = "bf16 on the wire"
 REFERENCES: list[Arm] = [
@@ -61,6 +63,8 @@ REFERENCES: list[Arm] = [
 DOMINATES = 2.0
 """Communication does where stock DDP's step is so many times as long as computing alone."""
 LEAST_GAIN, LEAST_ELSEWHERE, WITHIN, BYTES_WITHIN = 2.5, 0.95, 1.02, 0.05
+BESIDE_TORCHS = 1.05
+"""How many times as long as torch's hook our powersgd may take."""
 
 SENT: Mapping[str, Callable[[int, float], float]] = {
     STOCK_DEFAULT: lambda ranks, bytes_: 2 * (ranks - 1) / ranks * bytes_,
@@ -85,10 +89,8 @@ def groups(cell: Cell, sizes_mib: Sequence[int], channels: Sequence[int]) -> dic
         name = "" if algorithm in ("gradient_allreduce", "qadam", SIXTEEN) else algorithm
         kind = "qadam" if algorithm == "qadam" else "ours"
         for way in ways if algorithm != "async" else ["off"]:
-            if way == "leaders" and algorithm != "low_precision_decentralized":
-                continue  # Everywhere else shards are the same with less for one rank to do.
-            if way == "shards" and algorithm == "low_precision_decentralized":
-                continue
+            if way == ("shards" if algorithm in BY_LEADERS else "leaders"):
+                continue  # Elsewhere shards are the same with less for one rank to do.
             for size in cuts:
                 for count in channels if algorithm != "async" else [1]:
                     configuration = Configuration(
@@ -173,6 +175,10 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found.append(
             f"{word}: bytegrad at least {least}x stock where communication {where}: {over:.2f}x"
         )
+    if (powersgd := by_name.get("powersgd")) and (torchs := by_name.get(LOW_RANK)):
+        over = powersgd["seconds"] / torchs["seconds"]
+        word = "met" if over <= BESIDE_TORCHS else "MISSED"
+        found.append(f"{word}: powersgd over torch's hook at most {BESIDE_TORCHS}: {over:.3f}")
     if tuned := by_name.get(TUNED):
         rivals = [row for name, row in by_name.items() if name in ("gradient_allreduce", *LISTED)]
         best = min(rivals, key=lambda row: row["seconds"])

@@ -77,6 +77,8 @@ class Way:
         "bytegrad",
         "bytegrad, error feedback",
         "bytegrad, as Bagua",
+        "powersgd",
+        "powersgd, rank 4",
         "decentralized",
         "shift_one",
         "low_precision_decentralized",
@@ -121,13 +123,18 @@ class Way:
     def _algorithm(self, optimizer: torch.optim.Optimizer) -> Algorithm:
         if isinstance(optimizer, QAdamOptimizer):
             return QAdamAlgorithm(optimizer)
-        name, arguments = self.name, {}
+        name, arguments = self.name, dict[str, Any]()
         if name in ("all_reduce", "bf16", "fp16"):
             name = "gradient_allreduce"
         if name == "bytegrad, error feedback":
             name, arguments = "bytegrad", {"error_feedback": True}
         if name == "bytegrad, as Bagua":
             name, arguments = "bytegrad", {"range_elements": None}
+        if name.startswith("powersgd"):
+            rank = 4 if name.endswith("4") else 1
+            first = self._steps // 10  # Torch's advice.
+            arguments = {"matrix_approximation_rank": rank, "start_powerSGD_iter": first}
+            name = "powersgd"
         if name == "shift_one":
             name, arguments = "decentralized", {"peer_selection_mode": "shift_one"}
         if name == "async":

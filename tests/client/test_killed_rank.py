@@ -67,12 +67,11 @@ def test_the_other_ranks_end_with_torchs_own_error(
 def _train_with(name: str, victim: int) -> None:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    algorithm = Algorithm.init(name) if name not in ("qadam", "async") else None
+    arguments = {"async": {"sync_interval_ms": 1}, "powersgd": {"start_powerSGD_iter": 2}}
+    algorithm = Algorithm.init(name, **arguments.get(name, {})) if name != "qadam" else None
     if name == "qadam":
         optimizer = QAdamOptimizer(model.parameters(), warmup_steps=2)
         algorithm = QAdamAlgorithm(optimizer)
-    if name == "async":
-        algorithm = Algorithm.init(name, sync_interval_ms=1)
     assert algorithm is not None
     ours = DistributedDataParallel(model, algorithm=algorithm)
     for step in range(1000):
@@ -84,7 +83,8 @@ def _train_with(name: str, victim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+    "name",
+    ["bytegrad", "powersgd", "qadam", "decentralized", "low_precision_decentralized", "async"],
 )
 def test_the_other_ranks_end_under_each_algorithm(name: str) -> None:
     """A rank on a ring or in a round hears of it by its neighbours or by the next round."""

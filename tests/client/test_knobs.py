@@ -14,7 +14,7 @@ from bagua_client.knobs import KNOBS
 OTHERS = {
     "bucket_bytes": [4096],
     "buckets": [(3,), (3, 1)],
-    "algorithm": ["bytegrad"],
+    "algorithm": ["bytegrad", "powersgd"],
     "kept_units": [1, 12],
 }
 

@@ -20,8 +20,8 @@ from bagua_client import DistributedDataParallel as Ours
 from bagua_client.communication.communicator import Communicator
 from bagua_client.torch_private import groups as torch_groups
 from bagua_client.torch_private import optimizer as torch_optimizer
+from bagua_client.torch_private import power_sgd, wrapper
 from bagua_client.torch_private import reducer as torchs
-from bagua_client.torch_private import wrapper
 from bagua_client.torch_private.reducer import Caps
 from tests.ranks import RankPool
 
@@ -272,6 +272,27 @@ def test_what_torch_puts_around_the_step_of_an_optimizer() -> None:
     torch_optimizer.clear_step_hooks(optimizer)
     optimizer.step()
     assert len(seen) == 2
+
+
+def test_what_torchs_power_sgd_is_made_of() -> None:
+    for columns in (1, 2, 4):
+        matrices = torch.randn(3, 7, columns, generator=torch.Generator().manual_seed(0))
+        power_sgd.orthogonalize(matrices)
+        units = matrices.transpose(1, 2) @ matrices
+        assert torch.allclose(units, torch.eye(columns).expand_as(units), atol=1e-5)
+    zeros = torch.zeros(1, 7, 2)
+    power_sgd.orthogonalize(zeros)
+    assert zeros.isnan().all()
+    # 40 numbers, and 13 in each pair of columns.
+    assert power_sgd.is_worth(8, 5, 1, 3.0)
+    assert not power_sgd.is_worth(8, 5, 1, 3.1)
+    state = power_sgd.new_state(0, matrix_approximation_rank=4)
+    assert (state.iter, state.start_powerSGD_iter, state.matrix_approximation_rank) == (0, 0, 4)
+    assert state.compression_stats() == (0, 0, 0)
+    numbers = [
+        int(power_sgd.new_state(start, random_seed=3).rng.randint(10**9)) for start in (1, 2)
+    ]
+    assert numbers[0] == numbers[1]
 
 
 def test_what_schedulers_look_at() -> None:

@@ -20,7 +20,7 @@ from tests.ranks import RankPool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-LISTED = {"bytegrad", "decentralized", "async"}
+LISTED = {"bytegrad", "powersgd", "decentralized", "async"}
 FAST_SECONDS, SLOW_SECONDS = 0.004, 0.08
 MOST_SECONDS = 150.0
 

@@ -52,6 +52,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "gradient_allreduce": {},
     "bytegrad": {},
     "bytegrad, feedback": {"error_feedback": True},
+    "powersgd": {"start_powerSGD_iter": 3},
     "qadam": {},
     "decentralized": {"peer_selection_mode": "shift_one", "communication_interval": 3},
     "low_precision_decentralized": {},

@@ -42,7 +42,7 @@ class Kind(NamedTuple):
     @property
     def operations(self) -> int:
         """The operations that send one bucket."""
-        return (3 if self.hierarchical != "off" else 1) + self.sends.compresses
+        return (3 if self.hierarchical != "off" else 1) + bool(self.sends.compresses)
 
     @property
     def sends(self) -> Algorithm:

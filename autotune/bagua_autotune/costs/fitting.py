@@ -87,12 +87,17 @@ def usual_effect(knob: str, value: Value) -> Effect:
     if knob == "wire_precision" and value in ("bf16", "fp16"):
         return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)
     if knob == ALGORITHM_KNOB and value in KNOWN:
-        return COMPRESSED if KNOWN[value].compresses else Effect(0.0, 0.0, 0.15, 0.4)
+        return COMPRESSED[KNOWN[value].compresses]
     return Effect(0.0, 0.0, UNKNOWN_SPREAD, 0.8)
 
 
-COMPRESSED = Effect(math.log(0.35), math.log(2 / 0.35), 0.3, 0.5)
-"""A quarter of the bytes, the processor's work on them, and two latencies."""
+COMPRESSED = {
+    "": Effect(0.0, 0.0, 0.15, 0.4),
+    "8 bits": Effect(math.log(0.35), math.log(2 / 0.35), 0.3, 0.5),
+    "low rank": Effect(math.log(0.1), math.log(2 / 0.1), 0.8, 0.8),
+}
+"""A quarter of the bytes, or some hundredths of them, as the model has it; the processor's work on
+them; and two latencies."""
 
 
 def widening(width: Floats, channels: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Bagua's algorithms as far as their speed goes: what a step sends under each, and when."""
+"""The algorithms as far as their speed goes: what a step sends under each, and when."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bagua_autotune.model.knobs import (
 )
 
 Moment = Literal["ready", "begin", "end", "apart"]
+Compression = Literal["", "8 bits", "low rank"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class Algorithm:
         when: what travels may leave. ``ready``: a bucket of gradients when it is full. ``begin``:
             weights, when the step begins. ``end``: weights, when all gradients are there.
             ``apart``: nothing that a step waits for.
-        compresses: to eight bits, in one exchange more.
+        compresses: to what, in one exchange more; empty: it does not.
         ways: to reduce, of those that it works with; None: all.
         eight_bits: of a sharded model: what travels in eight bits, ``gathered`` parameters,
             ``reduced`` gradients, or both.
     """
 
     when: Moment = "ready"
-    compresses: bool = False
+    compresses: Compression = ""
     ways: tuple[str, ...] | None = None
     eight_bits: tuple[str, ...] = ()
 
@@ -55,10 +56,11 @@ class Algorithm:
 
 KNOWN: Mapping[Value, Algorithm] = {
     USUAL_ALGORITHM: Algorithm(),
-    "bytegrad": Algorithm(compresses=True),
-    "qadam": Algorithm(compresses=True),
+    "bytegrad": Algorithm(compresses="8 bits"),
+    "powersgd": Algorithm(compresses="low rank", ways=("off", "leaders")),
+    "qadam": Algorithm(compresses="8 bits"),
     "decentralized": Algorithm("begin"),
-    "low_precision_decentralized": Algorithm("end", compresses=True, ways=("off", "leaders")),
+    "low_precision_decentralized": Algorithm("end", "8 bits", ways=("off", "leaders")),
     "async": Algorithm("apart"),
     "quantized": Algorithm(eight_bits=("gathered", "reduced")),
     "quantized_weights": Algorithm(eight_bits=("gathered",)),

@@ -8,6 +8,7 @@ from bagua_client.algorithms.gradient_allreduce import GradientAllReduceAlgorith
 from bagua_client.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
 )
+from bagua_client.algorithms.powersgd import PowerSGDAlgorithm
 from bagua_client.algorithms.qadam import QAdamAlgorithm
 from bagua_client.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_client.algorithms.quantized import QuantizedAlgorithm
@@ -20,6 +21,7 @@ __all__ = [
     "GlobalAlgorithmRegistry",
     "GradientAllReduceAlgorithm",
     "LowPrecisionDecentralizedAlgorithm",
+    "PowerSGDAlgorithm",
     "QAdamAlgorithm",
     "QAdamOptimizer",
     "QuantizedAlgorithm",

@@ -43,6 +43,7 @@ class Algorithm:
         obstacle: why a job that was wrapped with it is not tuned; empty: it can be tuned.
         exchanges: how many operations of :meth:`exchange` communicate.
         scales_itself: in this phase the chain scales the gradients, so nothing else does.
+        travels_whole: in this phase a bucket is not split into parts that travel at once.
         models: the kinds of models that it is for: ``replicated`` ones (DistributedDataParallel),
             ``sharded`` ones (``fully_shard``), or both. Of a sharded model it has the two methods
             :meth:`gather` and :meth:`reduce`.
@@ -63,6 +64,7 @@ class Algorithm:
     obstacle = ""
     exchanges = 1
     scales_itself = False
+    travels_whole = False
     models: tuple[str, ...] = ("replicated",)
     copied_bytes = 0, 0
     kept_bytes = 0
@@ -169,6 +171,9 @@ class Algorithm:
     def carries(self, flat: torch.Tensor) -> bool:
         """Whether a bucket of this type travels by :meth:`operations`; else all reduce it."""
         return True
+
+    def reduction_begins(self) -> None:
+        """The first bucket of a step is full; none has departed yet."""
 
     def departs(self, bucket: GradBucket, wire: torch.Tensor) -> None:
         """``bucket`` is full and about to travel as ``wire``: its own buffer or a copy, with what

@@ -10,9 +10,14 @@ from bagua_client.torch_private.reducer import GradBucket
 
 
 class Companion:
-    """A float32 tensor beside each parameter, zero at first; a bucket's are one flat tensor."""
+    """A tensor beside each parameter, zero at first; a bucket's are one flat tensor.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: of its numbers; None: that of what travels.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = torch.float32) -> None:
+        self._dtype = dtype
         self._flats: dict[tuple[int, ...], torch.Tensor] = {}
         self._views: dict[int, torch.Tensor] = {}
 
@@ -21,16 +26,20 @@ class Companion:
         parameters: Sequence[torch.Tensor],
         flat: torch.Tensor,
         views: Callable[[torch.Tensor], Iterable[torch.Tensor]],
+        elements: int | None = None,
     ) -> torch.Tensor:
         """The values kept for ``parameters``, element for element beside ``flat``, which travels.
 
         Args:
-            views: the part of a tensor like ``flat`` that is each parameter's.
+            views: the part of what is returned that is each parameter's.
+            elements: how many values are kept, if not one for each element of ``flat``.
         """
         names = tuple(map(id, parameters))
         own = self._flats.get(names)
-        if own is None or own.numel() != flat.numel():
-            own = torch.zeros(flat.numel(), device=flat.device)
+        count = flat.numel() if elements is None else elements
+        dtype = self._dtype or flat.dtype
+        if own is None or own.numel() != count or own.dtype != dtype:
+            own = torch.zeros(count, dtype=dtype, device=flat.device)
             for name, view in zip(names, views(own), strict=True):
                 if name in self._views:
                     view.copy_(self._views[name])
@@ -39,6 +48,10 @@ class Companion:
             self._flats = {of: kept for of, kept in self._flats.items() if moved.isdisjoint(of)}
             self._flats[names] = own
         return own
+
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        """Whether values are kept for ``parameter``."""
+        return id(parameter) in self._views
 
     def begin_at(self, parameters: Iterable[torch.Tensor]) -> None:
         """The parameters' own values."""

@@ -73,7 +73,7 @@ class Carrier:
 
     def _parts(self, flat: torch.Tensor, configuration: Configuration) -> Sequence[torch.Tensor]:
         most = min(configuration.channels, flat.nbytes // SMALLEST_PART_BYTES)
-        if most <= 1:
+        if most <= 1 or self._algorithm.travels_whole:
             return (flat,)
         unit = self.multiple(configuration) * ALIGNED_ELEMENTS
         return torch.split(flat, math.ceil(flat.numel() / most / unit) * unit)

@@ -61,6 +61,7 @@ class Travel:
         on_end = self._watcher.bucket_starts(bucket)
         if bucket.index() == 0:
             self._carrier.begin_step()
+            self._algorithm.reduction_begins()
         flat = bucket.buffer()
         if self._algorithm.leaves_gradients:
             self._algorithm.departs(bucket, flat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -60,6 +60,11 @@ class Replication:
     def obstacle(self) -> str:
         """Why a job that is wrapped with this algorithm cannot be tuned; empty: it can."""
         return self.declared.own.obstacle
+
+    def choices(self, allowed: Collection[str]) -> list[Algorithm]:
+        """The model's own algorithm, then those of ``allowed`` that work on it."""
+        own = self._new(Configuration()) if self._in_force else self.algorithm
+        return [own, *self.declared.choices(allowed)[1:]]
 
     def planned(self, configuration: Configuration) -> Algorithm:
         """The algorithm that ``configuration`` would put in force; changes nothing.

@@ -117,7 +117,7 @@ class TunableReducer:
             tensors=self.tensors,
             in_ready_order=not self._cut.keeps_order,
             hook=self._cut.theirs,
-            algorithms=self._replication.declared.choices,
+            algorithms=self._replication.choices,
         )
 
     @property

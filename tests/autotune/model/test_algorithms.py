@@ -19,6 +19,7 @@ from tests.autotune.support import MIB, make_spec
 NAMES = (
     "gradient_allreduce",
     "bytegrad",
+    "powersgd",
     "decentralized",
     "low_precision_decentralized",
     "async",
@@ -57,10 +58,9 @@ def test_each_algorithm_is_tried_with_the_knobs_that_it_has() -> None:
     bytes_ = candidates_of("bytegrad")
     assert {c["hierarchical"] for c in bytes_} == {"off", "leaders", "shards"}
     assert len({c["bucket_bytes"] for c in bytes_}) > 3
-    assert {c["hierarchical"] for c in candidates_of("low_precision_decentralized")} == {
-        "off",
-        "leaders",
-    }
+    for name in ("powersgd", "low_precision_decentralized"):
+        assert {c["hierarchical"] for c in candidates_of(name)} == {"off", "leaders"}
+    assert len({c["bucket_bytes"] for c in candidates_of("powersgd")}) > 3
 
 
 def test_what_makes_no_difference_is_tried_once() -> None:
@@ -133,6 +133,7 @@ def test_eight_bits_are_expected_to_be_fast_and_weights_tell_nothing_of_buckets(
     assert both is not None
     costs = alone.costs
     assert costs[kinds[1]].seconds_per_byte < 0.5 * costs[kinds[0]].seconds_per_byte
+    assert costs[kinds[2]].seconds_per_byte < 0.5 * costs[kinds[1]].seconds_per_byte
     for kind in kinds:
         assert both.costs[kind].seconds_per_byte == pytest.approx(costs[kind].seconds_per_byte)
 

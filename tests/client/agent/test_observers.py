@@ -83,6 +83,7 @@ TRIAL = {"bucket_bytes": 25 * 2**20}
 ALGORITHMS = [
     "gradient_allreduce",
     "bytegrad",
+    "powersgd",
     "qadam",
     "decentralized",
     "low_precision_decentralized",
@@ -109,6 +110,8 @@ class _Training:
         chosen: Algorithm | str = algorithm
         if algorithm == "async":
             chosen = Algorithm.init("async", sync_interval_ms=0)  # its rounds depend on the time
+        elif algorithm == "powersgd":
+            chosen = Algorithm.init("powersgd", start_powerSGD_iter=3)
         elif algorithm == "qadam":
             adam = QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=3)
             self._optimizer, chosen = adam, QAdamAlgorithm(adam)

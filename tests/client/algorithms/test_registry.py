@@ -9,6 +9,7 @@ from bagua_client.algorithms import (
     ByteGradAlgorithm,
     GlobalAlgorithmRegistry,
     GradientAllReduceAlgorithm,
+    PowerSGDAlgorithm,
     find,
     register,
 )
@@ -35,6 +36,14 @@ def test_bagua_names_are_there_and_take_arguments() -> None:
     assert found.name == "bytegrad"
     with pytest.raises(TypeError, match="peers"):
         Algorithm.init("bytegrad", peers=3)
+
+
+def test_torchs_power_sgd_is_there_with_torchs_arguments() -> None:
+    found = Algorithm.init("powersgd", matrix_approximation_rank=8, start_powerSGD_iter=20)
+    assert isinstance(found, PowerSGDAlgorithm)
+    assert (found.state.matrix_approximation_rank, found.state.start_powerSGD_iter) == (8, 20)
+    with pytest.raises(TypeError, match="orthogonalization_epsilon"):
+        Algorithm.init("powersgd", orthogonalization_epsilon=1e-8)
 
 
 def test_an_algorithm_registered_from_outside_is_found() -> None:

@@ -21,6 +21,7 @@ from bagua_client.algorithms import (
     DecentralizedAlgorithm,
     GradientAllReduceAlgorithm,
     LowPrecisionDecentralizedAlgorithm,
+    PowerSGDAlgorithm,
     QAdamAlgorithm,
     QAdamOptimizer,
 )
@@ -29,21 +30,24 @@ from tests.ranks import RankPool
 
 STEPS, RECUT_AT = 7, 4
 GOES_ON_AT = (1, 2, 4, 5)
-"""Buckets are not final before the second step; qadam's warm-up ends before the third."""
+"""Buckets are not final before the second step; warm-ups end before the third."""
 SMALL_BYTES = 300
 
 MAKERS: dict[str, Callable[[], Algorithm]] = {
     "gradient_allreduce": lambda: GradientAllReduceAlgorithm(hierarchical=True),
     "bytegrad": ByteGradAlgorithm,
     "bytegrad, a range": lambda: ByteGradAlgorithm(error_feedback=True, range_elements=None),
+    "powersgd": lambda: PowerSGDAlgorithm(start_powerSGD_iter=2, hierarchical=True),
+    "powersgd, cold": lambda: PowerSGDAlgorithm(2, 0, warm_start=False),
     "decentralized": DecentralizedAlgorithm,
     "shift_one": lambda: DecentralizedAlgorithm(False, "shift_one", 2),
     "low_precision": LowPrecisionDecentralizedAlgorithm,
     "async": lambda: AsyncModelAverageAlgorithm(warmup_steps=100),
 }
-ON_FOUR = ["gradient_allreduce", "bytegrad, a range", "low_precision", "shift_one"]
+ON_FOUR = ["gradient_allreduce", "bytegrad, a range", "powersgd", "low_precision", "shift_one"]
 """Four ranks are on two nodes, and sums of more than two numbers depend on their order."""
-ON_TWO = ["bytegrad", "decentralized", "async", "qadam", "qadam, compatible"]
+ON_TWO = ["bytegrad", "powersgd", "powersgd, cold", "decentralized", "async"]
+ON_TWO += ["qadam", "qadam, compatible"]
 
 
 class _OutOfOrder(nn.Module):
@@ -132,7 +136,7 @@ def test_it_goes_on_bit_for_bit_on_two_nodes(four_ranks: RankPool) -> None:
 
 
 def test_so_do_trainings_that_torch_cuts_in_its_own_order(two_ranks: RankPool) -> None:
-    names = ["bytegrad, a range", "low_precision", "qadam"]
+    names = ["bytegrad, a range", "powersgd", "low_precision", "qadam"]
     assert two_ranks.run(_resumed, names, {"find_unused_parameters": True}) == [[]] * 2
 
 

@@ -17,11 +17,12 @@ from tests.client.algorithms.small import loss_of, small_model
 from tests.ranks import RankPool
 
 MOST_STEPS = 4000
-OTHERS = ["bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+OTHERS = ["bytegrad", "powersgd", "qadam", "decentralized", "low_precision_decentralized", "async"]
 TRIED = [
     Configuration(200, algorithm="decentralized"),
     Configuration(100, algorithm="bytegrad", channels=2),
     Configuration(100),
+    Configuration(200, "shards", channels=2, algorithm="powersgd"),
     Configuration(300, "leaders", algorithm="low_precision_decentralized"),
     # Its replicas hold for one way to reduce: it begins anew.
     Configuration(300, algorithm="low_precision_decentralized"),

@@ -149,6 +149,7 @@ def test_what_changes_numbers_and_what_is_not_as_it_was_is_said(
     for asked, words in (
         (Configuration(3000, wire_precision="bf16", buckets=(5, 5)), "bf16 on the wire"),
         (Configuration(3000, algorithm="bytegrad"), "algorithm bytegrad"),
+        (Configuration(3000, algorithm="powersgd"), "algorithm powersgd"),
     ):
         path.write_text(json.dumps(_document(asked, **then)))
         found = two_ranks.run(_train, str(path), {})[0]
