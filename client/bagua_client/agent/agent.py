@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 from bagua_client.agent.command import Command, read_command
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
-from bagua_client.agent.loss_guard import Losses, LossGuard
+from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
 from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
@@ -113,14 +113,13 @@ class Agent:
         turn: Turn,
         file: ConfigurationFile | None = None,
     ) -> None:
-        communicator = tunable.communicator
         self._tunable = tunable
         self._environment = environment
         self._name = name
         self._file = file
         self._handover = handover
         self._turn = turn
-        self._rank = communicator.rank
+        self._rank = tunable.communicator.rank
         self._group = group
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
@@ -136,6 +135,7 @@ class Agent:
         self._reductions = self._next_report = 0
         self._trial: int | None = None
         self._guard = LossGuard()
+        self._put_in_force = tunable.layout.configuration
         self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
         if tunable.memory is not None:
@@ -231,12 +231,13 @@ class Agent:
             self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
-        losses = Losses.sum(report.losses for report in reports)
-        if harm := self._observe(self._guard.judge, losses):
+        found, losses = self._tunable.layout.configuration, [report.losses for report in reports]
+        # Of what the user has set by hand since, the user is the judge.
+        if found == self._put_in_force and (harm := self._observe(self._guard.judge, losses)):
             self._undo("diverged", harm)
             return None
         memory = [report.memory for report in reports]
-        is_default = self._tunable.layout.configuration == self._tunable.default
+        is_default = found == self._tunable.default
         lack = "" if is_default else why_given_up(memory, is_trial=self._trial is not None)
         if lack:
             self._undo("infeasible", lack, fullest(memory)[1].to_json())
@@ -311,7 +312,9 @@ class Agent:
         """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
         self._observe(self.measurement.begin, self._trial)
-        self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
+        self._put_in_force = found = self._tunable.layout.configuration
+        differs = found.numbers != self._tunable.default.numbers
+        self._observe(self._guard.begin, differs, self._trial is None)
         if self._trial is not None:
             self._tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 
@@ -324,7 +327,8 @@ class Agent:
         """Go back to the default: what is in force harms the training, or does not fit in its
         memory, as all ranks know."""
         if self._rank == 0:
-            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, why)
+            found = self._tunable.layout.configuration
+            logger.warning("autotune stops using %s: %s; back to the default", found, why)
         self._switch(way_back(self._tunable, self._group, CPU))
         self._tell(kind, self._trial, why, memory=memory)
         self._trial = None
