@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import pytest
 import requests
@@ -28,8 +27,9 @@ from tests.ranks import RankPool
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 WIDTH, BATCH = 64, 32
-HELD_UP_SECONDS = 0.02
-BIAS_PER_STEP = 2e-6
+HELD_UP_SECONDS, STEP_SECONDS = 0.02, 0.003
+BIAS_PER_STEP = 5e-6
+STEPS_AFTER = 60
 MOST_STEPS = 20_000
 MOST_SECONDS = 120.0
 
@@ -87,23 +87,19 @@ class Course:
 
     Attributes:
         algorithms: in force after each step, or from the next one on; empty: the job's own.
-        tuned_at: the step after which the tuning had ended.
+        told_at: the step in which all ranks were told what the training was waiting for.
         summaries: how its rounds ended, as all ranks were told.
         logged: the client's log lines.
     """
 
     algorithms: list[str] = field(default_factory=list)
-    tuned_at: int = 0
+    told_at: int = 0
     summaries: list[str] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
 
-    @property
-    def in_turn(self) -> list[str]:
-        return [name for name, _ in groupby(self.algorithms[self.tuned_at :])]
 
-
-def _train(steps_after: int) -> Course:
-    """Train until it was tuned and then gave up what it was left with, and so many steps more."""
+def _train(awaited: str) -> Course:
+    """Train until a round ends with these words, and some steps more."""
     register("drifting")(Drifting)
     handler = Lines()
     logger = logging.getLogger("bagua_client")
@@ -117,7 +113,7 @@ def _train(steps_after: int) -> Course:
         del os.environ["BAGUA_AUTOTUNE_ALLOW"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     teacher = torch.linspace(-1, 1, 4 * WIDTH).reshape(WIDTH, 4)
-    course, until, left = Course(), time.monotonic() + MOST_SECONDS, MOST_STEPS
+    course, until = Course(), time.monotonic() + MOST_SECONDS
     for step in range(MOST_STEPS):
         generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
         inputs = torch.randn(BATCH, WIDTH, generator=generator)
@@ -131,14 +127,12 @@ def _train(steps_after: int) -> Course:
         summary = model.tuning.summary
         if summary not in ("", *course.summaries[-1:]):
             course.summaries.append(summary)
-        if model.is_tuning:
-            course.tuned_at = step + 1
-            continue
-        BIAS.amount += BIAS_PER_STEP
-        if not course.algorithms[-1]:
-            left = min(left, steps_after)
-        left -= 1
-        if left <= 0 or time.monotonic() > until:
+        time.sleep(STEP_SECONDS)
+        if not model.is_tuning:
+            BIAS.amount += BIAS_PER_STEP
+        if summary and awaited in summary and not course.told_at:
+            course.told_at = step
+        if (course.told_at and step > course.told_at + STEPS_AFTER) or time.monotonic() > until:
             break
     logger.removeHandler(handler)
     course.logged = handler.lines
@@ -156,16 +150,19 @@ def test_a_winner_that_harms_the_training_slowly_is_given_up_for_good(
     service: ServiceProcess, tuned_ranks: Callable[..., RankPool]
 ) -> None:
     service.start()
-    course = _alike(tuned_ranks(service.url, (1, 1)).run(_train, 200, timeout_seconds=250))
-    # It is the fastest, and harmless until then.
-    assert course.in_turn == ["drifting", ""], course.logged
+    course = _alike(tuned_ranks(service.url, (1, 1)).run(_train, "suffered", timeout_seconds=250))
+    assert course.told_at, course.logged
+    assert set(course.algorithms[course.told_at :]) == {""}
     gave_up = [line for line in course.logged if "autotune stops using" in line]
     assert len(gave_up) == 1
     assert "drifting" in gave_up[0]
     assert "was to be expected, as a training by default does not turn back" in gave_up[0]
-    won, returned = course.summaries
-    assert "algorithm drifting (changes the numbers)" in won
+    # It is the fastest, and harmless at first. On a busy machine there are more rounds.
+    *won, returned = course.summaries
+    assert won
+    assert all("algorithm drifting (changes the numbers)" in each for each in won)
     assert "(the default) kept: the training suffered in the long run: the loss is" in returned
+    assert "drifting" in course.algorithms
     wait_until(lambda: service.job()["result"]["kept"] == "baseline", "the result")
     job, trials = service.job(), service.trials()
     assert job["result"]["summary"] == returned
@@ -179,9 +176,9 @@ def test_a_winner_that_harms_the_training_slowly_is_given_up_for_good(
             for line in metrics.splitlines()
             if line.startswith(f"bagua_autotune_{family}{{") and 'reason="diverged"' in line
         ]
-        assert line.endswith(" 1")
+        assert line.endswith(" 1.0")
 
-    again = _alike(tuned_ranks(service.url, (1, 1)).run(_train, 30, timeout_seconds=250))
+    again = _alike(tuned_ranks(service.url, (1, 1)).run(_train, "", timeout_seconds=250))
     assert set(again.algorithms) == {""}
     newest = service.get("jobs")["jobs"][0]
     assert newest["id"] != job["id"]

@@ -177,9 +177,8 @@ def give_up(
         peak_bytes=result.default_peak_bytes,
         reason=reason,
         reason_code=code,
-        summary=_name_kept(job.baseline, reason, result),
     )
-    return revoked, failed
+    return replace(revoked, summary=_name_kept(job.baseline, reason, revoked)), failed
 
 
 def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:
