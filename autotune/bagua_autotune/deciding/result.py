@@ -147,7 +147,7 @@ def _reason(round_: Round, kept: Keep) -> str:
 
 
 def give_up(
-    result: Result, job: Job, kind: EventKind, reason: str, next_index: int, at: float
+    result: Result, job: Job, kind: EventKind, reason: str, next_index: int
 ) -> tuple[Result, Trial | None]:
     """The result of a job whose ranks gave the winner up and run the default. If it harmed the
     training, its run was one more trial, which failed, and is not made again.
@@ -155,15 +155,15 @@ def give_up(
     Args:
         kind: of the event with which they did so; see GIVING_UP.
         next_index: of a trial.
-        at: when they did, in seconds since the epoch.
     """
     what, code = GIVING_UP[kind]
     failed: Trial | None = None
     if code == DIVERGED_CODE:
         what = LASTING_HARM
+        # It took none of the tuning's time.
         failed = Trial(
             next_index, "search", result.configuration, "failed", failure=f"{what}: {reason}",
-            started_at=job.finished_at, ended_at=at, round=job.round,
+            started_at=job.finished_at, ended_at=job.finished_at, round=job.round,
         )  # fmt: skip
     reason = f"{what}: {reason}"
     revoked = replace(

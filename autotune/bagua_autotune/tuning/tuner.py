@@ -300,7 +300,7 @@ class Tuner:
             self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
         elif job.result and job.result.kept == "winner":
             next_index = len(self.store.trials(job.id))
-            given_up = give_up(job.result, job, event.kind, reason, next_index, self._clock())
+            given_up = give_up(job.result, job, event.kind, reason, next_index)
             self.store.replace_result(job.id, *given_up)
 
     def _take_drift(self, job: Job, event: Event) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bagua_autotune.earlier.copies import adopt, copy_of
+from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.model.job import Event
 from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.store import Store
@@ -48,6 +49,7 @@ def tuner() -> Tuner:
     """Has a job whose winner harmed its training."""
     tuner = Tuner(Store("sqlite://"))
     kept = tune(tuner, "first").configuration
+    seconds = Round.of(tuner.store.job("first"), tuner.store.trials("first")).seconds
     assert kept["wire_precision"] == "bf16"
     for _ in range(2):  # It may be told twice.
         tuner.take_event("first", Event("diverged", None, 9000, MESSAGE))
@@ -55,6 +57,8 @@ def tuner() -> Tuner:
     assert (before.state, harmful.state) == ("measured", "failed")
     assert (harmful.index, harmful.round) == (before.index + 1, before.round)
     assert (harmful.configuration, harmful.failure) == (kept, FAILURE)
+    # The tuning did not take longer for it.
+    assert Round.of(tuner.store.job("first"), tuner.store.trials("first")).seconds == seconds
     result = tuner.status("first").result
     assert result is not None
     assert (result.kept, result.reason_code) == ("baseline", "diverged")
