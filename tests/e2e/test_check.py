@@ -91,7 +91,7 @@ def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
     # PowerSGD needs whole matrices. Half the traffic is gathered, in the weights' precision.
     assert set(found["most_speedup_of"]) == {"bits16", "bits8"}
     most = found["most_speedup_of"]
-    assert 1 < most["bits16"] < most["bits8"] <= found["most_speedup"]
+    assert 1 < most["bits16"] <= most["bits8"] <= found["most_speedup"]
     # Gloo does nothing beside computing.
     parts = found["computing_seconds"] + found["exposed_seconds"]
     assert found["step_seconds"] == pytest.approx(parts)

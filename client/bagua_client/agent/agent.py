@@ -10,8 +10,9 @@ and are read at the end of the next, by when they have arrived. A switch takes t
 If all agree, every rank re-cuts before its next forward pass; else all return to the default.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
-a command may then begin another round. After an error in a tuning nothing is watched, and the agent
-ends. A model's agent is, in turn, in these states:
+a command may then begin another round; and all ranks see whether the loss turns back under what was
+kept, if that changes the numbers (see second_look), and return to the default. After an error in a
+tuning nothing else is watched, and the agent ends. A model's agent is, in turn, in these states:
 
 - tuning: configurations are tried;
 - settling: the last command was given, and its configuration is not in force yet;
@@ -30,9 +31,9 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ from bagua_client.agent.job import describe_job, is_warming_up, without_unwatche
 from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
@@ -74,13 +75,6 @@ class State(enum.Enum):
     SETTLING = enum.auto()
     WATCHING = enum.auto()
     OFF = enum.auto()
-
-
-class Message(NamedTuple):
-    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
-
-    due: int
-    read: Callable[[], Message | None]
 
 
 class Agent:
@@ -293,7 +287,9 @@ class Agent:
             if not watch:
                 self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
         if trial is None:
-            self._end(watch)
+            # The guard needs no service.
+            kept = self._tunable.layout_to_come.configuration
+            self._end(watch or kept.numbers != self._tunable.default.numbers)
             return
         self.state = State.TUNING
         # The end of the round before may not have been settled.

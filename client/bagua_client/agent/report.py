@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,13 @@ def ending(stops: Sequence[Stop], refusal: str) -> tuple[State, str]:
     ranks = ", ".join(str(rank) for rank, stop in enumerate(stops) if stop)
     what = "an error on" if Stop.ERROR in stops else "nothing can be tuned on"
     return "failed", f"{what} rank {ranks}; see the log of that rank"
+
+
+class Message(NamedTuple):
+    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
+
+    due: int
+    read: Callable[[], Message | None]
 
 
 class Exchange:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 import bagua_client
 from bagua_client import DistributedDataParallel
+from bagua_client.reporter.drift import DriftWatch
 from tests.client.agent.scripted_service import ScriptedService
 from tests.ranks import RankPool
 
@@ -78,6 +79,21 @@ def test_all_ranks_return_to_the_default_in_the_same_step(two_ranks: RankPool, k
     assert set(first[back:]) == {"as_is"}
     assert event["trial"] is None
     assert "was to be expected, as a training by default does not turn back" in event["message"]
+
+
+def _without_reporter(url: str) -> list[str]:
+    """The same, where the thread that talks to the service fails after the tuning."""
+    with mock.patch.object(DriftWatch, "add", side_effect=RuntimeError("on purpose")):
+        return _trained("replicated", url, False)[0]
+
+
+def test_the_guard_needs_no_service(two_ranks: RankPool) -> None:
+    with ScriptedService([TRIED], steps=30) as service:
+        first, second = two_ranks.run(_without_reporter, service.url)
+        assert service.bodies("diverged") == []
+    assert first == second
+    back = first.index("as_is", first.index("bf16"))
+    assert set(first[back:]) == {"as_is"}
 
 
 def test_what_the_training_sets_by_hand_is_not_judged(two_ranks: RankPool) -> None:
