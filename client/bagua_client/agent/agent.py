@@ -12,7 +12,8 @@ If all agree, every rank re-cuts before its next forward pass; else all return t
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round; and all ranks see whether the loss turns back under what was
 kept, if that changes the numbers (see second_look), and return to the default. After an error in a
-tuning nothing else is watched, and the agent ends. A model's agent is, in turn, in these states:
+tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is. A
+model's agent is, in turn, in these states:
 
 - tuning: configurations are tried;
 - settling: the last command was given, and its configuration is not in force yet;

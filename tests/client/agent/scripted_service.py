@@ -60,7 +60,7 @@ class _Script:
             self._trial, self._measured = self._trial + 1, set()
         if kind == "PUT":
             self._default = body["default_configuration"]
-        self._gave_up |= gives_up and body["trial"] is None
+        self._gave_up |= kind == "diverged" and body["trial"] is None
         self._is_over |= kind == "ended"
         if kind == "drift" and self._rounds:
             self._first, self._configurations = self._trial, self._rounds.pop(0)
@@ -97,7 +97,7 @@ class ScriptedService:
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
             One that harms the training, does not fit, or that the ranks cannot agree on, gives way
-            to the next; one that was kept, to the default.
+            to the next; one that was kept and does harm, to the default.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.
