@@ -323,14 +323,15 @@ class Jobs:
         """Replace the result of a finished job; nothing happens to others.
 
         Args:
-            failed: the run of what was kept, which is one more trial by now.
+            failed: the run of what was kept, which is one more trial by now; it is added once.
         """
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             if row.phase != "finished":
                 return
             row.result = rows.result_column(result)
-            if failed is not None:
+            last = last_trial_row(session, job_id)
+            if failed is not None and failed.index == (last.index + 1 if last else 0):
                 session.add(rows.failed_trial_row(job_id, failed))
 
 

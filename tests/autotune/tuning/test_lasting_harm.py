@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
-from tests.autotune.support import Ranks, make_spec, peaked, registration
+from tests.autotune.support import MIB, Ranks, make_spec, peaked, registration
 from tests.autotune.tuning.test_tuner import drive
 
 BODY = registration()
@@ -112,6 +113,19 @@ def test_a_job_of_another_name_tries_it_and_does_not_begin_with_it(tuner: Tuner)
     first, second, *_ = tuner.store.trials("other")
     assert second.configuration != tuner.store.trials("first")[-1].configuration
     assert first.configuration == Configuration(CHANGES["default_configuration"])
+
+
+def test_what_begins_with_the_same_change_of_the_numbers_is_not_begun_with(tuner: Tuner) -> None:
+    """Of a job of another name, which did not suffer, with other buckets."""
+    other = {"name": "another training", "fingerprint": BODY["fingerprint"]}
+    best = tune(tuner, "other", **other).configuration
+    assert best["wire_precision"] == "bf16"
+    state = tuner.status("other").result
+    assert state is not None
+    elsewhere = Configuration({**best, "bucket_bytes": 3 * MIB})
+    tuner.store.replace_result("other", replace(state, configuration=elsewhere))
+    tune(tuner, "second")
+    assert precisions(tuner, "second") == {"as_is"}
 
 
 def test_a_copy_of_what_is_known_tells_it_to_another_service(tuner: Tuner) -> None:
