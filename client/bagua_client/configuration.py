@@ -68,6 +68,11 @@ class Configuration(Knobs):
         return any(knob.changes_numbers for name, knob in KNOBS.items() if self._uses(name))
 
     @property
+    def numbers(self) -> tuple[object, ...]:
+        """The values that say what the model learns, beyond that rounding order."""
+        return tuple(getattr(self, name) for name, knob in KNOBS.items() if knob.changes_numbers)
+
+    @property
     def values(self) -> dict[str, Any]:
         """The value of every knob, as the service reads it."""
         values = [(name, getattr(self, name)) for name in KNOBS]

@@ -101,7 +101,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
 # How indented blocks begin that are no commands.
 NOT_COMMANDS = (
     r"result: bucket .*",  # README.md: what is printed
-    r"autotune: (job|bucket) .*",
+    r"autotune(:| stops using) (job|bucket) .*",
     r"tests/ .*",  # docs/design.md: a list of folders
     r"rule_files: .*",  # docs/monitoring.md: Prometheus
     r"- source_labels: .*",

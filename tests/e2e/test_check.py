@@ -48,7 +48,7 @@ def training(kind: str, steps: str = ENDLESS) -> list[str]:
 def test_a_job_that_communicates_more_than_it_computes_is_worth_tuning() -> None:
     done = check("--steps", "10", *training("exposed"))
     assert done.returncode == 0, done.stderr
-    step, advice = done.stdout.splitlines()
+    step, fewer_bytes, advice = done.stdout.splitlines()
     share = re.fullmatch(
         r"step .* on 2 ranks of 1 node \(.* cpu, gloo; median of \d+ steps\): computing .*, "
         r"communication .*, of which .* \((\d+) %\) is exposed",
@@ -56,6 +56,11 @@ def test_a_job_that_communicates_more_than_it_computes_is_worth_tuning() -> None
     )
     assert share is not None, step
     assert int(share.group(1)) > 20
+    assert re.match(
+        r"Fewer bytes on the wire could bring at most: 16 bits [\d.]+x, 8 bits [\d.]+x, "
+        r"PowerSGD of rank 1 [\d.]+x\.",
+        fewer_bytes,
+    )
     how = re.fullmatch(r"Worth tuning, at most [\d.]+x could be gained: (.*)", advice)
     assert how is not None, advice
     assert how.group(1).endswith(f"-m bagua_client --autotune {TRAINING} exposed {ENDLESS}")
@@ -83,6 +88,10 @@ def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
     found = figures("--steps", "5", *training("fsdp"))
     assert found["models"] == 1
     assert found["computing_seconds"] >= COMPUTING_SECONDS
+    # PowerSGD needs whole matrices. Half the traffic is gathered, in the weights' precision.
+    assert set(found["most_speedup_of"]) == {"bits16", "bits8"}
+    most = found["most_speedup_of"]
+    assert 1 < most["bits16"] <= most["bits8"] <= found["most_speedup"]
     # Gloo does nothing beside computing.
     parts = found["computing_seconds"] + found["exposed_seconds"]
     assert found["step_seconds"] == pytest.approx(parts)

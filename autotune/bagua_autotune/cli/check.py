@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -24,6 +24,7 @@ INTERRUPTED = 130
 # Below so many times what remains without exposed communication: no gain that a job shows, and
 # none that is worth much.
 NOTHING, LITTLE = 1.02, 1.10
+WAYS = {"bits16": "16 bits", "bits8": "8 bits", "powersgd": "PowerSGD of rank 1"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Figures:
         exposed_share: of the step.
         most_speedup: if no communication were exposed any more.
         models: wrapped by each process; only the first is measured.
+        most_speedup_of: what fewer bytes on the wire could bring at most, by the key of WAYS: if
+            communication took as much less time as it sends fewer bytes, and all of that came off
+            what is exposed. Empty: that is not known.
     """
 
     step_seconds: float
@@ -54,6 +58,7 @@ class Figures:
     backend: str
     device: str
     models: int
+    most_speedup_of: dict[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -123,14 +128,24 @@ def _figures(measure: Exposure) -> Figures:
         raise click.ClickException(_why_unknown(facts))
     travelled = [travelling for _, _, travelling in steps if travelling is not None]
     computing_seconds = took - exposed
+    communicating = max(median(travelled), exposed) if travelled else None
+    saved = {
+        way: (1 - share) * communicating
+        for way, share in facts.get("shares", {}).items()
+        if communicating is not None
+    }
     return Figures(
         step_seconds=took,
         computing_seconds=computing_seconds,
-        communication_seconds=max(median(travelled), exposed) if travelled else None,
+        communication_seconds=communicating,
         exposed_seconds=exposed,
         exposed_share=exposed / took,
         most_speedup=took / max(computing_seconds, 1e-9),
         steps=len(observations),
+        most_speedup_of={
+            way: took / max(took - seconds, computing_seconds, 1e-9)
+            for way, seconds in saved.items()
+        },
         **{name: facts[name] for name in ("ranks", "nodes", "backend", "device", "models")},
     )
 
@@ -153,7 +168,21 @@ def _lines(figures: Figures, command: Sequence[str]) -> list[str]:
             f"Each process wraps {figures.models} models: only the first is measured, and what the "
             "others communicate counts as computing."
         )
+    if figures.most_speedup_of and figures.verdict != "nothing_to_gain":
+        found.append(_fewer_bytes(figures.most_speedup_of))
     return [*found, _advice(figures, command)]
+
+
+def _fewer_bytes(most_speedup_of: Mapping[str, float]) -> str:
+    ways = [
+        f"{words} {most_speedup_of[way]:.2f}x"
+        for way, words in WAYS.items()
+        if way in most_speedup_of
+    ]
+    return (
+        f"Fewer bytes on the wire could bring at most: {', '.join(ways)}. That changes the "
+        "numbers; docs/algorithms.md says what is tried, and when."
+    )
 
 
 def _advice(figures: Figures, command: Sequence[str]) -> str:

@@ -112,7 +112,7 @@ def _start(round_: Round, known: Sequence[Trial]) -> Propose | Keep | None:
     """
     job, banned = round_.job, _banned(round_.job, known)
     stored = round_.stored_best if job.limits.max_samples > 1 else None
-    if stored in banned:
+    if stored in banned or (stored and _hopeless_values(job, known) & set(stored.items())):
         stored = None
     # What runs already needs no switch: the default at first, the kept one in a later round.
     first = [job.baseline, stored] if round_.number == 0 else [stored, job.baseline]

@@ -10,9 +10,12 @@ from bagua_autotune.deciding.decision import Keep
 from bagua_autotune.measuring.objective import Objective
 from bagua_autotune.measuring.rounds import Round
 from bagua_autotune.measuring.standing import bounds, closest, memory_of
-from bagua_autotune.model.job import Job, Result
+from bagua_autotune.model.job import EventKind, Job, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import (
+    DIVERGED_CODE,
+    GIVING_UP,
+    LASTING_HARM,
     NOTHING_FASTER,
     ONE_SAMPLE,
     ONLY_DEFAULT,
@@ -143,9 +146,27 @@ def _reason(round_: Round, kept: Keep) -> str:
     return ONE_SAMPLE if round_.job.limits.max_samples == 1 else NOTHING_FASTER
 
 
-def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
-    """The result of a job whose ranks gave the winner up and run the default."""
-    return replace(
+def give_up(
+    result: Result, job: Job, kind: EventKind, reason: str, next_index: int
+) -> tuple[Result, Trial | None]:
+    """The result of a job whose ranks gave the winner up and run the default. If it harmed the
+    training, its run was one more trial, which failed, and is not made again.
+
+    Args:
+        kind: of the event with which they did so; see GIVING_UP.
+        next_index: of a trial.
+    """
+    what, code = GIVING_UP[kind]
+    failed: Trial | None = None
+    if code == DIVERGED_CODE:
+        what = LASTING_HARM
+        # It took none of the tuning's time.
+        failed = Trial(
+            next_index, "search", result.configuration, "failed", failure=f"{what}: {reason}",
+            started_at=job.finished_at, ended_at=job.finished_at, round=job.round,
+        )  # fmt: skip
+    reason = f"{what}: {reason}"
+    revoked = replace(
         result,
         configuration=job.baseline,
         kept="baseline",
@@ -156,8 +177,8 @@ def revoke(result: Result, job: Job, reason: str, code: str) -> Result:
         peak_bytes=result.default_peak_bytes,
         reason=reason,
         reason_code=code,
-        summary=_name_kept(job.baseline, reason, result),
     )
+    return replace(revoked, summary=_name_kept(job.baseline, reason, revoked)), failed
 
 
 def _name_kept(baseline: Configuration, reason: str, result: Result) -> str:

@@ -21,6 +21,7 @@ from bagua_autotune.model.reasons import (
     REASON_CODES,
     TIME_WAS_UP,
     WINNER_CODE,
+    did_lasting_harm,
     result_code,
 )
 from bagua_autotune.store import Store
@@ -73,9 +74,10 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
             configuration, begun = _begins_with(by_likeness, spec, store)
             sources.insert(0, begun)
         elif earlier:
-            # What was confirmed needs no trials of before.
-            earlier = Earlier(under_way=earlier.under_way)
-        sources.insert(0 if earlier else 4, previous)
+            # What was confirmed needs no trials of before, but what did harm is not tried again.
+            harmful = tuple(filter(did_lasting_harm, earlier.trials))
+            earlier = Earlier(trials=harmful, under_way=earlier.under_way)
+        sources.insert(0 if earlier and previous.phase != "finished" else 4, previous)
     if (asked := _begun_with(spec)) is not None:
         configuration, gain = asked.configuration, asked.gain
         sources = []

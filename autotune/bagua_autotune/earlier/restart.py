@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bagua_autotune.measuring.rounds import Round, measured_in
 from bagua_autotune.model.job import Earlier, EarlierTrial, Inherited, JobSpec, Trial, TrialState
 from bagua_autotune.model.knobs import Configuration, Value
+from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe, describe_count
 
@@ -29,20 +30,26 @@ DEADLY = f"the training was killed {MOST_DEATHS} times while it ran this"
 
 def left_by(previous: Round, spec: JobSpec) -> Earlier | None:
     """What the newest job of the same name and model leaves to one that is registered now; None if
-    its tuning was done.
+    its tuning was done, and nothing that it kept did harm.
 
     Args:
         previous: its latest round.
     """
     job = previous.job
+    harmful = [
+        _relative(trial, 0.0)
+        for trial in {t.configuration: t for t in harmful_before(previous)}.values()
+        if fits(trial.configuration, spec)
+    ]
     if job.phase == "finished":
-        return None
+        return Earlier(trials=tuple(harmful)) if harmful else None
     before = job.inherited.earlier if job.inherited else None
     deaths = list(before.under_way) if before else []
     deaths += [dict(trial.configuration) for trial in previous.trials if trial.is_open]
     fitting = tuple(config for config in deaths if fits(config, spec))[-LIVES_REMEMBERED:]
     if job.fingerprint != spec.fingerprint:
-        return Earlier(under_way=fitting) if fitting else None
+        known = fitting or harmful
+        return Earlier(trials=tuple(harmful), under_way=fitting) if known else None
     baseline = previous.defaults.first
     if baseline is None:
         return before.model_copy(update={"under_way": fitting}) if before else None
@@ -56,8 +63,12 @@ def left_by(previous: Round, spec: JobSpec) -> Earlier | None:
     return Earlier(baseline=baseline.center, trials=found, under_way=fitting)
 
 
-def describe_source(inherited: Inherited) -> str:
-    """What a job goes on from; empty if it is not one that was started again."""
+def describe_inherited(inherited: Inherited) -> list[str]:
+    """What a job goes on from, and what it leaves out; nothing if it is not one that ran before."""
+    return list(filter(None, (_describe_source(inherited), _describe_harm(inherited))))
+
+
+def _describe_source(inherited: Inherited) -> str:
     earlier, source = inherited.earlier, inherited.source
     if earlier and earlier.baseline is not None:
         trials = describe_count(len(earlier.trials), "trial")
@@ -73,6 +84,17 @@ def describe_source(inherited: Inherited) -> str:
     return ""
 
 
+def _describe_harm(inherited: Inherited) -> str:
+    harmful = harmful_of(inherited)
+    if not harmful:
+        return ""
+    named = "; ".join(describe(trial.configuration) for trial in harmful)
+    return (
+        "the numbers are not changed again in the way under which the training suffered in the "
+        f"long run ({named}); BAGUA_AUTOTUNE_FRESH=1 forgets that"
+    )
+
+
 def fits(configuration: Mapping[str, Value], spec: JobSpec) -> bool:
     """Whether the job can run it."""
     try:
@@ -82,16 +104,32 @@ def fits(configuration: Mapping[str, Value], spec: JobSpec) -> bool:
     return True
 
 
+def harmful_before(round_: Round) -> list[Trial]:
+    """Return what did harm in the long run: in earlier jobs, in rounds before, and in this one."""
+    inherited = round_.job.inherited
+    earlier = harmful_of(inherited) if inherited else []
+    return [*earlier, *round_.harmful, *filter(did_lasting_harm, round_.trials)]
+
+
+def harmful_of(inherited: Inherited) -> list[Trial]:
+    """Return what did harm in the long run in earlier jobs."""
+    told = inherited.earlier.trials if inherited.earlier else ()
+    earlier = (_absolute(place, trial, 0.0) for place, trial in enumerate(told))
+    return list(filter(did_lasting_harm, earlier))
+
+
 def carried_over(round_: Round) -> list[Trial]:
-    """Return trials of earlier lives that count as if the round had made them first."""
+    """Return trials of earlier lives that count as if the round had made them first; and, in every
+    round, what did harm in the long run."""
     earlier = _earlier(round_)
     baseline = round_.defaults.first
     if earlier is None or baseline is None:
-        return []
+        return harmful_before(round_)
     found = [trial for trial in earlier.trials if trial.failure is not None]
     if _holds(round_, baseline, earlier):
         found = list(earlier.trials)
     carried = [_absolute(place, trial, baseline.center) for place, trial in enumerate(found)]
+    carried += filter(did_lasting_harm, round_.trials)
     times = Counter(map(Configuration, earlier.under_way))
     # What was measured since did not end it.
     known = {trial.configuration for trial in (*carried, *round_.trials) if trial.estimate}

@@ -10,6 +10,7 @@ from bagua_autotune.measuring.comparison import Defaults
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.model.job import BEING_TUNED, CUT_SHORT, Job, Limits, Trial
 from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe_count
 from bagua_autotune.store import Steps
@@ -30,12 +31,14 @@ class Round:
         trials: of this round.
         number: 0 is the first.
         before: how many trials the rounds before made.
+        harmful: what was kept in a round before, and harmed the training in the long run.
     """
 
     job: Job
     trials: Sequence[Trial]
     number: int = 0
     before: int = 0
+    harmful: Sequence[Trial] = ()
 
     @classmethod
     def of(cls, job: Job, trials: Sequence[Trial], number: int | None = None) -> Round:
@@ -46,7 +49,8 @@ class Round:
         """
         number = job.round if number is None else number
         own = [trial for trial in trials if trial.round == number]
-        return cls(job, own, number, sum(trial.round < number for trial in trials))
+        before = [trial for trial in trials if trial.round < number]
+        return cls(job, own, number, len(before), list(filter(did_lasting_harm, before)))
 
     @classmethod
     def shown(cls, job: Job, trials: Sequence[Trial]) -> Round:

@@ -3,7 +3,7 @@ programs."""
 
 from __future__ import annotations
 
-from bagua_autotune.model.job import Result
+from bagua_autotune.model.job import EarlierTrial, Result, Trial
 
 # Why the default is kept.
 NOTHING_FASTER = "nothing was clearly faster"
@@ -21,6 +21,8 @@ DIVERGED_CODE = "diverged"
 INFEASIBLE_CODE = "infeasible"
 OTHER_CODE = "other"
 HARM = "the training suffered"
+LASTING_HARM = f"{HARM} in the long run"
+"""Of what was kept, and harmed the training only then."""
 NO_REASON = "no reason given"
 # By the event with which ranks give up what they run: what happened, and its code.
 GIVING_UP = {
@@ -62,3 +64,8 @@ def result_code(result: Result) -> str:
 def failure_code(failure: str) -> str:
     """Why a trial failed, for programs."""
     return DIVERGED_CODE if failure.startswith(HARM) else DISAGREEMENT_CODE
+
+
+def did_lasting_harm(trial: Trial | EarlierTrial) -> bool:
+    """Whether the training suffered from a configuration after it was kept."""
+    return (trial.failure or "").startswith(LASTING_HARM)

@@ -319,12 +319,20 @@ class Jobs:
             row.finished_at, row.last_contact_at = None, at
             return True
 
-    def replace_result(self, job_id: str, result: Result) -> None:
-        """Replace the result of a finished job; nothing happens to others."""
+    def replace_result(self, job_id: str, result: Result, failed: Trial | None = None) -> None:
+        """Replace the result of a finished job; nothing happens to others.
+
+        Args:
+            failed: the run of what was kept, which is one more trial by now; it is added once.
+        """
         with self.database.writing() as session:
             row = locked_row(session, job_id)
-            if row.phase == "finished":
-                row.result = rows.result_column(result)
+            if row.phase != "finished":
+                return
+            row.result = rows.result_column(result)
+            last = last_trial_row(session, job_id)
+            if failed is not None and failed.index == (last.index + 1 if last else 0):
+                session.add(rows.failed_trial_row(job_id, failed))
 
 
 Answer = TypeVar("Answer")

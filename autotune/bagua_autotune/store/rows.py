@@ -242,6 +242,13 @@ def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
     )
 
 
+def failed_trial_row(job_id: str, trial: Trial) -> TrialRow:
+    row = new_trial_row(job_id, trial)
+    row.state, row.failure = trial.state, trial.failure
+    row.started_at, row.ended_at = trial.started_at, trial.ended_at
+    return row
+
+
 def memory_column(memory: Memory | None) -> dict[str, Any] | None:
     return memory.model_dump() if memory else None
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from bagua_autotune.deciding.decision import FEWEST_REMAINING_STEPS
 from bagua_autotune.deciding.next_step import NextStep
-from bagua_autotune.deciding.result import revoke
+from bagua_autotune.deciding.result import give_up
 from bagua_autotune.earlier.heritage import inherit, model_key, network_key
 from bagua_autotune.earlier.knowledge import Knowledge
-from bagua_autotune.earlier.restart import describe_source
+from bagua_autotune.earlier.restart import describe_inherited
 from bagua_autotune.earlier.succession import goes_on_with
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, refusal
@@ -123,9 +123,9 @@ class Tuner:
                 *(job_id, spec.name, spec.world_size, len(spec.tensors)),
                 describe(spec.default_configuration),
             )
-            if inherited and (source := describe_source(inherited)):
-                self.store.add_event(job_id, Event("note", message=source, at=now))
-                logger.info("job %s: %s", job_id, source)
+            for note in describe_inherited(inherited) if inherited else ():
+                self.store.add_event(job_id, Event("note", message=note, at=now))
+                logger.info("job %s: %s", job_id, note)
             if protocol == "v2" and not spec.fresh:
                 self._continue(job_id, model_key(spec))
         else:
@@ -299,7 +299,9 @@ class Tuner:
         if event.trial is not None:
             self._decisions.give_up(job.id, Failed.of(event.trial, event, memory))
         elif job.result and job.result.kept == "winner":
-            self.store.replace_result(job.id, revoke(job.result, job, f"{what}: {reason}", code))
+            next_index = len(self.store.trials(job.id))
+            given_up = give_up(job.result, job, event.kind, reason, next_index)
+            self.store.replace_result(job.id, *given_up)
 
     def _take_drift(self, job: Job, event: Event) -> None:
         """Tune the job again, from what is known, unless that happens too often."""

@@ -10,8 +10,10 @@ and are read at the end of the next, by when they have arrived. A switch takes t
 If all agree, every rank re-cuts before its next forward pass; else all return to the default.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
-a command may then begin another round. After an error in a tuning nothing is watched, and the agent
-ends. A model's agent is, in turn, in these states:
+a command may then begin another round; and all ranks see whether the loss turns back under what was
+kept, if that changes the numbers (see second_look), and return to the default. After an error in a
+tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is. A
+model's agent is, in turn, in these states:
 
 - tuning: configurations are tried;
 - settling: the last command was given, and its configuration is not in force yet;
@@ -30,19 +32,19 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua_client.agent.command import Command, read_command
 from bagua_client.agent.job import describe_job, is_warming_up, without_unwatched
-from bagua_client.agent.loss_guard import Losses, LossGuard
+from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Report, Stop, ending
+from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
@@ -76,13 +78,6 @@ class State(enum.Enum):
     OFF = enum.auto()
 
 
-class Message(NamedTuple):
-    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
-
-    due: int
-    read: Callable[[], Message | None]
-
-
 class Agent:
     """One model's agent on one rank. Collective: all ranks make theirs together.
 
@@ -113,14 +108,13 @@ class Agent:
         turn: Turn,
         file: ConfigurationFile | None = None,
     ) -> None:
-        communicator = tunable.communicator
         self._tunable = tunable
         self._environment = environment
         self._name = name
         self._file = file
         self._handover = handover
         self._turn = turn
-        self._rank = communicator.rank
+        self._rank = tunable.communicator.rank
         self._group = group
         self._observers, self._observe = tunable.observers, tunable.observers.call
         self._exchange = Exchange(group)
@@ -136,6 +130,7 @@ class Agent:
         self._reductions = self._next_report = 0
         self._trial: int | None = None
         self._guard = LossGuard()
+        self._put_in_force = tunable.layout.configuration
         self._in_flight: Message | None = None
         tunable.vote_in(group, CPU)
         if tunable.memory is not None:
@@ -231,12 +226,13 @@ class Agent:
             self._stop([report.stop for report in reports])
             return None
         self._next_report = reductions + reports[0].next_report
-        losses = Losses.sum(report.losses for report in reports)
-        if harm := self._observe(self._guard.judge, losses):
+        found, losses = self._tunable.layout.configuration, [report.losses for report in reports]
+        # Of what the user has set by hand since, the user is the judge.
+        if found == self._put_in_force and (harm := self._observe(self._guard.judge, losses)):
             self._undo("diverged", harm)
             return None
         memory = [report.memory for report in reports]
-        is_default = self._tunable.layout.configuration == self._tunable.default
+        is_default = found == self._tunable.default
         lack = "" if is_default else why_given_up(memory, is_trial=self._trial is not None)
         if lack:
             self._undo("infeasible", lack, fullest(memory)[1].to_json())
@@ -292,7 +288,9 @@ class Agent:
             if not watch:
                 self._observe(self.outcome.end, "failed", change.reason, self.measurement.step)
         if trial is None:
-            self._end(watch)
+            # The guard needs no service.
+            kept = self._tunable.layout_to_come.configuration
+            self._end(watch or kept.numbers != self._tunable.default.numbers)
             return
         self.state = State.TUNING
         # The end of the round before may not have been settled.
@@ -311,7 +309,9 @@ class Agent:
         """Note that what was commanded is in force, and will stay as it is."""
         self._is_switching = False
         self._observe(self.measurement.begin, self._trial)
-        self._observe(self._guard.begin, self._tunable.layout.configuration.changes_numbers)
+        self._put_in_force = found = self._tunable.layout.configuration
+        differs = found.numbers != self._tunable.default.numbers
+        self._observe(self._guard.begin, differs, self._trial is None)
         if self._trial is not None:
             self._tell("switched", self._trial, seconds=self._tunable.recut_seconds)
 
@@ -324,7 +324,8 @@ class Agent:
         """Go back to the default: what is in force harms the training, or does not fit in its
         memory, as all ranks know."""
         if self._rank == 0:
-            logger.warning("autotune stops using %s: %s", self._tunable.layout.configuration, why)
+            found = self._tunable.layout.configuration
+            logger.warning("autotune stops using %s: %s; back to the default", found, why)
         self._switch(way_back(self._tunable, self._group, CPU))
         self._tell(kind, self._trial, why, memory=memory)
         self._trial = None

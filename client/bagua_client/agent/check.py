@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from bagua_client.agent import fewer_bytes
 from bagua_client.agent.admission import why_not_admitted
 from bagua_client.agent.job import device_name
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.profile import BucketTiming
+from bagua_client.profile import BucketTiming, GatherTiming
 from bagua_client.tunable.tunable import Tunable
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Check:
         self._observe = tunable.observers.call
         self._measurement = RankMeasurement(tunable, optimizers, records=True)
         self._steps: list[tuple[float, float | None, float | None]] = []
+        self._gathers: Sequence[GatherTiming] = ()
         self._reductions = 0
         self._block_begins: int | None = None
         self.models = 1
@@ -130,8 +132,10 @@ class Check:
             found[time.step] = [time.seconds, computing, math.nan]
         for recording in self._measurement.take_recordings():
             if recording.step in found:
-                buckets = recording.read().buckets
-                found[recording.step][2] = travelling_seconds(buckets)
+                profile = recording.read()
+                self._gathers = profile.gathers
+                travelled = travelling_seconds([*profile.buckets, *profile.gathers])
+                found[recording.step][2] = travelled
         first = self._measurement.measured_from
         return [found.get(step, unknown) for step in range(first, first + BLOCK_STEPS)]
 
@@ -145,8 +149,17 @@ class Check:
             "models": self.models,
             "backward_passes": round(self._reductions / max(self._measurement.step, 1)),
             "steps": self._steps,
+            "shares": self._shares(),
         }
         _replace(self._path, document)
+
+    def _shares(self) -> dict[str, float]:
+        """Return what part of a step's bytes would be left in fewer bits; see fewer_bytes."""
+        tensors = self._tunable.tensors
+        registered = [tensors[index] for index in self._tunable.order]
+        gathers = [(gather.tensor, gather.bytes) for gather in self._gathers]
+        sent = fewer_bytes.gradients(tensors) + fewer_bytes.gathered(registered, gathers)
+        return fewer_bytes.shares(sent, self._tunable.offer.kind == "replicated")
 
 
 def begin(
@@ -173,12 +186,12 @@ def begin(
         _checks.append(Check(tunable(), optimizers, path))
 
 
-def travelling_seconds(buckets: Sequence[BucketTiming]) -> float:
-    """How long at least one of the buckets was being communicated."""
+def travelling_seconds(sent: Sequence[BucketTiming | GatherTiming]) -> float:
+    """How long at least one of them was being communicated."""
     total, until = 0.0, 0.0
-    for bucket in sorted(buckets, key=lambda bucket: bucket.started_seconds):
-        total += max(0.0, bucket.ended_seconds - max(until, bucket.started_seconds))
-        until = max(until, bucket.ended_seconds)
+    for each in sorted(sent, key=lambda each: each.started_seconds):
+        total += max(0.0, each.ended_seconds - max(until, each.started_seconds))
+        until = max(until, each.ended_seconds)
     return total
 
 

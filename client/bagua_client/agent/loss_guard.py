@@ -1,45 +1,24 @@
-"""Watches the loss: a trial that makes it worse fails, however fast its steps are."""
+"""Watches the loss: what makes it worse is given up, however fast its steps are.
+
+The first look is at trials: a few steps under each are compared with some of the job's own way. The
+second is at what was kept, for as long as the training runs; see second_look.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-MARGIN = 0.05
-"""The part of the usual loss by which a trial's loss may exceed it; more is harm."""
-DEVIATIONS = 3.0
-"""The standard errors of the difference that are allowed besides: a loss differs from batch to
-batch.
-"""
+from bagua_client.agent.losses import DEVIATIONS, MARGIN, Losses
+from bagua_client.agent.second_look import SecondLook
+
 FEWEST_LOSSES = 8
 REMEMBERED_REPORTS = 32
 MOST_UNREAD = 1024
-
-
-class Losses(NamedTuple):
-    """The losses of some steps, of any ranks."""
-
-    steps: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    @classmethod
-    def sum(cls, parts: Iterable[Losses]) -> Losses:
-        """Add up the losses of all parts."""
-        return cls(*map(sum, zip(cls(), *parts, strict=True)))
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.steps
-
-    @property
-    def variance(self) -> float:
-        """The variance of one loss."""
-        return max(self.squares / self.steps - self.mean**2, 0.0)
 
 
 class LossGuard:
@@ -55,8 +34,9 @@ class LossGuard:
         self._own: deque[tuple[torch.Tensor, Any]] = deque(maxlen=MOST_UNREAD)
         self._usual: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
         self._tried: deque[Losses] = deque(maxlen=REMEMBERED_REPORTS)
+        self._second_look = SecondLook()
         self._is_usual = True
-        self._is_paused = False
+        self._is_kept = self._is_paused = False
 
     # One rank's
 
@@ -88,7 +68,7 @@ class LossGuard:
             known.append(float(self._own.popleft()[0]))
         if self._is_paused:
             return Losses()
-        return Losses(len(known), sum(known), sum(loss * loss for loss in known))
+        return Losses.of(known)
 
     # All ranks'
 
@@ -96,25 +76,34 @@ class LossGuard:
         """Take no losses: another configuration is about to come into force."""
         self._is_paused = True
 
-    def begin(self, changes_numbers: bool) -> None:
+    def begin(self, changes_numbers: bool, is_kept: bool = False) -> None:
         """Begin with another configuration, which is in force now; forgets the losses of the one
         before.
+
+        Args:
+            is_kept: it was not put in force as a trial, but stays.
         """
         self._is_paused, self._is_usual = False, not changes_numbers
+        self._is_kept = changes_numbers and is_kept
         self._own.clear()
         self._tried.clear()
+        if self._is_kept:
+            self._second_look.begin()
 
-    def judge(self, losses: Losses) -> str:
-        """Judge the losses of all ranks under what is in force; says what is wrong, if
-        anything is.
-        """
-        if not losses.steps:
+    def judge(self, by_rank: Sequence[Losses]) -> str:
+        """Judge the ranks' losses under what is in force; says what is wrong, if anything is."""
+        losses, steps = Losses.sum(by_rank), max(each.told for each in by_rank)
+        if not losses.told:
             return ""
+        if self._is_kept:
+            return self._second_look.judge(losses, steps)
+        if self._is_usual:
+            self._second_look.learn(losses, steps)
         (self._usual if self._is_usual else self._tried).append(losses)
         usual, tried = Losses.sum(self._usual), Losses.sum(self._tried)
-        if self._is_usual or usual.steps < FEWEST_LOSSES or not math.isfinite(usual.mean):
+        if self._is_usual or usual.steps < FEWEST_LOSSES or usual.lost:
             return ""
-        if not math.isfinite(tried.squares):
+        if tried.lost:
             return f"the loss is not finite; it was {usual.mean:.4g} before"
         if tried.steps < FEWEST_LOSSES:
             return ""

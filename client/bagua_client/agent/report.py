@@ -8,20 +8,21 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from bagua_client.agent.loss_guard import Losses
+from bagua_client.agent.losses import Losses
 from bagua_client.measuring.clock import StepTime
 from bagua_client.reporter import RankTimes
 from bagua_client.tunable.memory import Footprint, Lack
 from bagua_client.tuning import State
 
-FORMAT = 8
+FORMAT = 9
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
-HEADER = 14
+HEADER = 15
 LARGEST_REPORT = 32
 ROOM_BYTES = 384
 """Room for a command; all but those that list buckets are shorter."""
@@ -97,6 +98,13 @@ def ending(stops: Sequence[Stop], refusal: str) -> tuple[State, str]:
     return "failed", f"{what} rank {ranks}; see the log of that rank"
 
 
+class Message(NamedTuple):
+    """A message under way, due after so many reductions; ``read`` waits, and gives the next."""
+
+    due: int
+    read: Callable[[], Message | None]
+
+
 class Exchange:
     """Carries all ranks' reports to all ranks, again and again. All ranks must make theirs
     together.
@@ -160,10 +168,10 @@ class Exchange:
 
 def _report(row: array[float]) -> Report:
     command_bytes, next_report, stop = map(int, row[:3])
-    losses = Losses(int(row[3]), row[4], row[5])
-    peak, limit, device, lack = map(int, row[6:10])
+    losses = Losses(int(row[3]), row[4], row[5], int(row[6]))
+    peak, limit, device, lack = map(int, row[7:11])
     memory = Footprint(peak, limit, device, Lack(lack)) if device else NO_MEMORY
-    first_step, *lengths = map(int, row[10:HEADER])
+    first_step, *lengths = map(int, row[11:HEADER])
     values = iter(row[HEADER : HEADER + sum(lengths)])
     parts = [list(islice(values, length)) for length in lengths]
     command = row[ROOM_AT:].tobytes()[:command_bytes] if command_bytes <= ROOM_BYTES else b""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_autotune.cli.check import Figures, _lines, tuned_command
+from bagua_autotune.cli.check import Figures, _figures, _lines, tuned_command
+from bagua_autotune.system.exposure import Exposure
 
 LAUNCHER = "-m bagua_client --autotune"
 
 
-def figures(computing_seconds: float, exposed_seconds: float, models: int = 1) -> Figures:
+def figures(
+    computing_seconds: float, exposed_seconds: float, models: int = 1, **most: float
+) -> Figures:
     step_seconds = computing_seconds + exposed_seconds
     return Figures(
         step_seconds=step_seconds,
@@ -24,6 +27,7 @@ def figures(computing_seconds: float, exposed_seconds: float, models: int = 1) -
         backend="nccl",
         device="NVIDIA H200",
         models=models,
+        most_speedup_of=most,
     )
 
 
@@ -45,6 +49,33 @@ def test_a_step_is_one_line_and_what_follows_from_it_another() -> None:
 )
 def test_a_small_share_is_not_worth_a_tuning(exposed_seconds: float, advice: str) -> None:
     assert _lines(figures(0.1, exposed_seconds), ["torchrun", "train.py"])[-1] == advice
+
+
+def test_what_fewer_bytes_could_bring_is_told_where_there_is_something_to_gain() -> None:
+    most = {"powersgd": 1.418, "bits16": 1.21}
+    _, line, _ = _lines(figures(0.290, 0.122, **most), ["./train.sh"])
+    assert line == (
+        "Fewer bytes on the wire could bring at most: 16 bits 1.21x, PowerSGD of rank 1 1.42x. "
+        "That changes the numbers; docs/algorithms.md says what is tried, and when."
+    )
+    assert len(_lines(figures(0.1, 0.001, **most), ["./train.sh"])) == 2
+
+
+def test_fewer_bytes_bring_no_more_than_the_time_in_which_they_travel() -> None:
+    """Of 0.3 s of communication, 0.1 s are exposed; half the bytes would save 0.15 s of it."""
+    measure = Exposure(10, 10.0, lambda _: None)
+    few, many = [[0.5, 0.4, 0.3]] * 10, [[0.5, 0.1, 0.4]] * 10
+    facts = {"ranks": 2, "nodes": 1, "backend": "gloo", "device": "cpu", "models": 1}
+    shares = {"bits16": 0.5, "bits8": 0.25}
+    measure.facts = {**facts, "steps": few, "shares": shares}
+    assert _figures(measure).most_speedup_of == pytest.approx({"bits16": 1.25, "bits8": 1.25})
+    measure.facts = {**facts, "steps": many, "shares": shares}
+    assert _figures(measure).most_speedup_of == pytest.approx({"bits16": 5 / 3, "bits8": 2.5})
+    # Of an earlier client; and where it is not known how long they travel.
+    measure.facts = {**facts, "steps": many}
+    assert _figures(measure).most_speedup_of == {}
+    measure.facts = {**facts, "steps": [[0.5, 0.1, None]] * 10, "shares": shares}
+    assert _figures(measure).most_speedup_of == {}
 
 
 def test_models_that_are_not_measured_are_told() -> None:

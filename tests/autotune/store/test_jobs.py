@@ -205,6 +205,20 @@ def test_a_finished_job_can_be_tuned_in_another_round(store: Store, job: str) ->
     assert not store.open_round(job, 7.0)
 
 
+def test_a_replaced_result_may_bring_a_failed_trial_once(store: Store) -> None:
+    job = "job"
+    store.create_job(job, make_spec(), at=1.0, first=Trial(0, "search", BASELINE))
+    failed = Trial(1, "search", BASELINE, "failed", failure="no", started_at=2.0, ended_at=2.0)
+    store.replace_result(job, RESULT, failed)
+    assert len(store.trials(job)) == 1, "it is not finished"
+    store.advance(job, Step(2.0, 0, Estimate(1.0, 0.1, 5), result=RESULT))
+    other = replace(RESULT, summary="given up")
+    for _ in range(2):
+        store.replace_result(job, other, failed)
+        assert store.job(job).result == other
+        assert store.trials(job)[1:] == [failed]
+
+
 def test_jobs_that_are_gone_are_lost_and_not_heard_of(store: Store) -> None:
     for number, job_id in enumerate(("tuning", "confirming", "finished", "late")):
         store.create_job(job_id, make_spec(), at=number + 1.0)

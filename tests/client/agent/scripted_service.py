@@ -44,6 +44,8 @@ class _Script:
         self._first = 0
         self._trial = 0
         self._measured: set[int] = set()
+        self._default: Configuration = {}
+        self._gave_up = False
 
     def answer(self, kind: str, body: Any) -> dict[str, Any]:
         if kind == "observations" and body["trial"] == self._trial:
@@ -56,6 +58,9 @@ class _Script:
         gives_up = kind in ("diverged", "infeasible", "disagreement")
         if gives_up and body["trial"] == self._trial:
             self._trial, self._measured = self._trial + 1, set()
+        if kind == "PUT":
+            self._default = body["default_configuration"]
+        self._gave_up |= kind == "diverged" and body["trial"] is None
         self._is_over |= kind == "ended"
         if kind == "drift" and self._rounds:
             self._first, self._configurations = self._trial, self._rounds.pop(0)
@@ -67,6 +72,8 @@ class _Script:
         place = trial - self._first
         ended = self._is_over or place >= len(self._configurations)
         configuration = self._configurations[-1 if ended else place]
+        if ended and self._gave_up:
+            configuration = self._default
         has_result = self._round > 0 or (ended and not self._is_over)
         return {
             "trial": None if ended or (self._deciding and self._closes) else {"index": trial},
@@ -90,7 +97,7 @@ class ScriptedService:
     Args:
         rounds: for each round the configurations to try; a drift opens the next, if there is one.
             One that harms the training, does not fit, or that the ranks cannot agree on, gives way
-            to the next.
+            to the next; one that was kept and does harm, to the default.
         steps: a trial ends when it has this many.
         deciding: so many answers after a trial's end say that the next one is being chosen.
         closes: they say so by having no trial while the job is being tuned.

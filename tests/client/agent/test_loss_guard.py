@@ -9,7 +9,8 @@ import re
 import pytest
 import torch
 
-from bagua_client.agent.loss_guard import Losses, LossGuard
+from bagua_client.agent.loss_guard import LossGuard
+from bagua_client.agent.losses import Losses
 
 
 def told(values: list[float]) -> Losses:
@@ -27,38 +28,38 @@ def noisy(mean: float, count: int, seed: int, spread: float = 0.1) -> list[float
 def after_usual(values: list[float]) -> LossGuard:
     guard = LossGuard()
     guard.begin(changes_numbers=False)
-    assert guard.judge(told(values)) == ""
+    assert guard.judge([told(values)]) == ""
     guard.begin(changes_numbers=True)
     return guard
 
 
 def test_a_loss_far_above_that_of_before_is_harm() -> None:
     guard = after_usual(noisy(1.0, 40, 0))
-    assert guard.judge(told(noisy(1.3, 4, 1))) == ""  # too few to say
-    words = guard.judge(told(noisy(1.3, 20, 2)))
+    assert guard.judge([told(noisy(1.3, 4, 1))]) == ""  # too few to say
+    words = guard.judge([told(noisy(1.3, 20, 2))])
     assert re.match(r"the loss is 1\.[23]\d*; it was (1\.0|0\.9)", words)
 
 
 def test_chance_and_a_little_more_is_no_harm() -> None:
     for seed in range(50):
         guard = after_usual(noisy(1.0, 40, 2 * seed))
-        assert guard.judge(told(noisy(1.02, 20, 2 * seed + 1))) == ""
-        assert guard.judge(told(noisy(0.5, 20, 2 * seed + 1))) == ""
+        assert guard.judge([told(noisy(1.02, 20, 2 * seed + 1))]) == ""
+        assert guard.judge([told(noisy(0.5, 20, 2 * seed + 1))]) == ""
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_loss_that_is_not_finite_is_harm(bad: float) -> None:
     guard = after_usual(noisy(1.0, 40, 0))
-    assert "not finite" in guard.judge(told([1.0, bad]))
+    assert "not finite" in guard.judge([told([1.0, bad])])
 
 
 def test_what_the_default_does_is_no_harm() -> None:
     guard = after_usual(noisy(1.0, 40, 0))
     guard.begin(changes_numbers=False)
-    assert guard.judge(told([math.nan, *noisy(9.0, 30, 0)])) == ""
+    assert guard.judge([told([math.nan, *noisy(9.0, 30, 0)])]) == ""
     # And with a usual loss that is not finite nothing can be compared.
     guard.begin(changes_numbers=True)
-    assert guard.judge(told(noisy(9.0, 30, 0))) == ""
+    assert guard.judge([told(noisy(9.0, 30, 0))]) == ""
 
 
 def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
@@ -75,6 +76,23 @@ def test_each_loss_is_taken_once_and_none_while_configurations_change() -> None:
     guard.begin(changes_numbers=True)
     guard.tell(2.0)
     assert guard.take() == Losses(1, 2.0, 4.0)
+
+
+def test_a_winner_is_watched_for_what_lasts() -> None:
+    """One loss that is not finite gives up a trial, and not what was kept."""
+    guard = after_usual(noisy(1.0, 400, 0))
+    guard.begin(changes_numbers=True, is_kept=True)
+    both = [told([math.inf, *noisy(1.0, 23, 1)]), told(noisy(1.0, 24, 2))]
+    assert guard.judge(both) == ""
+    words = [guard.judge([told(noisy(1.5, 24, seed))] * 2) for seed in range(30)]
+    assert words[0] == ""
+    assert any("does not turn back" in each for each in words)
+
+
+def test_what_does_not_change_the_numbers_is_usual_when_it_is_kept() -> None:
+    guard = after_usual(noisy(1.0, 400, 0))
+    guard.begin(changes_numbers=False, is_kept=True)
+    assert {guard.judge([told(noisy(9.0, 24, seed))]) for seed in range(60)} == {""}
 
 
 def test_a_loss_is_a_number() -> None:
