@@ -18,9 +18,9 @@ from bagua_client.environment import Environment
 from bagua_client.integrations.given_configuration import agreed_file, train_with
 from bagua_client.integrations.tuned_model import TunedModel
 from bagua_client.result_line import write_result_line
-from bagua_client.sharded.offer import refusal_of
+from bagua_client.sharded.offer import default_of, refusal_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
-from bagua_client.sharded.tunable_units import TunableUnits, default_of
+from bagua_client.sharded.tunable_units import TunableUnits
 from bagua_client.torch_private.sharded import Unit, units_of
 from bagua_client.torch_private.wrapper import untraced
 

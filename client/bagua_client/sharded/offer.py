@@ -14,6 +14,7 @@ from bagua_client.knob_kinds import Value
 from bagua_client.knobs import CHANNELS_VALUES, KNOBS
 from bagua_client.layout import Layout, TensorSpec
 from bagua_client.torch_private import sharded as torchs
+from bagua_client.torch_private.merged_units import families
 from bagua_client.torch_private.sharded import Unit
 
 PARTS_KEPT = (0.25, 0.5, 1.0)
@@ -178,6 +179,28 @@ class Offer:
 
     def _channels_obstacle(self, communicator: Communicator) -> str:
         return self._carrying_obstacle or communicator.obstacle
+
+
+def default_of(units: Sequence[Unit]) -> Configuration:
+    """The configuration with which each unit communicates by itself, as torch has it."""
+    return Configuration(min(unit.elements * unit.dtypes[1].itemsize for unit in units))
+
+
+def specs_of(units: Sequence[Unit]) -> tuple[TensorSpec, ...]:
+    """The units as the other ranks and the service see them."""
+    return tuple(map(_spec, units, families(units)))
+
+
+def _spec(unit: Unit, family: str) -> TensorSpec:
+    dtype = unit.dtypes[1]
+    return TensorSpec(
+        name=unit.name or "(root)",
+        shape=(unit.elements,),
+        element_bytes=dtype.itemsize,
+        dtype=str(dtype),
+        device=f"{unit.device.type}#0",
+        family=family,
+    )
 
 
 def uses_ours(configuration: Configuration, scatters: bool = True) -> bool:

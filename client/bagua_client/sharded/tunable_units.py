@@ -24,16 +24,16 @@ from bagua_client.algorithms import Algorithm, find
 from bagua_client.algorithms.declared import Declared
 from bagua_client.communication.agreement import attempt
 from bagua_client.configuration import Configuration
-from bagua_client.layout import Layout, TensorSpec, plan
+from bagua_client.layout import Layout, plan
 from bagua_client.sharded.device_memory import memory_of
 from bagua_client.sharded.memory import UnitsMemory
 from bagua_client.sharded.observation import Observation
-from bagua_client.sharded.offer import NOT_SEEN, Offer, refusal_of, uses_ours
+from bagua_client.sharded.offer import NOT_SEEN, Offer, default_of, refusal_of, specs_of, uses_ours
 from bagua_client.sharded.passes import Passes
 from bagua_client.sharded.settings import Settings, parts_of
 from bagua_client.sharded.shard_communicator import ShardCommunicator
 from bagua_client.sharded.traffic import Traffic
-from bagua_client.torch_private.merged_units import families, why_not
+from bagua_client.torch_private.merged_units import why_not
 from bagua_client.torch_private.reducer import after_backward, is_in_backward
 from bagua_client.torch_private.sharded import Unit
 from bagua_client.torch_private.wrapper import untraced
@@ -89,7 +89,7 @@ class TunableUnits:
         self.observation = Observation(self.observers, communicator.device.type == "cpu")
         self.parameters: Sequence[torch.nn.Parameter]
         self.parameters = [each for unit in units for each in unit.parameters]
-        self.tensors = tuple(map(_spec, units, families(units)))
+        self.tensors = specs_of(units)
         # Gradients become ready from the model's end on.
         self.order = tuple(reversed(range(len(units))))
         self.declared = Declared(algorithm, "sharded", self.parameters, communicator)
@@ -374,23 +374,6 @@ class TunableUnits:
                 logger.info("autotune merges no units: %s", OUT_OF_ORDER)
         if not torch.is_grad_enabled():
             self._held.settings.reshard()
-
-
-def default_of(units: Sequence[Unit]) -> Configuration:
-    """The configuration with which each unit communicates by itself, as torch has it."""
-    return Configuration(min(unit.elements * unit.dtypes[1].itemsize for unit in units))
-
-
-def _spec(unit: Unit, family: str) -> TensorSpec:
-    dtype = unit.dtypes[1]
-    return TensorSpec(
-        name=unit.name or "(root)",
-        shape=(unit.elements,),
-        element_bytes=dtype.itemsize,
-        dtype=str(dtype),
-        device=f"{unit.device.type}#0",
-        family=family,
-    )
 
 
 def _weakly(settings: Settings) -> Callable[..., None]:
