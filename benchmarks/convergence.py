@@ -6,6 +6,8 @@ The examples' trainings run with each of them, several seeds each.
     torchrun --nproc-per-node 2 benchmarks/convergence.py --ways all_reduce bf16 fp16
     torchrun --nproc-per-node 2 benchmarks/convergence.py --device cuda --steps 500 --seeds 5
     python benchmarks/convergence.py --network 100mbit --trainings characters --plot build/curves
+    python benchmarks/convergence.py --network 10gbit --gpus 0 0 --device cuda --trainings sources \
+        --ways all_reduce bf16 bytegrad powersgd --steps 1500 --seeds 1 --plot build/curves
 
 "loss" is that of the last steps' batches, "accuracy" that on images, or text, that were not trained
 on, with replicas that trained apart averaged first; means over all ranks. qadam is an optimizer of
@@ -19,42 +21,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn import functional
-from torch.nn.utils import clip_grad_norm_
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from bagua_client import Configuration, DistributedDataParallel, tune
-from bagua_client.algorithms import (
-    Algorithm,
-    AsyncModelAverageAlgorithm,
-    QAdamAlgorithm,
-    QAdamOptimizer,
-    QuantizedAlgorithm,
-)
-from benchmarks.support.curves import came_to, draw
+from benchmarks.support.converging.curves import came_to, draw
+from benchmarks.support.converging.trainings import TRAININGS, Figures
+from benchmarks.support.converging.ways import Way
 from benchmarks.support.harness import print_table, write_json
 from benchmarks.testbed import Network, Testbed
-from examples.characters import CONTEXT, CharacterModel, topics
-from examples.digits import digits, resnet18
 
-WARM_UP_SHARE = 0.25
-"""Of qadam's steps."""
-ASYNC_INTERVAL_MS = 100
-LAST_STEPS = 20
 AS_LOW = 1.02
 TIMEOUT_SECONDS = 6 * 3600.0
 HOSTS, RANKS_OF_A_HOST = 2, 2
@@ -63,205 +43,15 @@ BESIDE = {"qadam": "adam", "qadam, compatible": "adam"}
 ROOM = {"low_precision_decentralized": 2.0, "async": 2.0}
 """Per cent that accuracy may fall by; else 1."""
 
-Optimizer = Callable[[Any], torch.optim.Optimizer]
-Figures = dict[str, Any]
-
-
-class Way:
-    """How the replicas of a model are kept together, by its name on the command line."""
-
-    NAMES = (
-        "all_reduce",
-        "bf16",
-        "fp16",
-        "bytegrad",
-        "bytegrad, error feedback",
-        "bytegrad, as Bagua",
-        "powersgd",
-        "powersgd, rank 4",
-        "decentralized",
-        "shift_one",
-        "low_precision_decentralized",
-        "async",
-        "adam",
-        "qadam",
-        "qadam, compatible",
-    )
-    OF_SHARDS = (
-        "all_reduce",
-        "bf16",
-        "quantized",
-        "quantized, error feedback",
-        "quantized_weights",
-        "quantized_gradients",
-    )
-
-    def __init__(self, name: str, steps: int, rate: float) -> None:
-        self.name = name
-        self._steps = steps
-        self._rate = rate
-
-    def begin(
-        self, model: nn.Module, usual: Optimizer
-    ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-        """The wrapped model, and its optimizer: ``usual`` unless the way has one of its own."""
-        make = usual
-        if "adam" in self.name:
-            share = 2.0 if self.name == "adam" else WARM_UP_SHARE
-            make = partial(
-                QAdamOptimizer,
-                lr=1e-3 * self._rate,
-                warmup_steps=max(1, int(share * self._steps)),
-                compatible=self.name.endswith("compatible"),
-            )
-        optimizer = make(model.parameters())
-        wrapped = DistributedDataParallel(model, algorithm=self._algorithm(optimizer))
-        if self.name in ("bf16", "fp16"):
-            assert wrapped.reconfigure(Configuration(wire_precision=self.name))
-        return wrapped, optimizer
-
-    def _algorithm(self, optimizer: torch.optim.Optimizer) -> Algorithm:
-        if isinstance(optimizer, QAdamOptimizer):
-            return QAdamAlgorithm(optimizer)
-        name, arguments = self.name, dict[str, Any]()
-        if name in ("all_reduce", "bf16", "fp16"):
-            name = "gradient_allreduce"
-        if name == "bytegrad, error feedback":
-            name, arguments = "bytegrad", {"error_feedback": True}
-        if name == "bytegrad, as Bagua":
-            name, arguments = "bytegrad", {"range_elements": None}
-        if name.startswith("powersgd"):
-            rank = 4 if name.endswith("4") else 1
-            first = self._steps // 10  # Torch's advice.
-            arguments = {"matrix_approximation_rank": rank, "start_powerSGD_iter": first}
-            name = "powersgd"
-        if name == "shift_one":
-            name, arguments = "decentralized", {"peer_selection_mode": "shift_one"}
-        if name == "async":
-            arguments = {"sync_interval_ms": ASYNC_INTERVAL_MS, "warmup_steps": self._steps // 10}
-        return Algorithm.init(name, **arguments)
-
-    def begin_sharded(self, model: Any, usual: Optimizer) -> tuple[Any, torch.optim.Optimizer]:
-        """The model, sharded, with a unit for each of its blocks; and its optimizer."""
-        for block in model.blocks:
-            fully_shard(block)
-        tuned: Any = tune(fully_shard(model), algorithm=self._of_shards())
-        return tuned, usual(tuned.parameters())
-
-    def _of_shards(self) -> str | Algorithm:
-        if self.name == "quantized, error feedback":
-            return QuantizedAlgorithm(error_feedback=True)
-        return "gradient_allreduce" if self.name in ("all_reduce", "bf16") else self.name
-
-    def go_on(self, wrapped: Any) -> None:
-        """The first step of a sharded model is made: from now on its settings can change."""
-        if self.name == "bf16":
-            changed = replace(wrapped.configuration, wire_precision="bf16")
-            assert wrapped.reconfigure(changed)
-
-    def end(self, wrapped: DistributedDataParallel) -> None:
-        """Replicas that train apart are averaged, as who evaluates them would."""
-        if isinstance(wrapped.algorithm, AsyncModelAverageAlgorithm):
-            wrapped.algorithm.abort(wrapped, average=True)
-        elif self.name in ("decentralized", "shift_one", "low_precision_decentralized"):
-            with torch.no_grad():
-                for parameter in wrapped.module.parameters():
-                    dist.all_reduce(parameter)
-                    parameter.div_(dist.get_world_size())
-
-
-def of_ranks(values: list[float], device: str) -> list[float]:
-    """The means over all ranks."""
-    total = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return (total / dist.get_world_size()).tolist()
-
-
-def train_digits(seed: int, way: Way, options: argparse.Namespace, device: str) -> Figures:
-    """A residual network on scanned digits."""
-    torch.manual_seed(seed)
-    images, labels, test_images, test_labels = (tensor.to(device) for tensor in digits())
-    usual = partial(torch.optim.SGD, lr=0.05 * options.rate, momentum=0.9, weight_decay=1e-4)
-    model, optimizer = way.begin(resnet18().to(device), usual)
-    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    losses, marks = [], [time.perf_counter()]
-    for _ in range(options.steps):
-        chosen = torch.randint(len(labels), (16,), generator=generator).to(device)
-        loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-        marks.append(time.perf_counter())
-    way.end(model)
-    model.eval()
-    with torch.no_grad():
-        right = (model.module(test_images).argmax(1) == test_labels).double().mean()
-    return _figures(losses, marks, float(right), device)
-
-
-def train_characters(
-    seed: int, way: Way, options: argparse.Namespace, device: str, is_sharded: bool = False
-) -> Figures:
-    """A transformer on the text of Python's own help."""
-    corpus = "\n".join(topics.values())
-    alphabet = sorted(set(corpus))
-    number_of = {character: number for number, character in enumerate(alphabet)}
-    text = torch.tensor([number_of[character] for character in corpus[:250_000]])
-    text, later = text[:200_000], text[200_000:].unfold(0, CONTEXT + 1, 250).to(device)
-    torch.manual_seed(seed)
-    usual = partial(torch.optim.AdamW, lr=1e-3 * options.rate)
-    model: Any = CharacterModel(len(alphabet)).to(device)
-    model, optimizer = (way.begin_sharded if is_sharded else way.begin)(model, usual)
-    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
-    losses, marks = list[float](), [time.perf_counter()]
-    for _ in range(options.steps):
-        starts = torch.randint(len(text) - CONTEXT - 1, (8, 1), generator=generator)
-        sequences: Tensor = text[starts + torch.arange(CONTEXT + 1)].to(device)
-        logits = model(sequences[:, :-1]).flatten(0, 1)
-        loss = functional.cross_entropy(logits, sequences[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if is_sharded and not losses:
-            way.go_on(model)
-        losses.append(loss.item())
-        marks.append(time.perf_counter())
-    if not is_sharded:
-        way.end(model)
-    model.eval()
-    with torch.no_grad():
-        right = (
-            ((model if is_sharded else model.module)(later[:, :-1]).argmax(2) == later[:, 1:])
-            .double()
-            .mean()
-        )
-    return _figures(losses, marks, float(right), device)
-
-
-def _figures(losses: list[float], marks: list[float], right: float, device: str) -> Figures:
-    curve = of_ranks(losses, device)
-    return {
-        "loss": fmean(curve[-LAST_STEPS:]),
-        "accuracy, %": 100 * of_ranks([right], device)[0],
-        "curve": curve,
-        "seconds": [after - before for before, after in pairwise(marks)],
-    }
-
-
-TRAININGS: dict[str, Callable[[int, Way, argparse.Namespace, str], Figures]] = {
-    "digits": train_digits,
-    "characters": train_characters,
-    "characters, sharded": partial(train_characters, is_sharded=True),
-}
 Found = dict[str, dict[str, list[Figures]]]
 """By training, by way: of each seed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trainings", nargs="+", choices=[*TRAININGS], default=[*TRAININGS])
+    parser.add_argument(
+        "--trainings", nargs="+", choices=[*TRAININGS], default=["digits", "characters"]
+    )
     parser.add_argument("--ways", nargs="+", choices={*Way.NAMES, *Way.OF_SHARDS})
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -273,9 +63,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the losses there")
     parser.add_argument("--network", help="of emulated hosts, such as 100mbit; without torchrun")
+    parser.add_argument("--gpus", nargs="+", metavar="GPU",
+                        help="of each emulated host, which may share one (0 0)")  # fmt: skip
     options = parser.parse_args()
     if options.network and "RANK" not in os.environ:
-        sys.exit(on_hosts(options.network))
+        sys.exit(on_hosts(options))
     torch.set_num_threads(1)
     dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     found = train(options)
@@ -287,9 +79,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def on_hosts(network: str) -> int:
+def on_hosts(options: argparse.Namespace) -> int:
     """Run this program on emulated hosts; its exit code."""
-    with Testbed(Network.parse(network), HOSTS, RANKS_OF_A_HOST, ordinary_priority=True) as testbed:
+    network, gpus = Network.parse(options.network), options.gpus
+    hosts, ranks = (len(gpus), 1) if gpus else (HOSTS, RANKS_OF_A_HOST)
+    with Testbed(network, hosts, ranks, ordinary_priority=True, gpus=gpus or False) as testbed:
         if testbed.fallback:
             print(f"over loopback: {testbed.fallback}", flush=True)
         return testbed.start([__file__, *sys.argv[1:]]).wait(TIMEOUT_SECONDS)
@@ -307,9 +101,9 @@ def train(options: argparse.Namespace) -> Found:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             for way, figures in found[name].items():  # in turn
                 each = Way(way, options.steps, options.rate)
-                figures.append(TRAININGS[name](seed, each, options, device))
-            if options.json and dist.get_rank() == 0:
-                write_json(options.json, found)  # After each seed: the whole takes an hour.
+                figures.append(TRAININGS[name](seed, each, device))
+                if options.json and dist.get_rank() == 0:
+                    write_json(options.json, found)  # Each time: the whole takes hours.
     return found
 
 
