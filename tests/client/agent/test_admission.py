@@ -181,6 +181,21 @@ def test_a_hook_of_the_users_ends_the_tuning_unless_it_is_known_to_bear_it(
     )
 
 
+def _lists(algorithms: str) -> list[str]:
+    with mock.patch.dict(os.environ, BAGUA_AUTOTUNE_ALLOW=algorithms), _autotune() as lines:
+        DistributedDataParallel(nn.Linear(4, 4))
+        return [line for line in lines if "alone" in line]
+
+
+def test_what_is_listed_and_not_for_the_model_is_said(two_ranks: RankPool) -> None:
+    said, nothing = two_ranks.run(_lists, "bytegrad,quantized,qadam")
+    assert nothing == []
+    assert said == [
+        "autotune leaves some settings alone: algorithm quantized: it is for sharded models"
+    ]
+    assert two_ranks.run(_lists, "bytegrad") == [[], []]
+
+
 def _hook_on_one_rank() -> tuple[str, str, list[str]]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
