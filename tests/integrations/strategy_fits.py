@@ -35,7 +35,7 @@ from tests.upstream import sync_batch_norm
 
 STEPS = 20
 TOLERANCE = 1e-6
-ALGORITHMS = tuple(GlobalAlgorithmRegistry.available_algorithms())
+ALGORITHMS = tuple(GlobalAlgorithmRegistry.available_algorithms("replicated"))
 EQUAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "flattened": {"flatten": True},

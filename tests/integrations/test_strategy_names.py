@@ -39,7 +39,7 @@ def _trainer(ours: Any, strategy: Any) -> Any:
 
 
 def test_each_algorithm_has_a_name_in_both_registries(ours: Any) -> None:
-    algorithms = GlobalAlgorithmRegistry.available_algorithms()
+    algorithms = GlobalAlgorithmRegistry.available_algorithms("replicated")
     names = {f"bagua_{name}" for name in algorithms} | {"bagua", "bagua_spawn", "bagua_fork"}
     assert names <= set(ours.StrategyRegistry.available_strategies())
     assert names <= set(ours.STRATEGY_REGISTRY.available_strategies())
@@ -135,7 +135,7 @@ def test_flattened_gradients_are_views_of_the_buckets(
     assert strategy._ddp_kwargs["gradient_as_bucket_view"] is is_view
 
 
-@pytest.mark.parametrize("algorithm", GlobalAlgorithmRegistry.available_algorithms())
+@pytest.mark.parametrize("algorithm", GlobalAlgorithmRegistry.available_algorithms("replicated"))
 def test_ranks_that_are_spawned_are_sent_the_strategy(ours: Any, algorithm: str) -> None:
     strategy = ours.StrategyRegistry.get(f"bagua_{algorithm}")
     sent = pickle.loads(pickle.dumps(strategy))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 
 import torch
@@ -17,7 +17,7 @@ from bagua_client.agent.agent import Agent
 from bagua_client.agent.job import name_of
 from bagua_client.agent.pinned_knobs import pin
 from bagua_client.agent.turns import Turn, turns
-from bagua_client.algorithms import GlobalAlgorithmRegistry, offered
+from bagua_client.algorithms import GlobalAlgorithmRegistry
 from bagua_client.announcement import announce
 from bagua_client.communication.agreement import Vote
 from bagua_client.communication.communicator import Communicator
@@ -165,14 +165,14 @@ def start_agent(
     return Agent(tunable, group, optimizers, environment, name, handover, turn, file)
 
 
-def _not_for(tunable: Tunable, allowed: Collection[str]) -> list[str]:
+def _not_for(tunable: Tunable, allowed: Set[str]) -> list[str]:
     """The algorithms that the user lists and that are for other models, a sentence each."""
-    names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
-    listed = [offered(name, tunable.parameters) for name in names]
+    known = {*GlobalAlgorithmRegistry.available_algorithms()}
+    models = {name: GlobalAlgorithmRegistry.models(name) for name in sorted(allowed & known)}
     return [
-        f"algorithm {each.name}: it is for {' and '.join(each.models)} models"
-        for each in listed
-        if each is not None and tunable.offer.kind not in each.models
+        f"algorithm {name}: it is for {' and '.join(kinds)} models"
+        for name, kinds in models.items()
+        if tunable.offer.kind not in kinds
     ]
 
 

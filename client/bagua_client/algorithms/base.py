@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -262,9 +263,20 @@ class Registry:
             raise KeyError(f"there is no algorithm named {name!r}; known are: {known}")
         return self._declarations[name]
 
-    def available_algorithms(self) -> list[str]:
-        """Return all names, in the order of their registration."""
-        return list(self._declarations)
+    def available_algorithms(self, kind: str = "") -> list[str]:
+        """Return the names, in the order of their registration.
+
+        Args:
+            kind: only of those for such models, ``replicated`` or ``sharded`` ones; empty: of all.
+        """
+        return [name for name in self._declarations if not kind or kind in self.models(name)]
+
+    def models(self, name: str) -> tuple[str, ...]:
+        """The kinds of models that an algorithm is for."""
+        declaration = self._declarations[name]
+        kind = declaration.func if isinstance(declaration, partial) else declaration
+        found: tuple[str, ...] = getattr(kind, "models", Algorithm.models)
+        return found
 
     def __str__(self) -> str:
         return f"Registered Algorithms: {', '.join(self._declarations)}"

@@ -48,9 +48,10 @@ class Declared:
 
     def choices(self, allowed: Collection[str]) -> list[Algorithm]:
         """The model's own algorithm, then those of ``allowed`` that work on it."""
-        names = [n for n in GlobalAlgorithmRegistry.available_algorithms() if n in allowed]
-        others = [offered(n, self.parameters) for n in names if n != self.own.name]
-        return [self.own, *(e for e in others if e is not None and self._kind in e.models)]
+        possible = GlobalAlgorithmRegistry.available_algorithms(self._kind)
+        names = [name for name in possible if name in allowed and name != self.own.name]
+        others = [offered(name, self.parameters) for name in names]
+        return [self.own, *(each for each in others if each is not None)]
 
     def new(self, configuration: Configuration) -> Algorithm:
         """A new instance of the algorithm that ``configuration`` names, for this model alone.

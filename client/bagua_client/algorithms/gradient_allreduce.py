@@ -14,12 +14,14 @@ class GradientAllReduceAlgorithm(Algorithm):
         average: over the ranks; else gradients are summed.
     """
 
+    models = ("replicated", "sharded")
+
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
         self.is_torchs = average
-        # Torch divides the gradients of a sharded model as the training has said.
-        self.models = ("replicated", "sharded") if average else ("replicated",)
+        if not average:  # Torch divides the gradients of a sharded model as the training says.
+            self.models = ("replicated",)
 
     def scale(self, world_size: int) -> float:
         return 1.0 / world_size if self.average else 1.0

@@ -18,7 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def register(strategy: type, registry: Any) -> None:
     """Make ``strategy`` known in one of Lightning's registries; once more changes nothing."""
-    algorithms = GlobalAlgorithmRegistry.available_algorithms()
+    algorithms = GlobalAlgorithmRegistry.available_algorithms("replicated")
     variants = {f"bagua_{name}": {"algorithm": name} for name in algorithms}
     for name, arguments in {**VARIANTS, **variants}.items():
         told = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
