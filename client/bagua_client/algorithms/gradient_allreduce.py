@@ -14,7 +14,7 @@ class GradientAllReduceAlgorithm(Algorithm):
         average: over the ranks; else gradients are summed.
     """
 
-    models = ("replicated", "sharded")
+    models: tuple[str, ...] = ("replicated", "sharded")
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical
