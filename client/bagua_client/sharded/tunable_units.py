@@ -287,8 +287,10 @@ class TunableUnits:
     def _follow(self) -> None:
         """Let our objects communicate only where they are needed."""
         self.observation.parts = {part[0]: part for part in parts_of(self.layout)}
+        found = self.layout.configuration
         is_watched = self._is_attached or self._reductions < STEPS_SEEN
-        if is_watched or uses_ours(self.layout.configuration) or not self.algorithm.is_torchs:
+        is_torchs = self.algorithm.is_torchs and not found.changes_numbers
+        if is_watched or uses_ours(found) or not is_torchs:
             self._held.traffic.install()
         else:
             self._held.traffic.remove()

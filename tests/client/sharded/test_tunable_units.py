@@ -224,6 +224,28 @@ def test_without_tuning_nothing_of_ours_is_there(two_ranks: RankPool) -> None:
         assert ours == stock
 
 
+def _carriers() -> list[str]:
+    """What reduces a unit's gradients, with nobody watching: by default and in fewer bits."""
+    model: Any = bagua_client.tune(sharded(Kind()))
+    train(model, Kind(), {}, 1)
+    default, found = tunable_of(model).default, []
+    train(model, Kind(), {}, 5)
+    for changes in ({}, {"wire_precision": "bf16"}, {"algorithm": "quantized"}, {}):
+        assert model.reconfigure(replace(default, **changes))
+        train(model, Kind(), {}, 1)
+        comm = tunable_of(model).units[0].group._reduce_scatter_comm
+        found.append(type(comm).__module__.partition(".")[0])
+    return found
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_custom_all_gather"), reason="torch before 2.9 sends it all itself"
+)
+def test_what_changes_the_numbers_is_in_force_where_nobody_watches(two_ranks: RankPool) -> None:
+    expected = ["torch", "bagua_client", "bagua_client", "torch"]
+    assert two_ranks.run(_carriers) == [expected, expected]
+
+
 def _is_gone() -> bool:
     """Whether a model that nobody holds any more is gone."""
     kind = Kind()
