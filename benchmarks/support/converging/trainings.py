@@ -32,7 +32,7 @@ class Text:
 
     Attributes:
         read: all of it, and the part of it that is not trained on.
-        symbols: how many different numbers there are, where the text does not say.
+        symbols: how many different numbers there are.
         context, batch: the length of a sequence, and the sequences of each rank in a step.
         rate: the usual learning rate.
         model: the sizes of the model.
@@ -40,7 +40,7 @@ class Text:
     """
 
     read: Callable[[], tuple[Tensor, Tensor]]
-    symbols: int = 0
+    symbols: int
     context: int = CONTEXT
     batch: int = 8
     rate: float = 1e-3

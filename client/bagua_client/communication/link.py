@@ -3,7 +3,8 @@ of several process groups, which travel at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,18 +41,7 @@ class Link:
             part: (elements,), contiguous: this rank's.
             by_rank: (ranks, elements), contiguous: a row for each rank.
         """
-        stripes = self._stripes(part)
-        if len(stripes) == 1:
-            _wait(_all_gather(by_rank.view(-1), part, group=self._groups[0], async_op=True))
-            return
-        under_way = []
-        for group, (begin, end) in zip(self._groups, stripes, strict=False):
-            stripe = part.new_empty(self.ranks * (end - begin))
-            work = _all_gather(stripe, part[begin:end], group=group, async_op=True)
-            under_way.append((work, stripe, begin, end))
-        for work, stripe, begin, end in under_way:
-            _wait(work)
-            by_rank[:, begin:end].copy_(stripe.view(self.ranks, -1))
+        self._exchange(part, by_rank, _all_gather)
 
     def reduce_scatter(self, by_rank: torch.Tensor, part: torch.Tensor, op: Any) -> None:
         """Reduce the ranks' tensors; each rank keeps its row.
@@ -61,20 +51,7 @@ class Link:
             part: (elements,), contiguous: this rank's row, reduced.
             op: torch's.
         """
-        stripes = self._stripes(part)
-        if len(stripes) == 1:
-            whole = by_rank.view(-1)
-            _wait(_reduce_scatter(part, whole, op=op, group=self._groups[0], async_op=True))
-            return
-        under_way = []
-        for group, (begin, end) in zip(self._groups, stripes, strict=False):
-            stripe = by_rank[:, begin:end].contiguous().view(-1)
-            own = part.new_empty(end - begin)
-            work = _reduce_scatter(own, stripe, op=op, group=group, async_op=True)
-            under_way.append((work, stripe, own, begin, end))
-        for work, _, own, begin, end in under_way:
-            _wait(work)
-            part[begin:end].copy_(own)
+        self._exchange(by_rank, part, partial(_reduce_scatter, op=op))
 
     def all_to_all(self, by_rank: torch.Tensor) -> torch.Tensor:
         """Send each rank its row.
@@ -85,27 +62,34 @@ class Link:
         Returns:
             (ranks, elements): what each rank has sent to this one.
         """
-        stripes = self._stripes(by_rank[0])
         received = torch.empty_like(by_rank)
-        if len(stripes) == 1:
-            group = self._groups[0]
-            _wait(dist.all_to_all_single(received, by_rank, group=group, async_op=True))
-            return received
-        under_way = []
-        for group, (begin, end) in zip(self._groups, stripes, strict=False):
-            sent = by_rank[:, begin:end].contiguous()
-            got = torch.empty_like(sent)
-            work = dist.all_to_all_single(got, sent, group=group, async_op=True)
-            under_way.append((work, sent, got, begin, end))
-        for work, _, got, begin, end in under_way:
-            _wait(work)
-            received[:, begin:end].copy_(got)
+        self._exchange(by_rank, received, dist.all_to_all_single)
         return received
 
-    def _stripes(self, part: torch.Tensor) -> list[tuple[int, int]]:
-        """Where the stripes of one rank's part begin and end."""
-        elements = part.numel()
-        most = min(len(self._groups), max(part.nbytes // SMALLEST_STRIPE_BYTES, 1))
+    def _exchange(
+        self, sent: torch.Tensor, received: torch.Tensor, start: Callable[..., dist.Work | None]
+    ) -> None:
+        """Run a collective of torch's; each stripe is a part of all rows."""
+        stripes = self._stripes(sent)
+        if len(stripes) == 1:
+            group = self._groups[0]
+            _wait(start(received.view(-1), sent.view(-1), group=group, async_op=True))
+            return
+        under_way = []
+        for group, (begin, end) in zip(self._groups, stripes, strict=False):
+            own = sent[..., begin:end].contiguous()
+            got = received.new_empty(*received.shape[:-1], end - begin)
+            work = start(got.view(-1), own.view(-1), group=group, async_op=True)
+            under_way.append((work, own, got, begin, end))  # Both are in use until it has ended.
+        for work, _, got, begin, end in under_way:
+            _wait(work)
+            received[..., begin:end].copy_(got)
+
+    def _stripes(self, sent: torch.Tensor) -> list[tuple[int, int]]:
+        """Where the stripes of one rank's part, a row, begin and end."""
+        elements = sent.shape[-1]
+        row_bytes = elements * sent.element_size()
+        most = min(len(self._groups), max(row_bytes // SMALLEST_STRIPE_BYTES, 1))
         cuts = [elements * at // most // ALIGNED_ELEMENTS * ALIGNED_ELEMENTS for at in range(most)]
         ends = [*cuts[1:], elements]
         return [(begin, end) for begin, end in zip(cuts, ends, strict=True) if end > begin]
