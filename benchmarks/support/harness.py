@@ -86,4 +86,5 @@ def write_json(path: Path, result: Mapping[str, Any]) -> None:
         "cpus": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine, **result}, indent=2) + "\n")
