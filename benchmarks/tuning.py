@@ -1,7 +1,8 @@
 """Whole tunings of simulated jobs: does the tuner keep the best, at what cost, and under drift?
 
 python benchmarks/tuning.py --json tuning.json
-python benchmarks/tuning.py --parts noise --json noise.json    # 1,400 tunings, some 20 minutes
+python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
+python benchmarks/tuning.py --parts "bad moment"               # 200 tunings, some 4 minutes
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.noise import bad_moment, drawn
+from benchmarks.support.noise import figures as noise_figures
 from benchmarks.support.noise import tunings as noisy
 from benchmarks.support.simulated_job import SimulatedJob, truth
 
 MOST_STEPS = 3000
 NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
 Row = Mapping[str, Any]
-Figures = Mapping[str, str]
+Figures = noise_figures.Figures
 
 
 class Decisions(TunerListener):
@@ -228,20 +231,16 @@ def figures_of_warm_starts(rows: list[Row]) -> Figures:
     }
 
 
-def of_each_climate(rows: list[Row]) -> dict[str, Figures]:
-    """The figures of the part ``noise``, by climate and of all together."""
-    climates = dict.fromkeys(row["climate"] for row in rows)
-    found = {name: [row for row in rows if row["climate"] == name] for name in climates}
-    if rows:
-        found["all of them"] = rows
-    return {f"noise: {name}": noisy.figures(own) for name, own in found.items()}
-
-
 FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
     "gain": figures_of_tunings,
     "best already": figures_of_tunings,
     "drift": figures_of_drift,
     "warm start": figures_of_warm_starts,
+}
+# Parts with figures by group.
+GROUPED: Mapping[str, Callable[[list[Row]], Mapping[str, Figures]]] = {
+    "noise": noise_figures.of_noise,
+    "bad moment": noise_figures.of_bad_moments,
 }
 
 
@@ -254,16 +253,24 @@ def main() -> None:
     parser.add_argument(
         "--tunings", type=int, default=200, help="tunings in each climate of part noise"
     )
-    parser.add_argument("--processes", type=int, default=2, help="processes that run part noise")
+    parser.add_argument("--runs", type=int, default=200, help="tunings of part bad moment")
+    parser.add_argument("--processes", type=int, default=2, help="of parts noise and bad moment")
+    parser.add_argument(
+        "--draw", type=int, help="the seed of the drawn jobs of an earlier run, to repeat it"
+    )
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
+    if options.draw is None:
+        options.draw = drawn.new_seed()
+    print(f"drawn jobs: --draw {options.draw}")
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        "noise": lambda: noisy.run(options.tunings, options.processes),
+        "noise": lambda: noisy.run(options.tunings, options.processes, options.draw),
+        "bad moment": lambda: bad_moment.run(options.runs, options.processes, options.draw),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):
@@ -271,9 +278,13 @@ def main() -> None:
         parts[part] = run[part]()
         print(f"{part}: {time.monotonic() - began:.0f} s")
     figures = {part: FIGURES[part](rows) for part, rows in parts.items() if part in FIGURES}
-    figures |= of_each_climate(parts.get("noise", []))
     rows = [(part, *figure) for part, found in figures.items() for figure in found.items()]
-    print_table(("part", "figure", "median (most)"), rows)
+    if rows:
+        print_table(("part", "figure", "median (most)"), rows)
+    for part in filter(parts.__contains__, GROUPED):
+        of_groups = GROUPED[part](parts[part])
+        noise_figures.show(part, of_groups)
+        figures |= {f"{part}: {name}": found for name, found in of_groups.items()}
     if options.json:
         options_given = {key: str(value) for key, value in vars(options).items()}
         write_json(options.json, {"options": options_given, "figures": figures, "parts": parts})
