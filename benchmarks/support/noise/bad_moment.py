@@ -46,12 +46,16 @@ class Level:
 
 @dataclass(frozen=True)
 class Setting:
-    """One tuning of the drawn job of this number."""
+    """One tuning of the drawn job of this number.
+
+    ``has_control``: it is tuned a second time, without the bad moment.
+    """
 
     draw: int
     number: int
     level: Level
     seed: int
+    has_control: bool = False
 
 
 class BadMomentJob(WeatheredJob):
@@ -59,6 +63,7 @@ class BadMomentJob(WeatheredJob):
     again. Computing is not slower."""
 
     level: Level
+    has_bad_moment = True
     visits = 0
     _slow: Simulator | None = None
 
@@ -73,7 +78,7 @@ class BadMomentJob(WeatheredJob):
         # What is run after the tuning is no visit.
         if self._trial is not None and self.configuration[self.level.knob] == self.level.value:
             self.visits += 1
-            if self.visits == 1:
+            if self.visits == 1 and self.has_bad_moment:
                 factor = np.random.default_rng((self.seed, 8)).uniform(*BAD_FACTORS)
                 self._slow = slower(self.now, self.configuration, factor)
 
@@ -116,23 +121,27 @@ def tune(setting: Setting) -> Row:
     """Tune one job; how it ended, beside the truth."""
     logging.disable(logging.WARNING)
     case = case_of(setting.draw, setting.number)
-    times = truth_of(setting.draw, setting.number)
-    store = Store("sqlite://")
-    job = BadMomentJob.make(Tuner(store), case.simulator, CLIMATE, setting.seed)
-    job.level = setting.level
-    job.run(MOST_STEPS, until_finished=True)
-    row = ended(job, times)
-    store.close()
     return {
         "problem": case.name,
         "truth": case.kind,
         "seed": setting.seed,
         "level": f"{setting.level.knob} {setting.level.value}",
         "second_over_best": setting.level.second_over_best,
-        "visits": job.visits,
-        "has_level": job.configuration[setting.level.knob] == setting.level.value,
-        **row,
+        **_tuned(setting, has_bad_moment=True),
+        "control": _tuned(setting, has_bad_moment=False) if setting.has_control else None,
     }
+
+
+def _tuned(setting: Setting, has_bad_moment: bool) -> Row:
+    case = case_of(setting.draw, setting.number)
+    store = Store("sqlite://")
+    job = BadMomentJob.make(Tuner(store), case.simulator, CLIMATE, setting.seed)
+    job.level, job.has_bad_moment = setting.level, has_bad_moment
+    job.run(MOST_STEPS, until_finished=True)
+    row = ended(job, truth_of(setting.draw, setting.number))
+    store.close()
+    has_level = job.configuration[setting.level.knob] == setting.level.value
+    return {**row, "visits": job.visits, "has_level": has_level}
 
 
 def settings(runs: int, draw: int, pool: Pool) -> Iterator[Setting]:
@@ -154,8 +163,9 @@ def _level_of(draw: int, number: int) -> Level | None:
     return level_that_matters(truth_of(draw, number))
 
 
-def run(runs: int, processes: int, draw: int) -> list[Row]:
-    """So many tunings, in so many processes."""
+def run(runs: int, processes: int, draw: int, has_control: bool = False) -> list[Row]:
+    """So many tunings, in so many processes; with the same without the bad moment, if asked for."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        first = list(islice(settings(runs, draw, pool), runs))
+        every = islice(settings(runs, draw, pool), runs)
+        first = [replace(setting, has_control=has_control) for setting in every]
         return pool.map(tune, first, chunksize=RUNS_OF_A_JOB)
