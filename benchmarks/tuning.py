@@ -203,12 +203,20 @@ def parse() -> argparse.Namespace:
     of_noise.add_argument(
         "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.beside and not _grouped(options.parts):
+        parser.error(f"--beside needs one of the parts {', '.join(noise_figures.GROUPED)}")
+    return options
+
+
+def _grouped(parts: str) -> list[str]:
+    """Those that have figures by group."""
+    return [part for part in parts.split(",") if part in noise_figures.GROUPED]
 
 
 def run_beside(options: argparse.Namespace) -> dict[str, list[Row]]:
     """The parts that have figures by group, by the service of another checkout."""
-    parts = ",".join(part for part in options.parts.split(",") if part in noise_figures.GROUPED)
+    parts = ",".join(_grouped(options.parts))
     numbers = ("tunings", "runs", "processes", "draw")
     given = [f"--{name}={getattr(options, name)}" for name in numbers]
     return beside.run(options.beside, [f"--parts={parts}", *given])

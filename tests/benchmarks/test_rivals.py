@@ -9,7 +9,7 @@ import pytest
 
 from bagua_simulator import Simulator
 from benchmarks.support.noise import beside
-from benchmarks.support.noise.figures import of_searches
+from benchmarks.support.noise.figures import difference, of_searches
 from benchmarks.support.noise.rivals import RIVALS, SWITCH_COSTS_STEPS, VISIT_STEPS, Road
 from benchmarks.support.noise.tunings import Setting, tune
 from benchmarks.support.noise.unseen import cases
@@ -59,10 +59,13 @@ def test_rivals_stand_beside_ours_in_the_table() -> None:
 
 def test_regret_is_against_the_best_of_what_either_side_knows() -> None:
     job = {"problem": "a", "seed": 1, "baseline_seconds": 3.0}
-    mine = {**job, "kept_seconds": 2.2, "best_seconds": 2.0, "regret": 0.1}
+    mine = {**job, "kept_seconds": 2.2, "best_seconds": 2.0, "regret": 0.1, "steps": 80}
     theirs = {**job, "kept_seconds": 2.2, "best_seconds": 2.2, "regret": 0.0}
     for rows in beside.joined([mine], [theirs]):
         assert rows[0]["regret"] == pytest.approx(0.1)
+    assert difference([mine, mine], [{**theirs, "steps": 90}] * 2).startswith(
+        "regret +10.0 % (±0.0)"
+    )
     with pytest.raises(ValueError, match="not the same job"):
         beside.joined([mine], [{**theirs, "baseline_seconds": 4.0}])
 
@@ -87,7 +90,7 @@ def test_another_checkouts_service_runs_with_this_simulator(
     monkeypatch.setattr(beside, "SCRIPT", tmp_path / "script.py")
     simulator, argument = beside.run(checkout, ["--draw=1"])["noise"]
     assert str(checkout) not in str(simulator)
-    assert argument == "--draw=1"
+    assert str(argument) == "--draw=1"
     with pytest.raises(RuntimeError, match="in place of"):
         # There is no service; Python finds the one that is installed.
         beside.run(tmp_path / "nothing", [])

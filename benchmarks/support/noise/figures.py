@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from benchmarks.support.harness import print_table
 from benchmarks.support.noise.beside import joined
@@ -108,12 +108,25 @@ def show_all(
                 for key, own in ((name, lines[name]), (f"  {name}, beside", beside[name]))
             }
         _show(part, lines)
+        if besides:
+            print(f"{part}: against what ran beside it, on average: {difference(rows, besides)}")
         shown |= {f"{part}: {name.strip()}": own for name, own in lines.items()}
         if part == "noise" and (rows[0]["rivals"] or besides):
             searches = of_searches(rows, besides)
             _show("search", searches)
             shown |= {f"search: {name}": own for name, own in searches.items()}
     return shown
+
+
+def difference(rows: Sequence[Row], besides: Sequence[Row]) -> str:
+    """Of ours to what ran beside it, tuning by tuning, with two standard errors."""
+    told = []
+    for key, scale, unit in (("regret", 100, " %"), ("steps", 1, "")):
+        pairs = zip(rows, besides, strict=True)
+        apart = [scale * (row[key] - other[key]) for row, other in pairs]
+        error = 2 * stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.inf
+        told.append(f"{key} {fmean(apart):+.1f}{unit} (±{error:.1f})")
+    return ", ".join(told)
 
 
 def _show(title: str, found: Mapping[str, Figures]) -> None:
