@@ -1,20 +1,21 @@
 """Whole tunings of simulated jobs: does the tuner keep the best, at what cost, and under drift?
 
 python benchmarks/tuning.py --json tuning.json
-python benchmarks/tuning.py --parts noise --json noise.json    # 1,400 tunings, some 20 minutes
+python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
+python benchmarks/tuning.py --parts "bad moment"               # 200 tunings, some 4 minutes
+python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
@@ -24,13 +25,15 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from benchmarks.support.harness import print_table, write_json
+from benchmarks.support.noise import bad_moment, beside, drawn
+from benchmarks.support.noise import figures as noise_figures
 from benchmarks.support.noise import tunings as noisy
+from benchmarks.support.noise.rivals import RIVALS
+from benchmarks.support.searches import bagua_optimizer
 from benchmarks.support.simulated_job import SimulatedJob, truth
+from benchmarks.support.tuning_figures import FIGURES, Row
 
 MOST_STEPS = 3000
-NOTICED = 0.08  # the watch tells changes of 5 % and more from noise
-Row = Mapping[str, Any]
-Figures = Mapping[str, str]
 
 
 class Decisions(TunerListener):
@@ -52,7 +55,7 @@ def gain(seeds: int, noise: float) -> list[Row]:
 
 def best_already(jobs: int, noise: float) -> list[Row]:
     """Jobs whose baseline is the true best."""
-    found = []
+    found: list[Row] = []
     named = cases()
     for job in range(jobs):
         case = named[job % len(named)]
@@ -94,14 +97,13 @@ def _tuned(
 
 def drift(noise: float, quiet_steps: int) -> list[Row]:
     """A network that becomes slower for good, one that never does, a disturbance of 20 steps."""
-    found = []
+    found: list[Row] = []
     for number, case in enumerate(cases()):
         slower = _slower(case.simulator, 4)
         calm = _tuned_job(case.simulator, number, noise)
         calm.run(quiet_steps)
         shaken = _tuned_job(case.simulator, number, noise)
-        begin = shaken.step + 200
-        shaken.disturbed = lambda step, begin=begin: 2.0 if begin <= step < begin + 20 else 1.0
+        shaken.disturbed = partial(_disturbed_for_20_steps, shaken.step + 200)
         shaken.run(1000)
         job = _tuned_job(case.simulator, number, noise)
         job.run(300)
@@ -126,9 +128,13 @@ def drift(noise: float, quiet_steps: int) -> list[Row]:
     return found
 
 
+def _disturbed_for_20_steps(begin: int, step: int) -> float:
+    return 2.0 if begin <= step < begin + 20 else 1.0
+
+
 def warm_start(noise: float) -> list[Row]:
     """The second run of a job, and the first of one that is similar."""
-    found = []
+    found: list[Row] = []
     for number, case in enumerate(cases()):
         tuner = Tuner(Store("sqlite://"))
         first = SimulatedJob(tuner, case.simulator, "first", number, noise)
@@ -168,115 +174,86 @@ def _slower(simulator: Simulator, factor: float) -> Simulator:
     return Simulator(simulator.workload, replace(cluster, bandwidth_bytes_per_second=bandwidth))
 
 
-def _share(rows: list[Row], test: Callable[[Row], bool]) -> str:
-    return f"{sum(test(row) for row in rows) / len(rows):.1%}"
-
-
-def _typical(rows: list[Row], key: str, form: str = ".1f") -> str:
-    """Median and most."""
-    values = [row[key] if row[key] is not None else math.inf for row in rows]
-    return f"{statistics.median(values):{form}} ({max(values):{form}})"
-
-
-def figures_of_tunings(rows: list[Row]) -> Figures:
-    """Of jobs tuned once."""
-    asked = [1e3 * seconds for row in rows for seconds in row["decision_seconds"]]
-    lost = sorted(row["lost_steps"] for row in rows)
-    winners = [row for row in rows if row["kept"] == "winner"]
-    found = {
-        "jobs": str(len(rows)),
-        "kept within 1 % of the best": _share(rows, lambda r: r["kept_over_best"] <= 0.01),
-        "kept within 2 % of the best": _share(rows, lambda r: r["kept_over_best"] <= 0.02),
-        "slower than the baseline by over 1 %": _share(rows, lambda r: r["true_speedup"] < 0.99),
-        "true speed-up": _typical(rows, "true_speedup", ".3f"),
-        "steps from first to last switch": _typical(rows, "steps", ".0f"),
-        "trials": _typical(rows, "trials", ".0f"),
-        "steps lost": _typical(rows, "lost_steps"),
-        "steps lost, 95 % below": f"{lost[int(0.95 * (len(lost) - 1))]:.1f}",
-        "decision, ms": f"{statistics.median(asked):.0f} ({max(asked):.0f})",
-    }
-    if winners:
-        found["winners in their interval"] = _share(winners, lambda r: r["is_in_interval"])
-    return found
-
-
-def figures_of_drift(rows: list[Row]) -> Figures:
-    changed = [row for row in rows if row["change"] > NOTICED]
-    return {
-        "jobs": str(len(rows)),
-        f"of those slower by over {NOTICED:.0%}": str(len(changed)),
-        "new round begins after steps": _typical(changed, "began_after_steps", ".0f"),
-        "old setting over the new best": _typical(changed, "old_over_new_best", ".1%"),
-        "kept over the new best": _typical(changed, "kept_over_new_best", ".1%"),
-        "rounds in all quiet steps": str(sum(row["rounds_when_quiet"] for row in rows)),
-        "rounds after disturbances": str(sum(row["rounds_when_disturbed"] for row in rows)),
-    }
-
-
-def figures_of_warm_starts(rows: list[Row]) -> Figures:
-    return {
-        "jobs": str(len(rows)),
-        "at the first run's best from the first switch on": _share(
-            rows, lambda r: r["stays_from_first_switch"]
-        ),
-        "trials of the first run": _typical(rows, "first_trials", ".0f"),
-        "trials of the second run": _typical(rows, "second_trials", ".0f"),
-        "steps lost in the first run": _typical(rows, "first_lost_steps"),
-        "steps lost in the second run": _typical(rows, "second_lost_steps"),
-        "trials of a similar job": _typical(rows, "similar_trials", ".0f"),
-        "steps lost in a similar job": _typical(rows, "similar_lost_steps"),
-    }
-
-
-def of_each_climate(rows: list[Row]) -> dict[str, Figures]:
-    """The figures of the part ``noise``, by climate and of all together."""
-    climates = dict.fromkeys(row["climate"] for row in rows)
-    found = {name: [row for row in rows if row["climate"] == name] for name in climates}
-    if rows:
-        found["all of them"] = rows
-    return {f"noise: {name}": noisy.figures(own) for name, own in found.items()}
-
-
-FIGURES: Mapping[str, Callable[[list[Row]], Figures]] = {
-    "gain": figures_of_tunings,
-    "best already": figures_of_tunings,
-    "drift": figures_of_drift,
-    "warm start": figures_of_warm_starts,
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parts", default="gain,best already,drift,warm start")
     parser.add_argument("--jobs", type=int, default=200, help="jobs whose baseline is the best")
     parser.add_argument("--seeds", type=int, default=2, help="seeds for each case of part gain")
     parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument(
-        "--tunings", type=int, default=200, help="tunings in each climate of part noise"
-    )
-    parser.add_argument("--processes", type=int, default=2, help="processes that run part noise")
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    of_noise = parser.add_argument_group("parts noise and bad moment")
+    of_noise.add_argument("--tunings", type=int, default=200, help="in each climate of noise")
+    of_noise.add_argument("--runs", type=int, default=200, help="tunings of bad moment")
+    of_noise.add_argument("--control", action="store_true", help="tune also without the bad moment")
+    of_noise.add_argument("--processes", type=int, default=2, help="that run at a time")
+    of_noise.add_argument(
+        "--draw",
+        type=int,
+        default=drawn.new_seed(),
+        help="the seed of the drawn jobs of an earlier run, to repeat it",
+    )
+    of_noise.add_argument(
+        "--rivals",
+        nargs="*",
+        choices=RIVALS,
+        default=[],
+        help="searches that get as many steps as ours took, in part noise",
+    )
+    of_noise.add_argument(
+        "--beside", type=Path, help="a checkout of another commit, whose service tunes the same"
+    )
     options = parser.parse_args()
+    if options.beside and not _grouped(options.parts):
+        parser.error(f"--beside needs one of the parts {', '.join(noise_figures.GROUPED)}")
+    return options
+
+
+def _grouped(parts: str) -> list[str]:
+    """Those that have figures by group."""
+    return [part for part in parts.split(",") if part in noise_figures.GROUPED]
+
+
+def run_beside(options: argparse.Namespace) -> dict[str, list[Row]]:
+    """The parts that have figures by group, by the service of another checkout."""
+    parts = ",".join(_grouped(options.parts))
+    numbers = ("tunings", "runs", "processes", "draw")
+    given = [f"--{name}={getattr(options, name)}" for name in numbers]
+    return beside.run(options.beside, [f"--parts={parts}", *given])
+
+
+def main() -> None:
+    options = parse()
+    # The processes share the machine; more threads than cores only make them slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    print(f"drawn jobs: --draw {options.draw}")
+    if "bagua" in options.rivals:
+        bagua_optimizer.prepare()
+    settings = options.processes, options.draw
     run: dict[str, Callable[[], list[Row]]] = {
         "gain": lambda: gain(options.seeds, options.noise),
         "best already": lambda: best_already(options.jobs, options.noise),
         "drift": lambda: drift(options.noise, options.quiet_steps),
         "warm start": lambda: warm_start(options.noise),
-        "noise": lambda: noisy.run(options.tunings, options.processes),
+        "noise": lambda: noisy.run(options.tunings, *settings, tuple(options.rivals)),
+        "bad moment": lambda: bad_moment.run(options.runs, *settings, options.control),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):
         began = time.monotonic()
         parts[part] = run[part]()
         print(f"{part}: {time.monotonic() - began:.0f} s")
+    others = run_beside(options) if options.beside else {}
     figures = {part: FIGURES[part](rows) for part, rows in parts.items() if part in FIGURES}
-    figures |= of_each_climate(parts.get("noise", []))
     rows = [(part, *figure) for part, found in figures.items() for figure in found.items()]
-    print_table(("part", "figure", "median (most)"), rows)
+    if rows:
+        print_table(("part", "figure", "median (most)"), rows)
+    figures |= noise_figures.show_all(parts, others)
     if options.json:
         options_given = {key: str(value) for key, value in vars(options).items()}
-        write_json(options.json, {"options": options_given, "figures": figures, "parts": parts})
+        measured = {"options": options_given, "service": str(beside.source_root())}
+        measured |= {"figures": figures, "parts": parts, "beside": others}
+        write_json(options.json, measured)
 
 
 if __name__ == "__main__":

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
 import pytest
 
+from bagua_autotune.model.knobs import Configuration
 from bagua_simulator.cases import cases as known_cases
-from benchmarks.support.noise.tunings import Setting, figures, tune
-from benchmarks.support.noise.unseen import MODELS, OddSimulator, cases
-from benchmarks.support.noise.weather import CLIMATES, Climate, Weather
+from benchmarks.support.noise.drawn import drawn_case
+from benchmarks.support.noise.figures import figures
+from benchmarks.support.noise.odd import OddSimulator
+from benchmarks.support.noise.tunings import Setting, settings, tune
+from benchmarks.support.noise.unseen import MODELS, cases
+from benchmarks.support.noise.weather import (
+    BAD_STEPS,
+    BLOCK_STEPS,
+    CLIMATES,
+    GOOD_STEPS,
+    Climate,
+    Weather,
+)
+from benchmarks.support.simulated_job import truth
 
 
-def logs(climate: Climate, blocks: int, steps: int) -> list[list[float]]:
-    """Of the factors of steps, by block."""
+def logs(climate: Climate, visits: int, steps: int) -> list[list[float]]:
+    """Of the factors of steps, by visit."""
     weather = Weather(climate, seed=1)
     found = []
-    for block in range(blocks):
-        weather.new_block()
-        found.append([math.log(weather.factor(block * steps + step)) for step in range(steps)])
+    for visit in range(visits):
+        weather.new_visit()
+        found.append([math.log(weather.factor(visit * steps + step)) for step in range(steps)])
     return found
 
 
@@ -29,16 +42,48 @@ def test_equal_seeds_give_equal_weather(climate: Climate) -> None:
     assert logs(climate, 2, 20) == logs(climate, 2, 20)
 
 
-def test_blocks_differ_by_what_the_climate_says() -> None:
-    for between in (0.0, 0.05):
-        centers = [median(block) for block in logs(Climate("", between=between), 200, 31)]
-        assert stdev(centers) == pytest.approx(math.hypot(between, 0.007), rel=0.2)
+def test_visits_differ_by_what_the_climate_says() -> None:
+    for by_visit in (0.0, 0.02, 0.1):
+        centers = [median(visit) for visit in logs(Climate("", by_visit=by_visit), 400, 31)]
+        assert stdev(centers) == pytest.approx(math.hypot(by_visit, 0.007), rel=0.2)
+
+
+def calm(climate: Climate, steps: int) -> list[float]:
+    """Factors of steps in which nobody is late, without noise inside a visit."""
+    weather = Weather(replace(climate, inside=0.0), seed=1)
+    return [min(weather.factor(step) for _ in range(9)) for step in range(steps)]
+
+
+def test_the_level_changes_every_40_steps_whatever_is_visited() -> None:
+    factors = calm(Climate("", by_block=0.05), 200 * BLOCK_STEPS)
+    changes = [step for step, (a, b) in enumerate(pairwise(factors)) if a != b]
+    assert {later - earlier for earlier, later in pairwise(changes)} == {BLOCK_STEPS}
+    assert stdev(math.log(factors[step]) for step in changes) == pytest.approx(0.05, rel=0.2)
+
+
+def test_bad_moments_are_of_ten_steps_at_twice_the_time() -> None:
+    factors = calm(Climate("", has_bad_moments=True), 20_000)
+    assert set(factors) == {1.0, 2.0}
+    edges = [step for step, (a, b) in enumerate(pairwise(factors)) if a != b]
+    bad = [end - begin for begin, end in zip(edges[::2], edges[1::2], strict=False)]
+    assert min(bad) == BAD_STEPS  # two may follow each other at once
+    assert median(bad) == BAD_STEPS
+    share = BAD_STEPS / (BAD_STEPS + GOOD_STEPS)
+    assert factors.count(2.0) / len(factors) == pytest.approx(share, rel=0.15)
+
+
+def test_heavy_tails_reach_further_and_weigh_the_same() -> None:
+    def beyond(climate: Climate) -> float:
+        (found,) = logs(climate, 1, 20_000)
+        return fmean(value < -5 * climate.inside for value in found)  # nobody is early
+
+    assert beyond(Climate("")) < 1e-4 < 1e-3 < beyond(Climate("", is_heavy=True))
 
 
 def test_steps_that_follow_one_another_are_alike_where_the_climate_says_so() -> None:
     def alike(climate: Climate) -> float:
-        (block,) = logs(climate, 1, 2000)
-        calm = [min(value, 0.12) for value in block]  # no stragglers
+        (visit,) = logs(climate, 1, 2000)
+        calm = [min(value, 0.12) for value in visit]  # no stragglers
         mean = fmean(calm)
         return fmean((a - mean) * (b - mean) for a, b in pairwise(calm)) / stdev(calm) ** 2
 
@@ -61,8 +106,43 @@ def test_the_cases_are_of_models_that_the_search_was_not_made_on() -> None:
     assert 3 <= sum(truths) <= 7
 
 
-def test_a_tuning_is_judged_by_the_truth() -> None:
-    row = tune(Setting(problem=0, climate=CLIMATES[2], seed=0))
+def test_drawn_jobs_are_the_same_for_the_same_seed_only() -> None:
+    default = truth(drawn_case(1, 0).simulator)
+    assert truth(drawn_case(1, 0).simulator) == default
+    for seed, number in ((2, 0), (1, 2)):
+        assert drawn_case(seed, number).simulator.tensors != drawn_case(1, 0).simulator.tensors
+    kinds = [drawn_case(1, number).kind for number in range(4)]
+    assert kinds == ["simulator's truth, drawn", "odd truth, drawn"] * 2
+
+
+def test_some_drawn_jobs_gain_nothing_and_some_need_one_knob_or_another() -> None:
+    drawn = [drawn_case(1, number).simulator for number in range(60)]
+    quick = [simulator for simulator in drawn if len(simulator.tensors) < 60]
+    found = [truth(simulator) for simulator in quick]
+
+    def costs_of_default(times: dict[Configuration, float], *knobs: str) -> float:
+        """By how much the best with these knobs as they are by default is slower."""
+        default = next(iter(times))
+        kept = [t for c, t in times.items() if all(c[knob] == default[knob] for knob in knobs)]
+        return min(kept) / min(times.values()) - 1
+
+    assert sum(costs_of_default(times, *next(iter(times))) < 0.02 for times in found) >= 2
+    assert sum(costs_of_default(times, "channels") > 0.05 for times in found) >= 2
+    assert sum(costs_of_default(times, "bucket_bytes") > 0.05 for times in found) >= 2
+    assert sum(costs_of_default(times, "hierarchical") > 0.05 for times in found) >= 2
+
+
+def test_half_of_the_jobs_are_drawn_and_all_meet_every_climate() -> None:
+    asked = settings(tunings=10, draw=3)
+    assert [setting.draw for setting in asked].count(3) == len(asked) / 2
+    for climate in CLIMATES:
+        own = [setting for setting in asked if setting.climate == climate]
+        assert len({(setting.draw, setting.problem) for setting in own}) == 10
+
+
+@pytest.mark.parametrize("draw", [None, 1])
+def test_a_tuning_is_judged_by_the_truth(draw: int | None) -> None:
+    row = tune(Setting(problem=0, climate=CLIMATES[1], seed=0, draw=draw))
     assert row["true_speedup"] <= row["possible_speedup"] + 1e-9
     assert row["regret"] == pytest.approx(row["possible_speedup"] / row["true_speedup"] - 1)
     assert figures([row])["tunings"] == "1"

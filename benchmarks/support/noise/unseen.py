@@ -1,4 +1,4 @@
-"""Models, networks and a second ground truth that ``benchmarks/search.py`` does not have.
+"""Models and networks that ``benchmarks/search.py`` does not have, under two ground truths.
 
 Shapes are those of the papers; computing times are rounded, of a GPU that reaches some 60 TFLOP/s.
 """
@@ -6,25 +6,17 @@ Shapes are those of the papers; computing times are rounded, of a GPU that reach
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from bagua_autotune.model.knobs import Value
 from bagua_simulator import Simulator
 from bagua_simulator.cluster import Cluster
-from bagua_simulator.collectives import Phase
-from bagua_simulator.layout import Bucket
 from bagua_simulator.units import parse_bandwidth
 from bagua_simulator.workload import Architecture, Layer
 from bagua_simulator.workloads import architecture
+from benchmarks.support.noise.odd import OddSimulator
 
-KIB, MIB = 1024, 1024**2
-# A bandwidth that rises and falls with the size, and is where it was at four times the size.
-RIPPLE, RIPPLE_OCTAVES = 0.3, 2
-# Below this size of a part a collective takes another, slow way.
-CLIFF_BYTES, CLIFF_SECONDS = 256 * KIB, 300e-6
-# What each doubling of the channels beyond two adds to all that travels.
-CHANNEL_PENALTY, FREE_CHANNELS = 0.12, 2
+MIB = 1024**2
 TCP_LATENCY_SECONDS, RDMA_LATENCY_SECONDS = 80e-6, 5e-6
 
 
@@ -121,34 +113,23 @@ def clusters() -> dict[str, Cluster]:
     }
 
 
-class OddSimulator(Simulator):
-    """A network as no cost model expects it: bandwidth ripples with the size, small parts fall off
-    a cliff, many channels cost something."""
-
-    def _parts(
-        self, bucket: Bucket, configuration: Mapping[str, Value], channels: int
-    ) -> list[tuple[Phase, ...]]:
-        parts = super()._parts(bucket, configuration, channels)
-        part_bytes = bucket.bytes / max(len(parts), 1)
-        factor = 1 + RIPPLE * math.sin(2 * math.pi * math.log2(max(part_bytes, 1)) / RIPPLE_OCTAVES)
-        factor /= 1 + CHANNEL_PENALTY * max(0.0, math.log2(channels / FREE_CHANNELS))
-        late = CLIFF_SECONDS if part_bytes < CLIFF_BYTES else 0.0
-        return [
-            tuple(
-                # Bytes rather than bandwidth: what the link allows at most changes too then.
-                replace(phase, bytes=phase.bytes / factor, seconds=phase.seconds + late)
-                for phase in phases
-            )
-            for phases in parts
-        ]
-
-
 @dataclass(frozen=True)
 class Case:
-    """A job on a cluster, and which of the two ground truths holds there."""
+    """A job on a cluster, and which of the two ground truths holds there.
+
+    Attributes:
+        is_drawn: it was drawn at random, see drawn.
+    """
 
     name: str
     simulator: Simulator
+    is_drawn: bool = False
+
+    @property
+    def kind(self) -> str:
+        """By what cases are told apart in tables."""
+        truth = "odd truth" if isinstance(self.simulator, OddSimulator) else "simulator's truth"
+        return f"{truth}, drawn" if self.is_drawn else truth
 
 
 def cases() -> list[Case]:

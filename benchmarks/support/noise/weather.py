@@ -1,7 +1,8 @@
-"""What disturbs the steps of a job: noise inside a block of steps, between blocks, and drift.
+"""What disturbs the steps of a job: noise of steps, of visits and of blocks, bad moments, drift.
 
-A block are the steps between two switches of the configuration. Machines differ from block to block
-by more than the spread inside one says: memory lies elsewhere, other jobs come and go.
+A visit are the steps between two switches of the configuration. Machines differ from visit to visit
+by more than the spread inside one says: memory lies elsewhere, other jobs come and go. A block are
+40 steps, whatever the tuner does meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import numpy as np
 STRAGGLER_PROBABILITY, STRAGGLER_SHARES = 0.03, (0.2, 1.0)
 # Of Student's t: the fewer, the heavier the tails; scaled to the same standard deviation.
 HEAVY_DEGREES = 3
+BLOCK_STEPS = 40
+DRIFT_STEPS = 300
+# A bad moment: so many steps take so much longer; the next begins so many steps later on average.
+BAD_STEPS, BAD_FACTOR, GOOD_STEPS = 10, 2.0, 40
 
 
 @dataclass(frozen=True)
@@ -21,61 +26,89 @@ class Climate:
     """Standard deviations are of the logarithm of a step's time.
 
     Attributes:
-        inside: of steps inside a block.
-        between: of blocks.
+        inside: of steps inside a visit.
+        by_visit: of visits.
+        by_block: of blocks.
         autocorrelation: of a step's noise with that of the step before.
-        is_heavy: noise inside a block has the tails of Student's t.
+        is_heavy: noise inside a visit has the tails of Student's t.
+        has_bad_moments: now and then some steps take twice the time.
         drift: by which part steps are slower 300 steps later.
     """
 
     name: str
     inside: float = 0.03
-    between: float = 0.0
+    by_visit: float = 0.0
+    by_block: float = 0.0
     autocorrelation: float = 0.0
     is_heavy: bool = False
+    has_bad_moments: bool = False
     drift: float = 0.0
 
 
 CLIMATES = (
-    Climate("0 % between blocks"),
-    Climate("1 % between blocks", between=0.01),
-    Climate("2 % between blocks", between=0.02),
-    Climate("5 % between blocks", between=0.05),
+    Climate("steady"),
+    Climate("2 % by visit", by_visit=0.02),
+    Climate("10 % by visit", by_visit=0.10),
+    Climate(f"5 % by block of {BLOCK_STEPS} steps", by_block=0.05),
     Climate("autocorrelation 0.8", autocorrelation=0.8),
     Climate("heavy tails", is_heavy=True),
-    Climate("drift of 10 % in 300 steps", drift=0.1),
+    Climate(f"bad moments of {BAD_STEPS} steps", has_bad_moments=True),
+    Climate(f"drift of 10 % in {DRIFT_STEPS} steps", drift=0.1),
 )
-DRIFT_STEPS = 300
 
 
 class Weather:
-    """One job's; equal seeds give equal weather."""
+    """One job's; equal seeds give equal weather, whatever is visited when.
+
+    But for the noise by visit, which is that of the first, the second visit and so on.
+    """
 
     def __init__(self, climate: Climate, seed: int) -> None:
         self._climate = climate
-        self._generator = np.random.default_rng((seed, 7))
-        self._last = self._generator.standard_normal()
-        self._block = 0.0
-        self.new_block()
+        # Of each kind its own, so that one draws the same whatever the others do.
+        self._steps, self._visits, self._blocks, self._moments = (
+            np.random.default_rng((seed, 7, kind)) for kind in range(4)
+        )
+        self._last = self._steps.standard_normal()
+        self._visit = self._block = 0.0
+        self._block_ends_at = int(self._blocks.integers(1, BLOCK_STEPS + 1))
+        self._bad_from = self._good_until(0)
+        self.new_visit()
+        self._new_block()
 
-    def new_block(self) -> None:
+    def new_visit(self) -> None:
         """The configuration was switched."""
-        self._block = self._climate.between * self._generator.standard_normal()
+        self._visit = self._climate.by_visit * self._visits.standard_normal()
 
     def factor(self, step: int) -> float:
-        """What a step takes over what it would take undisturbed."""
+        """What a step takes over what it would take undisturbed; steps must ascend."""
         drift = self._climate.drift * step / DRIFT_STEPS
         late = 0.0
-        if self._generator.random() < STRAGGLER_PROBABILITY:
-            late = self._generator.uniform(*STRAGGLER_SHARES)
-        noise = self._climate.inside * self._draw()
-        return math.exp(noise + self._block) * (1 + drift) * (1 + late)
+        if self._steps.random() < STRAGGLER_PROBABILITY:
+            late = self._steps.uniform(*STRAGGLER_SHARES)
+        while step >= self._block_ends_at:
+            self._block_ends_at += BLOCK_STEPS
+            self._new_block()
+        noise = self._climate.inside * self._draw() + self._visit + self._block
+        return math.exp(noise) * (1 + drift) * (1 + late) * self._moment(step)
+
+    def _new_block(self) -> None:
+        self._block = self._climate.by_block * self._blocks.standard_normal()
+
+    def _moment(self, step: int) -> float:
+        while step >= self._bad_from + BAD_STEPS:
+            self._bad_from = self._good_until(self._bad_from + BAD_STEPS)
+        is_bad = self._climate.has_bad_moments and step >= self._bad_from
+        return BAD_FACTOR if is_bad else 1.0
+
+    def _good_until(self, step: int) -> int:
+        return step + int(self._moments.geometric(1 / GOOD_STEPS))
 
     def _draw(self) -> float:
         if self._climate.is_heavy:
             scale = math.sqrt(HEAVY_DEGREES / (HEAVY_DEGREES - 2))
-            return float(self._generator.standard_t(HEAVY_DEGREES)) / scale
+            return float(self._steps.standard_t(HEAVY_DEGREES)) / scale
         share = self._climate.autocorrelation
-        fresh = self._generator.standard_normal()
+        fresh = self._steps.standard_normal()
         self._last = share * self._last + math.sqrt(1 - share**2) * fresh
         return self._last

@@ -1,0 +1,108 @@
+"""Simulated jobs in weather, and what is said of one when its tuning has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from typing_extensions import Self
+
+from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.profile import Profile
+from bagua_autotune.tuning.tuner import Tuner
+from bagua_simulator import Simulator
+from benchmarks.support.noise.drawn import drawn_case
+from benchmarks.support.noise.unseen import Case, cases
+from benchmarks.support.noise.weather import Climate, Weather
+from benchmarks.support.simulated_job import SimulatedJob, truth
+
+MOST_STEPS = 3000
+# A job that keeps what is slower than its default by more than this was made worse.
+SLOWER = 0.005
+Row = Mapping[str, Any]
+
+
+class WeatheredJob(SimulatedJob):
+    """A simulated job whose steps are disturbed by a climate's weather, and by nothing else."""
+
+    weather: Weather
+    climate: Climate
+
+    @classmethod
+    def make(cls, tuner: Tuner, simulator: Simulator, climate: Climate, seed: int) -> Self:
+        job = cls(tuner, simulator, "job", seed, noise=0.0, straggler_probability=0.0)
+        job.climate, job.weather = climate, Weather(climate, seed)
+        job.disturbed = job.weather.factor
+        return job
+
+    def _switch(self) -> None:
+        before = self.configuration, self._trial
+        super()._switch()
+        if before != (self.configuration, self._trial):
+            self._new_visit()
+
+    def _new_visit(self) -> None:
+        self.weather.new_visit()
+
+    def _profile(self, factor: float) -> Profile:
+        """Profiled steps are steps: they are as slow as the weather makes them, and as noisy."""
+        noise = self.climate.inside
+        exact = self.now.profile(self.configuration, self.step, self._generator, noise)
+        return stretched(exact, factor)
+
+
+def stretched(profile: Profile, factor: float) -> Profile:
+    """The same with all times ``factor`` as long."""
+    buckets = tuple(
+        bucket.model_copy(
+            update={
+                "started_seconds": factor * bucket.started_seconds,
+                "ended_seconds": factor * bucket.ended_seconds,
+            }
+        )
+        for bucket in profile.buckets
+    )
+    ready = tuple(factor * seconds for seconds in profile.ready_seconds)
+    longer = {"step_seconds": factor * profile.step_seconds, "ready_seconds": ready}
+    return profile.model_copy(update={**longer, "buckets": buckets})
+
+
+_unseen = cache(cases)
+
+
+@cache
+def case_of(draw: int | None, number: int) -> Case:
+    """A case of the fixed list, or of those that a seed draws."""
+    return _unseen()[number] if draw is None else drawn_case(draw, number)
+
+
+@cache
+def truth_of(draw: int | None, number: int) -> dict[Configuration, float]:
+    return truth(case_of(draw, number).simulator)
+
+
+def ended(job: SimulatedJob, times: Mapping[Configuration, float]) -> Row:
+    """How a tuning ended, beside the true times of all candidates."""
+    result = job.status.result
+    assert result is not None, "the tuning has not ended"
+    best, baseline = min(times.values()), job.true_seconds(job.baseline)
+    kept = job.true_seconds(job.configuration)
+    return {
+        "kept": result.kept,
+        "reason": result.reason,
+        "configuration": dict(job.configuration),
+        "speedup": result.speedup,
+        "low": result.low,
+        "high": result.high,
+        "kept_seconds": kept,
+        "best_seconds": best,
+        "baseline_seconds": baseline,
+        "true_speedup": baseline / kept,
+        "possible_speedup": baseline / best,
+        "is_in_interval": result.low <= baseline / kept <= result.high,
+        "is_slower": kept > baseline * (1 + SLOWER),
+        "steps": job.switches[-1].step - job.switches[0].step,
+        "lost_steps": job.lost_steps,
+        "regret": kept / best - 1,
+    }
