@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -79,8 +80,19 @@ class Cost:
     seconds_per_byte: float
     chain_seconds_per_byte: float = 0.0
 
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """All of it, in this order."""
+        return self.latency_seconds, self.seconds_per_byte, self.chain_seconds_per_byte
+
 
 Costs = Mapping[Kind, Cost]
+
+
+@lru_cache(maxsize=2**15)
+def kind_of(configuration: Configuration) -> Kind:
+    """Kind.of, remembered: every decision asks for thousands."""
+    return Kind.of(configuration)
 
 
 def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:

@@ -54,22 +54,24 @@ class Layouts:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self._cutter = Cutter(tensors)
+        self._cutting = lru_cache(maxsize=2**15)(Cutting.of)
         self._cut = lru_cache(maxsize=4096)(self._layout)
         self._digest = lru_cache(maxsize=4096)(self._digest_of)
-        self._latest: tuple[Sequence[Configuration], LayoutTable] | None = None
+        self._latest: list[tuple[Sequence[Configuration], LayoutTable]] = []
 
     def table(self, configurations: Sequence[Configuration]) -> LayoutTable:
         """The layouts of some configurations."""
-        latest = self._latest
-        if latest is not None and latest[0] is configurations:
-            return latest[1]
+        for known, table in self._latest:
+            if known is configurations:
+                return table
         table = self._make(configurations)
-        self._latest = configurations, table
+        # The candidates that are cut by size, and all of this decision.
+        self._latest = [(configurations, table), *self._latest[:1]]
         return table
 
     def cut(self, configuration: Configuration) -> Layout:
         """The buckets of one configuration."""
-        return self._cut(Cutting.of(configuration))
+        return self._cut(self._cutting(configuration))
 
     def buckets(self, configuration: Configuration) -> list[Bucket]:
         """The buckets of one configuration, with their tensors."""
@@ -77,13 +79,14 @@ class Layouts:
 
     def digest(self, configuration: Configuration) -> bytes:
         """A short key, equal for configurations with the same buckets."""
-        return self._digest(Cutting.of(configuration))
+        return self._digest(self._cutting(configuration))
 
     def average_bytes(self, configurations: Sequence[Configuration]) -> Floats:
         """The average bytes of a bucket, for each configuration."""
         total_bytes = max(sum(tensor.bytes for tensor in self.tensors), 1)
-        counts = [len(self.cut(configuration).last) for configuration in configurations]
-        return total_bytes / np.array(counts, float)
+        table = self.table(configurations)
+        found: Floats = total_bytes / table.is_bucket.sum(axis=1)[table.row_of]
+        return found
 
     def _layout(self, cutting: Cutting) -> Layout:
         buckets = self._cutter.cut(cutting)
@@ -98,7 +101,7 @@ class Layouts:
 
     def _make(self, configurations: Sequence[Configuration]) -> LayoutTable:
         rows: dict[Cutting, int] = {}
-        row_of = [rows.setdefault(Cutting.of(c), len(rows)) for c in configurations]
+        row_of = [rows.setdefault(self._cutting(c), len(rows)) for c in configurations]
         layouts = [self._cut(cutting) for cutting in rows]
         counts = np.array([len(layout.last) for layout in layouts], np.int64)
         shape = (len(layouts), int(counts.max(initial=1)))

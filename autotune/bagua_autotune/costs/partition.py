@@ -42,20 +42,22 @@ def best_partition(
     stride = -(-count // MOST_PLACES)
     places = np.unique(np.append(np.arange(0, count, stride), count))
     held = np.concatenate([[0], np.cumsum([tensor.bytes for tensor in tensors])])[places]
+    rates = np.full(len(places), cost.seconds_per_byte)
+    rates[-1] += cost.chain_seconds_per_byte
     arrived = np.zeros(len(places))
-    launches = np.zeros(len(places))
+    launched = np.full(len(places), launch_seconds)
     best_start = np.zeros(len(places), np.int64)
-    for place in range(1, len(places)):
-        launched = launch_seconds * (launches[:place] + 1)
-        started = np.maximum(ready_seconds[places[place] - 1] + launched, arrived[:place])
-        carried = held[place] - held[:place]
-        total = started + cost.latency_seconds + cost.seconds_per_byte * carried
-        if place == len(places) - 1:
-            total += cost.chain_seconds_per_byte * carried
+    full = ready_seconds[places[1:] - 1].tolist()
+    for place, (ready, rate) in enumerate(zip(full, rates[1:].tolist(), strict=True), 1):
+        total = np.maximum(launched[:place] + ready, arrived[:place])
+        total += rate * (held[place] - held[:place])
         # Of equally good starts the latest: fewer bytes wait for the last tensor.
-        best_start[place] = np.flatnonzero(total <= total.min() * (1 + ROUNDING))[-1]
-        arrived[place] = total[best_start[place]]
-        launches[place] = launches[best_start[place]] + 1
+        least = float(total.min()) + cost.latency_seconds
+        most = least * (1 + ROUNDING) - cost.latency_seconds
+        start = place - 1 - int((total[::-1] <= most).argmax())
+        best_start[place] = start
+        arrived[place] = total[start] + cost.latency_seconds
+        launched[place] = launched[start] + launch_seconds
     counts = []
     place = len(places) - 1
     while place > 0:
