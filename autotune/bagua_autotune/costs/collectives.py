@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -87,12 +86,6 @@ class Cost:
 
 
 Costs = Mapping[Kind, Cost]
-
-
-@lru_cache(maxsize=2**15)
-def kind_of(configuration: Configuration) -> Kind:
-    """Kind.of, remembered: every decision asks for thousands."""
-    return Kind.of(configuration)
 
 
 def kinds_of(space: Space, others: Sequence[Configuration]) -> list[Kind]:

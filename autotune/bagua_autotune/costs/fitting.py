@@ -63,18 +63,20 @@ def fit_costs(
         return None
     parameters = Parameters.of([*kinds, *(point.kind for point in points), *inherited])
     data = _Data(parameters, points, inherited)
+    # Nothing tells what the other parameters are: they are as their priors have them.
+    seen, x, steps = data.seen, data.prior_means.copy(), np.diag(data.prior_steps)
     solution = least_squares(
         data.residuals,
-        data.means,
+        data.prior_means[seen],
         jac=data.jacobian,
         loss="soft_l1",
-        x_scale=data.prior_spreads,
+        x_scale=data.spreads,
         **EXACTLY,
         max_nfev=60,
     )
     misfit = data.misfit(solution.x)
-    steps = data.spreads(solution.jac, misfit)
-    tried = np.column_stack([solution.x, (solution.x + steps).T])
+    x[seen], steps[np.ix_(seen, seen)] = solution.x, data.steps(solution.jac, misfit)
+    tried = np.column_stack([x, (x + steps).T])
     rows = parameters.rows(kinds)
     rates, halves = rows.logs(tried)
     tails = np.where(rows.is_chain[:, None], np.exp(rates + tried[CHAIN]), 0.0)
@@ -86,19 +88,28 @@ def fit_costs(
 
 
 class _Data:
-    """The residuals of a fit: points, inherited costs, priors; each divided by its spread."""
+    """The residuals of a fit: points, inherited costs, priors; each divided by its spread.
+
+    Attributes:
+        prior_means: of all parameters.
+        prior_steps: their priors' spreads, towards lower costs.
+        seen: whether each is in a point or in an inherited cost; only these are fitted.
+        spreads: of these, their priors'.
+    """
 
     def __init__(
         self, parameters: Parameters, points: Sequence[Point], inherited: Mapping[Kind, Cost]
     ) -> None:
-        self._rows = parameters.rows([point.kind for point in points])
+        rows = parameters.rows([point.kind for point in points])
+        known = parameters.rows([*inherited], are_inherited=True)
+        self.seen = rows.seen | known.seen
+        self._rows, self._inherited = rows.only(self.seen), known.only(self.seen)
         queues = np.array([point.queue for point in points], float).reshape(-1, 4)
         self._latencies = np.log(queues[:, 0])
         self._bytes, self._tail_bytes = queues[:, 1], queues[:, 2]
         self._seconds = np.log(queues[:, 3])
         counts = np.array([point.weight for point in points], float)
         self._weights = np.sqrt(np.minimum(counts, 16.0)) / DURATION_SPREAD
-        self._inherited = parameters.rows([*inherited], are_inherited=True)
         latencies, rates, tails = (
             np.array([cost.parts for cost in inherited.values()]).reshape(-1, 3).T
         )
@@ -106,12 +117,14 @@ class _Data:
         rate = float(self._known[0][0]) if inherited else 0.0
         if len(points):
             rate = float(np.median(self._seconds - np.log(self._bytes + USUAL_HALF_BYTES)))
-        self.means, self.prior_spreads = parameters.prior(rate)
+        self.prior_means, spreads = parameters.prior(rate)
         shares = (tails / rates)[tails > 0]
         if len(shares):
-            self.means[CHAIN] = math.log(float(np.median(shares)))
-            self.prior_spreads[CHAIN] = INHERITED_SPREAD
-        self._widens = parameters.widens
+            self.prior_means[CHAIN] = math.log(float(np.median(shares)))
+            spreads[CHAIN] = INHERITED_SPREAD
+        # A wider link costs less, of all else less does.
+        self.prior_steps = np.where(parameters.widens, spreads, -spreads)
+        self._means, self.spreads = self.prior_means[self.seen], spreads[self.seen]
 
     def residuals(self, x: Floats) -> Floats:
         wide = self._rows.widening(x)
@@ -120,7 +133,7 @@ class _Data:
             (found - known) / INHERITED_SPREAD
             for found, known in zip(self._inherited.logs(x), self._known, strict=True)
         )
-        apart = (x - self.means) / self.prior_spreads
+        apart = (x - self._means) / self.spreads
         measured = (predicted - self._seconds) * self._weights
         return np.concatenate([measured, rates, halves, apart])
 
@@ -134,7 +147,7 @@ class _Data:
         # More channels raise the rate, not the latencies.
         widens = known.widening_slope(x)[:, None] * known.width
         inherited = np.concatenate([known.rate + widens, known.half - widens]) / INHERITED_SPREAD
-        priors = np.diag(1 / self.prior_spreads)
+        priors = np.diag(1 / self.spreads)
         return np.concatenate([measured * self._weights[:, None], inherited, priors])
 
     def misfit(self, x: Floats) -> float:
@@ -142,7 +155,7 @@ class _Data:
         errors = self.residuals(x)[: len(self._weights)] / self._weights
         return float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0
 
-    def spreads(self, jacobian: Floats, misfit: float) -> Floats:
+    def steps(self, jacobian: Floats, misfit: float) -> Floats:
         """Steps of one standard deviation from a solution, one in each row. The sum of their outer
         products is the covariance of the parameters (Gauss-Newton); each points to lower costs.
 
@@ -152,14 +165,14 @@ class _Data:
 
         If the model explains the points badly they count for less: it is as wrong elsewhere.
         """
-        scaled = jacobian * self.prior_spreads
+        scaled = jacobian * self.spreads
         scaled[: len(self._weights)] /= max(1.0, misfit / DURATION_SPREAD)
         values, vectors = np.linalg.eigh(scaled.T @ scaled)
         values = np.maximum(values, SMALLEST_VARIANCE * values[-1])
         root = (vectors / np.sqrt(values)) @ vectors.T
-        # A wider link costs less, of all else less does.
-        steps: Floats = np.where(self._widens, 1.0, -1.0)[:, None] * root * self.prior_spreads
-        return steps
+        signs = np.sign(self.prior_steps[self.seen])
+        found: Floats = signs[:, None] * root * self.spreads
+        return found
 
     def _terms(self, x: Floats, wide: Floats) -> tuple[Floats, Floats, Floats]:
         """The time of each queue, in bytes: of its latencies, of its last chain's end, its own."""

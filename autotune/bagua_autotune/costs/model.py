@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bagua_autotune.costs.collectives import Cost, Costs, Kind, kind_of
+from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
 from bagua_autotune.costs.fitting import fit_costs
 from bagua_autotune.costs.layouts import Floats, Integers, Layouts, LayoutTable
@@ -85,7 +85,7 @@ class CostModel:
             return self._latest[1]
         table = self._layouts.table(configurations)
         places = {kind: place for place, kind in enumerate(self.costs)}
-        kind_of_each = np.array([places[kind_of(c)] for c in configurations], np.int64)
+        kind_of_each = np.array([places[kind] for kind in table.kinds])[table.kind_of]
         # Many configurations may be of one kind and one layout.
         count = len(table.last)
         pairs, pair_of = np.unique(kind_of_each * count + table.row_of, return_inverse=True)
@@ -93,17 +93,16 @@ class CostModel:
         own = [cost.parts for cost in self.costs.values()]
         costs = np.concatenate([[own], self.alternatives])
         travels = np.array([kind.sends.when != "apart" for kind in self.costs])[kinds]
-        ends = np.zeros((len(pairs), len(costs)))
+        ends = np.zeros((len(costs), len(pairs)))
         if travels.any():
             paths = self._paths(table, kinds, rows, np.flatnonzero(travels), costs.T)
-            seconds = np.empty((len(paths.layout), len(costs)))
+            seconds = np.empty((len(costs), len(paths.layout)))
             begins = np.searchsorted(kinds[paths.layout], np.arange(len(self.costs) + 1))
             for kind, (begin, end) in enumerate(pairwise(begins.tolist())):
-                np.matmul(paths.terms[:, begin:end].T, costs[:, kind].T, out=seconds[begin:end])
-            seconds += paths.start_seconds[:, None]
-            ends[travels] = paths.longest(seconds)
+                seconds[:, begin:end] = costs[:, kind] @ paths.terms[:, begin:end]
+            ends[:, travels] = paths.longest(seconds + paths.start_seconds)
         ends = np.maximum(ends, max(self.ready_seconds[-1], SHORTEST_STEP_SECONDS))
-        found: Floats = np.log(ends).T[:, pair_of]
+        found: Floats = np.log(ends)[:, pair_of]
         self._latest = configurations, found
         return found
 

@@ -91,6 +91,18 @@ class Rows(NamedTuple):
     channels: Floats
     is_chain: NDArray[np.bool_]
 
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Whether each parameter changes one of these costs; the base's count as such."""
+        found: NDArray[np.bool_] = sum(np.abs(each).sum(axis=0) for each in self[:3]) > 0
+        found[:EFFECTS] = True
+        return found
+
+    def only(self, seen: NDArray[np.bool_]) -> Rows:
+        """Those of some of the parameters."""
+        rate, half, width = (each[:, seen] for each in self[:3])
+        return self._replace(rate=rate, half=half, width=width)
+
     def widths(self, x: Floats) -> Floats:
         return np.clip(self.width @ x, -10.0, 10.0)
 

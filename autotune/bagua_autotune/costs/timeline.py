@@ -15,6 +15,7 @@ once, and tried with all of these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,9 +68,9 @@ class Paths(NamedTuple):
 
     def longest(self, seconds: Floats) -> Floats:
         """When the last bucket of each layout has arrived, given the length of every path along
-        the first axis."""
+        the last axis."""
         begins = np.flatnonzero(np.diff(self.layout, prepend=-1))
-        found: Floats = np.maximum.reduceat(seconds, begins)
+        found: Floats = np.maximum.reduceat(seconds, begins, axis=-1)
         return found
 
     def take(self, chosen: NDArray[np.bool_] | Integers) -> Paths:
@@ -82,10 +83,11 @@ def parts(bytes_: Floats, channels: Floats | int) -> Floats:
     return found
 
 
-def latencies(bytes_: Floats, channels: int) -> float:
+def latencies(bytes_: Sequence[float], channels: int) -> float:
     """The number of latencies in a queue of buckets of these sizes."""
-    shares = parts(bytes_, channels) / channels
-    return float(shares.sum() + 1 - shares[-1])
+    # Without arrays: the queues are many, and each has a few buckets.
+    shares = [min(max(each // SMALLEST_PART_BYTES, 1), channels) / channels for each in bytes_]
+    return sum(shares) + 1 - shares[-1]
 
 
 def find_paths(queues: Queues, fastest: Floats, slowest: Floats) -> Paths:
