@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.costs.layouts import Floats, Layouts
+from bagua_autotune.costs.stripes import Stripes
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
@@ -39,11 +40,6 @@ LATENCY_SECONDS = 50e-6
 """Of a collective, where the profiled ones do not tell: those of some GPUs and processors."""
 SHOWN_ERROR = 0.3
 """Of the slope, before several configurations are profiled."""
-GAIN_PER_DOUBLING = 0.7
-"""Part of the time that is left with twice as many channels, where these were not profiled, up to
-``USEFUL_CHANNELS``; with an error of ``DOUBLING_ERROR`` for each doubling, as a logarithm."""
-USEFUL_CHANNELS = 4
-DOUBLING_ERROR = 0.3
 OTHER_WAY_ERROR = 0.3
 """As a logarithm, of the time that another algorithm or way takes, before it is profiled: what the
 processors do for it, and what it has other links carry."""
@@ -99,6 +95,8 @@ class ShardedModel:
         self._gathers = _gathers_by_unit(layouts, *first)
         alike = {c: p for c, p in by_configuration.items() if _way(c) == _way(first[0])}
         self._rates = self._rates_of(alike)
+        usual = np.array(self.traffic(first[0]))
+        self._stripes = Stripes({n: float(r.seconds(usual)) for n, r in self._rates.items()})
         measured = [
             (float(x), median(p.step_seconds for p in profiles))
             for x, profiles in zip(
@@ -137,7 +135,7 @@ class ShardedModel:
         that may be."""
         counts = np.array(list(map(_channels, configurations)))
         unknown = sorted(set(counts.tolist()) - self._rates.keys(), key=str)
-        found = [(counts == count, self._channel_gain(count)[1]) for count in unknown]
+        found = [(counts == count, self._stripes.gain(count)[1]) for count in unknown]
         ways = list(map(_way, configurations))
         for way in sorted(set(ways) - self._profiled):
             found.append((np.array([each == way for each in ways]), OTHER_WAY_ERROR))
@@ -203,21 +201,10 @@ class ShardedModel:
         traffic = np.array([self.traffic(c) for c in different.values()])
         places = [place_of[key] for key in sent]
         counts = list(map(_channels, configurations))
-        gains = {count: self._channel_gain(count)[0] for count in set(counts)}
-        rates = {count: self._rates[self._nearest(count)] for count in gains}
+        gains = {count: self._stripes.gain(count)[0] for count in set(counts)}
+        rates = {count: self._rates[self._stripes.nearest(count)] for count in gains}
         seconds = {count: rates[count].seconds(traffic.T) * gain for count, gain in gains.items()}
         return np.array([seconds[c][place] for c, place in zip(counts, places, strict=True)])
-
-    def _channel_gain(self, count: int) -> tuple[float, float]:
-        """The part of the nearest number's time that is left with so many channels, and how far
-        off that may be, as a logarithm."""
-        nearest = self._nearest(count)
-        doublings = float(np.log2(count / nearest))
-        useful = float(np.log2(min(count, USEFUL_CHANNELS) / min(nearest, USEFUL_CHANNELS)))
-        return GAIN_PER_DOUBLING**useful, DOUBLING_ERROR * abs(doublings)
-
-    def _nearest(self, count: int) -> int:
-        return min(self._rates, key=lambda known: (abs(np.log2(known / count)), known))
 
     def _log_steps(self, communication_seconds: Floats) -> Floats:
         steps = self._rest + self.slope * communication_seconds
