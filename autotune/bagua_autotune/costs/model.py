@@ -90,17 +90,18 @@ class CostModel:
         count = len(table.last)
         pairs, pair_of = np.unique(kind_of_each * count + table.row_of, return_inverse=True)
         kinds, rows = np.divmod(pairs, count)
-        own = [cost.parts for cost in self.costs.values()]
-        costs = np.concatenate([[own], self.alternatives])
+        usual = [cost.parts for cost in self.costs.values()]
+        costs = np.concatenate([[usual], self.alternatives])
         travels = np.array([kind.sends.when != "apart" for kind in self.costs])[kinds]
         ends = np.zeros((len(costs), len(pairs)))
         if travels.any():
             paths = self._paths(table, kinds, rows, np.flatnonzero(travels), costs.T)
-            seconds = np.empty((len(costs), len(paths.layout)))
             begins = np.searchsorted(kinds[paths.layout], np.arange(len(self.costs) + 1))
             for kind, (begin, end) in enumerate(pairwise(begins.tolist())):
-                seconds[:, begin:end] = costs[:, kind] @ paths.terms[:, begin:end]
-            ends[:, travels] = paths.longest(seconds + paths.start_seconds)
+                if begin < end:
+                    own = paths.take(slice(begin, end))
+                    seconds = costs[:, kind] @ own.terms + own.start_seconds
+                    ends[:, kinds == kind] = own.longest(seconds)
         ends = np.maximum(ends, max(self.ready_seconds[-1], SHORTEST_STEP_SECONDS))
         found: Floats = np.log(ends)[:, pair_of]
         self._latest = configurations, found

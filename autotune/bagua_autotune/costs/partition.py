@@ -42,21 +42,21 @@ def best_partition(
     stride = -(-count // MOST_PLACES)
     places = np.unique(np.append(np.arange(0, count, stride), count))
     held = np.concatenate([[0], np.cumsum([tensor.bytes for tensor in tensors])])[places]
-    rates = np.full(len(places), cost.seconds_per_byte)
-    rates[-1] += cost.chain_seconds_per_byte
+    sent = held * cost.seconds_per_byte
     arrived = np.zeros(len(places))
     launched = np.full(len(places), launch_seconds)
     best_start = np.zeros(len(places), np.int64)
-    full = ready_seconds[places[1:] - 1].tolist()
-    for place, (ready, rate) in enumerate(zip(full, rates[1:].tolist(), strict=True), 1):
-        total = np.maximum(launched[:place] + ready, arrived[:place])
-        total += rate * (held[place] - held[:place])
+    for place, ready in enumerate(ready_seconds[places[1:] - 1].tolist(), 1):
+        if place == len(places) - 1:
+            sent += held * cost.chain_seconds_per_byte
+        left = np.maximum(launched[:place] + ready, arrived[:place]) - sent[:place]
+        more = cost.latency_seconds + sent[place]
+        least = left[left.argmin()]
         # Of equally good starts the latest: fewer bytes wait for the last tensor.
-        least = float(total.min()) + cost.latency_seconds
-        most = least * (1 + ROUNDING) - cost.latency_seconds
-        start = place - 1 - int((total[::-1] <= most).argmax())
+        most = least + (least + more) * ROUNDING
+        start = place - 1 - (left[::-1] <= most).argmax()
         best_start[place] = start
-        arrived[place] = total[start] + cost.latency_seconds
+        arrived[place] = left[start] + more
         launched[place] = launched[start] + launch_seconds
     counts = []
     place = len(places) - 1

@@ -63,7 +63,8 @@ class Paths(NamedTuple):
         Args:
             costs: of each layout's collectives, as a Cost has them: shape (3, layouts).
         """
-        found: Floats = self.start_seconds + (costs[:, self.layout] * self.terms).sum(axis=0)
+        latency, rate, tail = costs[:, self.layout] * self.terms
+        found: Floats = self.start_seconds + latency + rate + tail
         return found
 
     def longest(self, seconds: Floats) -> Floats:
@@ -73,13 +74,14 @@ class Paths(NamedTuple):
         found: Floats = np.maximum.reduceat(seconds, begins, axis=-1)
         return found
 
-    def take(self, chosen: NDArray[np.bool_] | Integers) -> Paths:
+    def take(self, chosen: NDArray[np.bool_] | Integers | slice) -> Paths:
         return Paths(self.layout[chosen], self.start_seconds[chosen], self.terms[:, chosen])
 
 
 def parts(bytes_: Floats, channels: Floats | int) -> Floats:
     """The number of parts of each bucket."""
-    found: Floats = np.clip(bytes_ // SMALLEST_PART_BYTES, 1.0, channels)
+    # Ten times as quick as dividing by //.
+    found: Floats = np.clip(np.floor(bytes_ / SMALLEST_PART_BYTES), 1.0, channels)
     return found
 
 
@@ -102,7 +104,8 @@ def find_paths(queues: Queues, fastest: Floats, slowest: Floats) -> Paths:
     sent = np.array([np.cumsum(shares, axis=1), np.cumsum(bytes_, axis=1)])
     before = sent - [shares, bytes_]
     # A bucket that finds others under way whatever the costs is never the first of a path.
-    free = ready_seconds - (fastest[:2, :, None] * before).sum(axis=0)
+    latency, rate = fastest[:2, :, None]
+    free = ready_seconds - (latency * before[0] + rate * before[1])
     free = np.where(is_bucket, free, -np.inf)
     begins = np.diff(np.maximum.accumulate(free, axis=1), axis=1, prepend=-np.inf) > 0
     # Only the end of a chain can take longer than all that is sent behind it.
