@@ -67,7 +67,6 @@ class Layouts:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self._cutter = Cutter(tensors)
-        self._cutting = lru_cache(maxsize=2**15)(Cutting.of)
         self._cut = lru_cache(maxsize=4096)(self._layout)
         self._digest = lru_cache(maxsize=4096)(self._digest_of)
         self._latest: list[tuple[Sequence[Configuration], LayoutTable]] = []
@@ -83,7 +82,7 @@ class Layouts:
 
     def cut(self, configuration: Configuration) -> Layout:
         """The buckets of one configuration."""
-        return self._cut(self._cutting(configuration))
+        return self._cut(Cutting.of(configuration))
 
     def buckets(self, configuration: Configuration) -> list[Bucket]:
         """The buckets of one configuration, with their tensors."""
@@ -91,7 +90,7 @@ class Layouts:
 
     def digest(self, configuration: Configuration) -> bytes:
         """A short key, equal for configurations with the same buckets."""
-        return self._digest(self._cutting(configuration))
+        return self._digest(Cutting.of(configuration))
 
     def average_bytes(self, configurations: Sequence[Configuration]) -> Floats:
         """The average bytes of a bucket, for each configuration."""
@@ -118,7 +117,7 @@ class Layouts:
             NOTHING,
         )
         new = configurations[len(begin.row_of) :]
-        cuttings, row_of = _numbered(map(self._cutting, new), begin.cuttings, begin.row_of)
+        cuttings, row_of = _numbered(map(Cutting.of, new), begin.cuttings, begin.row_of)
         kinds, kind_of_each = _numbered(map(Kind.of, new), begin.kinds, begin.kind_of)
         layouts = [self._cut(cutting) for cutting in cuttings]
         counts = np.array([len(layout.last) for layout in layouts], np.int64)

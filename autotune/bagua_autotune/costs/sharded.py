@@ -36,6 +36,8 @@ from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
 BYTES_OF_16_BITS, BYTES_OF_8_BITS = 2.0, 1 + 8 / 1024
 """Of an element; 1,024 numbers in 8 bits share two bounds of 4 bytes."""
 SHORTEST_SECONDS = 1e-9
+MOST_REMEMBERED = 2**14
+"""Configurations of which it is remembered what they send: those of a job or two."""
 LATENCY_SECONDS = 50e-6
 """Of a collective, where the profiled ones do not tell: those of some GPUs and processors."""
 SHOWN_ERROR = 0.3
@@ -217,7 +219,7 @@ def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
     return any(profile.gathers for _, profile in profiled)
 
 
-@lru_cache(maxsize=2**15)
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _sent(configuration: Configuration) -> tuple[object, ...]:
     """All that decides what it sends."""
     knobs = ("kept_units", NODE_COPY_KNOB, PRECISION_KNOB, ALGORITHM_KNOB)
@@ -229,7 +231,7 @@ def _channels(configuration: Configuration) -> int:
     return count if isinstance(count, int) else 1
 
 
-@lru_cache(maxsize=2**15)
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _way(configuration: Configuration) -> str:
     """What decides a rate beside the channels."""
     return " ".join(str(configuration.get(k)) for k in (ALGORITHM_KNOB, WAYS_KNOB, NODE_COPY_KNOB))
