@@ -32,12 +32,12 @@ UNKNOWN_SPREAD = 0.4
 # The rest of a hierarchical chain, as a share of the time for which it occupies the network.
 USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
 # How much faster the link is than one channel, as a logarithm: usually it is not, but it may be
-# several times as fast. How sharply the rate of many channels bends into the link's: more so than
-# on GPUs over TCP (about 4), less so than where flows share a link without any loss.
+# several times as fast. How sharply the rate of many channels bends into the link's: as on GPUs
+# over TCP, less so than where flows share a link without any loss.
 USUAL_WIDTH, WIDTH_SPREAD = -0.4, 0.8
-BEND = 5.0
-# Each channel slows the others and the computing down a little.
-CHANNEL_LOSS = 0.01
+BEND = 4.0
+# More channels than needed slow each other and the computing down a little.
+CHANNEL_LOSS = 0.02
 # The positions of these parameters in the vector.
 CHAIN, WIDTH, EFFECTS = 4, 5, 6
 
@@ -58,7 +58,7 @@ def usual_effect(knob: str, value: Value) -> Effect:
     filling the link (see widening).
     """
     if knob == "channels" and isinstance(value, int):
-        loss = CHANNEL_LOSS * (value - 1)
+        loss = CHANNEL_LOSS * math.log2(value)
         return Effect(loss, -loss, 0.1, 0.4)
     if knob == "wire_precision" and value in ("bf16", "fp16"):
         return Effect(math.log(0.55), -math.log(0.55), 0.15, 0.4)

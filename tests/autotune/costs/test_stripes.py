@@ -68,7 +68,7 @@ def test_two_channels_that_fill_the_link_tell_what_four_and_eight_gain(
 ) -> None:
     simulator = replicated(model, gbit, flows)
     found = errors(simulator, fitted(simulator, [1, 2]))
-    assert max(found[4], found[8]) < 0.06
+    assert max(found[4], found[8]) < 0.1
 
 
 @pytest.mark.parametrize("flows", [1.8, 2.5])
@@ -77,7 +77,7 @@ def test_two_channels_that_nearly_fill_it_tell_that_roughly(flows: float) -> Non
     simulator = replicated("bert-base", 10, flows)
     model = fitted(simulator, [1, 2])
     found = errors(simulator, model)
-    assert max(found[4], found[8]) < 0.15 < doubts(simulator, model)[8]
+    assert max(found[4], found[8]) < 0.2 < doubts(simulator, model)[8]
 
 
 def test_where_two_channels_are_twice_as_fast_eight_are_promised_more_and_doubted() -> None:
