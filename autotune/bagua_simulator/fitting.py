@@ -92,6 +92,7 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
     usual = _usual(nodes, ranks_per_node, measured)
     logarithms = np.log([figure.value for figure in usual.values()])
     spreads = np.array([figure.spread for figure in usual.values()])
+    is_late = np.array([name in USUAL_LATE for name in usual])
 
     def figures(tried: Floats) -> dict[str, float]:
         values = np.exp(np.clip(tried, -FARTHEST, FARTHEST)).tolist()
@@ -102,7 +103,10 @@ def fit_cluster(nodes: int, ranks_per_node: int, traffic: Sequence[Traffic]) -> 
         cluster = _cluster(nodes, ranks_per_node, found)
         late_seconds = found.get("late_seconds", 0.0)
         apart = [_differences(cluster, each, late_seconds) for each in measured]
-        return np.concatenate([*apart, (tried - logarithms) / spreads])
+        unusual = (tried - logarithms) / spreads
+        # Ranks that are not late at all are as usual as late ones.
+        unusual[is_late] = np.maximum(unusual[is_late], 0.0)
+        return np.concatenate([*apart, unusual])
 
     values = [BEGINNINGS.get(name, (figure.value,)) for name, figure in usual.items()]
     beginnings: list[Floats] = [np.log(each) for each in product(*values)]

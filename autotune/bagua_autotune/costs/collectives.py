@@ -79,6 +79,11 @@ class Cost:
     seconds_per_byte: float
     chain_seconds_per_byte: float = 0.0
 
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        """All of it, in this order."""
+        return self.latency_seconds, self.seconds_per_byte, self.chain_seconds_per_byte
+
 
 Costs = Mapping[Kind, Cost]
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bagua_autotune.costs.collectives import Cost, Costs, Kind
 from bagua_autotune.costs.computing import USUAL_LAUNCH_SECONDS, Computing, fit_computing
 from bagua_autotune.costs.fitting import fit_costs
-from bagua_autotune.costs.layouts import Floats, Layouts
+from bagua_autotune.costs.layouts import Floats, Integers, Layouts, LayoutTable
 from bagua_autotune.costs.partition import best_partition
 from bagua_autotune.costs.queues import points_of
-from bagua_autotune.costs.timeline import ends, parts
+from bagua_autotune.costs.timeline import Paths, Queues, find_paths, parts
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import Profile
 
@@ -38,17 +38,6 @@ class Predictor(Protocol):
         shape (any number, configurations)."""
 
 
-class _Queues(NamedTuple):
-    """The layouts of the configurations of one kind: arrays of shape (layouts, buckets)."""
-
-    kind: Kind
-    members: list[int]
-    row_of: NDArray[np.int64]
-    departure_seconds: Floats
-    sizes_bytes: Floats
-    is_bucket: Floats
-
-
 class CostModel:
     """When a model's gradients are ready, and what a network's collectives cost.
 
@@ -67,63 +56,89 @@ class CostModel:
         ready_seconds: Sequence[float],
         costs: Costs,
         launch_seconds: float = USUAL_LAUNCH_SECONDS,
-        alternatives: Sequence[Costs] = (),
+        alternatives: Floats | None = None,
         misfit: float = 0.0,
     ) -> None:
         self._layouts = layouts
         self.ready_seconds = np.maximum.accumulate(np.asarray(ready_seconds, float))
         self.costs = costs
         self.launch_seconds = launch_seconds
-        self.alternatives = alternatives
+        self.alternatives = np.zeros((0, len(costs), 3)) if alternatives is None else alternatives
         self.misfit = misfit
+        self._latest: tuple[Sequence[Configuration], Floats] | None = None
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor. Raises KeyError for a kind that has no costs."""
-        return self._predict(self._queues(configurations), self.costs)
+        found: Floats = self._log_seconds(configurations)[0]
+        return found
 
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor."""
-        queues = self._queues(configurations)
-        own = self._predict(queues, self.costs)
-        found = [self._predict(queues, costs) - own for costs in self.alternatives]
-        return np.array(found).reshape(-1, len(configurations))
-
-    def _queues(self, configurations: Sequence[Configuration]) -> list[_Queues]:
-        """The buckets of each kind, which do not depend on the costs."""
-        table = self._layouts.table(configurations)
-        ready = np.where(table.is_bucket, self.ready_seconds[table.last], 0.0)
-        places: dict[Kind, list[int]] = {}
-        for place, configuration in enumerate(configurations):
-            places.setdefault(Kind.of(configuration), []).append(place)
-        found = []
-        for kind, members in places.items():
-            rows, row_of = np.unique(table.row_of[members], return_inverse=True)
-            sizes_bytes = table.sizes_bytes[rows]
-            is_bucket = table.is_bucket[rows]
-            launches = np.cumsum(parts(sizes_bytes, kind.channel_count), axis=1)
-            launched = self.launch_seconds * kind.operations * launches
-            departures = self._departures(kind, ready[rows]) + np.where(is_bucket, launched, 0.0)
-            queues = _Queues(
-                kind, members, row_of, departures, sizes_bytes, is_bucket.astype(float)
-            )
-            found.append(queues)
+        every = self._log_seconds(configurations)
+        found: Floats = every[1:] - every[0]
         return found
 
-    def _predict(self, queues: Sequence[_Queues], costs: Costs) -> Floats:
-        seconds = np.empty(sum(len(each.members) for each in queues))
-        for kind, members, row_of, departures, sizes_bytes, is_bucket in queues:
-            found = np.zeros(len(sizes_bytes))
-            if kind.sends.when != "apart":
-                found = ends(departures, sizes_bytes, is_bucket, costs[kind], kind.channel_count)
-            seconds[members] = np.maximum(found, self.ready_seconds[-1])[row_of]
-        return np.log(np.maximum(seconds, SHORTEST_STEP_SECONDS))
+    def _log_seconds(self, configurations: Sequence[Configuration]) -> Floats:
+        """Of a step, with the costs and with each alternative to them: shape (1 + alternatives,
+        configurations)."""
+        if self._latest is not None and self._latest[0] is configurations:
+            return self._latest[1]
+        table = self._layouts.table(configurations)
+        places = {kind: place for place, kind in enumerate(self.costs)}
+        kind_of_each = np.array([places[kind] for kind in table.kinds])[table.kind_of]
+        # Many configurations may be of one kind and one layout.
+        count = len(table.last)
+        pairs, pair_of = np.unique(kind_of_each * count + table.row_of, return_inverse=True)
+        kinds, rows = np.divmod(pairs, count)
+        usual = [cost.parts for cost in self.costs.values()]
+        costs = np.concatenate([[usual], self.alternatives])
+        travels = np.array([kind.sends.when != "apart" for kind in self.costs])[kinds]
+        ends = np.zeros((len(costs), len(pairs)))
+        if travels.any():
+            paths = self._paths(table, kinds, rows, np.flatnonzero(travels), costs.T)
+            begins = np.searchsorted(kinds[paths.layout], np.arange(len(self.costs) + 1))
+            for kind, (begin, end) in enumerate(pairwise(begins.tolist())):
+                if begin < end:
+                    own = paths.take(slice(begin, end))
+                    seconds = costs[:, kind] @ own.terms + own.start_seconds
+                    ends[:, kinds == kind] = own.longest(seconds)
+        ends = np.maximum(ends, max(self.ready_seconds[-1], SHORTEST_STEP_SECONDS))
+        found: Floats = np.log(ends)[:, pair_of]
+        self._latest = configurations, found
+        return found
 
-    def _departures(self, kind: Kind, ready_seconds: Floats) -> Floats:
-        """When each bucket can start, given when its gradients are ready."""
-        if kind.sends.when == "ready":
-            return ready_seconds
-        is_begin = kind.sends.when == "begin"
-        return np.full_like(ready_seconds, 0.0 if is_begin else self.ready_seconds[-1])
+    def _paths(
+        self, table: LayoutTable, kinds: Integers, rows: Integers, pairs: Integers, costs: Floats
+    ) -> Paths:
+        """The paths of some pairs of a kind and a layout, in their order."""
+        fastest, slowest = costs.min(axis=2), costs.max(axis=2)
+        widths = np.frexp(table.is_bucket.sum(axis=1))[1][rows[pairs]]
+        found = []
+        for width in np.unique(widths):
+            # Layouts of about as many buckets: some have one, others hundreds.
+            own = pairs[widths == width]
+            queues = self._queues(table, kinds[own], rows[own])
+            paths = find_paths(queues, fastest[:, kinds[own]], slowest[:, kinds[own]])
+            found.append(paths._replace(layout=own[paths.layout]))
+        layout, start_seconds, terms = zip(*found, strict=True)
+        every = Paths(
+            np.concatenate(layout), np.concatenate(start_seconds), np.concatenate(terms, axis=1)
+        )
+        return every.take(np.argsort(every.layout, kind="stable"))
+
+    def _queues(self, table: LayoutTable, places: Integers, rows: Integers) -> Queues:
+        """The queues of some layouts, each under the kind at its place."""
+        width = int(table.is_bucket[rows].sum(axis=1).max())
+        bytes_, is_bucket = table.sizes_bytes[:, :width][rows], table.is_bucket[:, :width][rows]
+        last = table.last[:, :width][rows]
+        channels = np.array([kind.channel_count for kind in self.costs], float)[places]
+        operations = np.array([kind.operations for kind in self.costs], float)[places, None]
+        launches = np.cumsum(parts(bytes_, channels[:, None]), axis=1) * operations
+        # Weights travel when the step begins, or when all gradients are there.
+        moments = {"ready": np.nan, "begin": 0.0, "end": self.ready_seconds[-1]}
+        fixed = np.array([moments.get(kind.sends.when, 0.0) for kind in self.costs])[places, None]
+        full = np.where(np.isnan(fixed), self.ready_seconds[last], fixed)
+        return Queues(full + self.launch_seconds * launches, bytes_, is_bucket, channels)
 
     def best_partition(self, kind: Kind) -> tuple[int, ...] | None:
         """Tensor counts of the buckets that would be best under a kind; see best_partition."""

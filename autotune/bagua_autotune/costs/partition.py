@@ -42,20 +42,22 @@ def best_partition(
     stride = -(-count // MOST_PLACES)
     places = np.unique(np.append(np.arange(0, count, stride), count))
     held = np.concatenate([[0], np.cumsum([tensor.bytes for tensor in tensors])])[places]
+    sent = held * cost.seconds_per_byte
     arrived = np.zeros(len(places))
-    launches = np.zeros(len(places))
+    launched = np.full(len(places), launch_seconds)
     best_start = np.zeros(len(places), np.int64)
-    for place in range(1, len(places)):
-        launched = launch_seconds * (launches[:place] + 1)
-        started = np.maximum(ready_seconds[places[place] - 1] + launched, arrived[:place])
-        carried = held[place] - held[:place]
-        total = started + cost.latency_seconds + cost.seconds_per_byte * carried
+    for place, ready in enumerate(ready_seconds[places[1:] - 1].tolist(), 1):
         if place == len(places) - 1:
-            total += cost.chain_seconds_per_byte * carried
+            sent += held * cost.chain_seconds_per_byte
+        left = np.maximum(launched[:place] + ready, arrived[:place]) - sent[:place]
+        more = cost.latency_seconds + sent[place]
+        least = left[left.argmin()]
         # Of equally good starts the latest: fewer bytes wait for the last tensor.
-        best_start[place] = np.flatnonzero(total <= total.min() * (1 + ROUNDING))[-1]
-        arrived[place] = total[best_start[place]]
-        launches[place] = launches[best_start[place]] + 1
+        most = least + (least + more) * ROUNDING
+        start = place - 1 - (left[::-1] <= most).argmax()
+        best_start[place] = start
+        arrived[place] = left[start] + more
+        launched[place] = launched[start] + launch_seconds
     counts = []
     place = len(places) - 1
     while place > 0:

@@ -68,10 +68,10 @@ def _split(buckets: Sequence[BucketTiming], kind: Kind) -> list[Queue]:
     began = buckets[0].started_seconds
     if kind.is_chain or kind.channel_count > 1:
         ended = max(bucket.ended_seconds for bucket in buckets)
-        sizes = np.array([bucket.bytes for bucket in buckets], float)
-        tail_bytes = float(sizes.max()) if kind.is_chain else 0.0
+        sizes = [float(bucket.bytes) for bucket in buckets]
+        tail_bytes = max(sizes) if kind.is_chain else 0.0
         count = latencies(sizes, kind.channel_count)
-        return [_queue(count, float(sizes.sum()), tail_bytes, ended - began)]
+        return [_queue(count, sum(sizes), tail_bytes, ended - began)]
     queues = []
     for bucket in buckets:
         began = max(began, bucket.started_seconds)

@@ -12,12 +12,15 @@ how busy the network was and better once several configurations are profiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.costs.layouts import Floats, Layouts
+from bagua_autotune.costs.stripes import Stripes
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.knobs import (
     ALGORITHM_KNOB,
@@ -27,20 +30,18 @@ from bagua_autotune.model.knobs import (
     WAYS_KNOB,
     Configuration,
 )
+from bagua_autotune.model.layout import Cutting
 from bagua_autotune.model.profile import BucketTiming, GatherTiming, Profile
 
 BYTES_OF_16_BITS, BYTES_OF_8_BITS = 2.0, 1 + 8 / 1024
 """Of an element; 1,024 numbers in 8 bits share two bounds of 4 bytes."""
 SHORTEST_SECONDS = 1e-9
+MOST_REMEMBERED = 2**14
+"""Configurations of which it is remembered what they send: those of a job or two."""
 LATENCY_SECONDS = 50e-6
 """Of a collective, where the profiled ones do not tell: those of some GPUs and processors."""
 SHOWN_ERROR = 0.3
 """Of the slope, before several configurations are profiled."""
-GAIN_PER_DOUBLING = 0.7
-"""Part of the time that is left with twice as many channels, where these were not profiled, up to
-``USEFUL_CHANNELS``; with an error of ``DOUBLING_ERROR`` for each doubling, as a logarithm."""
-USEFUL_CHANNELS = 4
-DOUBLING_ERROR = 0.3
 OTHER_WAY_ERROR = 0.3
 """As a logarithm, of the time that another algorithm or way takes, before it is profiled: what the
 processors do for it, and what it has other links carry."""
@@ -65,12 +66,13 @@ class Rate(NamedTuple):
     gather: float
     reduction: float
 
-    def seconds(self, traffic: Traffic) -> float:
-        """How long it travels, one collective after the other."""
-        latency = LATENCY_SECONDS * traffic.collectives
-        return (
-            latency + self.gather * traffic.gathered_bytes + self.reduction * traffic.reduced_bytes
-        )
+    def seconds(self, traffic: Floats) -> Floats:
+        """How long it travels, one collective after the other; see Traffic, whose numbers are along
+        the first axis."""
+        collectives, gathered_bytes, reduced_bytes = traffic
+        latency = LATENCY_SECONDS * collectives
+        found: Floats = latency + self.gather * gathered_bytes + self.reduction * reduced_bytes
+        return found
 
 
 class ShardedModel:
@@ -95,45 +97,50 @@ class ShardedModel:
         self._gathers = _gathers_by_unit(layouts, *first)
         alike = {c: p for c, p in by_configuration.items() if _way(c) == _way(first[0])}
         self._rates = self._rates_of(alike)
+        usual = np.array(self.traffic(first[0]))
+        self._stripes = Stripes({n: float(r.seconds(usual)) for n, r in self._rates.items()})
         measured = [
-            (self._communication(c), median(p.step_seconds for p in profiles), profiles)
-            for c, profiles in by_configuration.items()
+            (float(x), median(p.step_seconds for p in profiles))
+            for x, profiles in zip(
+                self._communications([*by_configuration]), by_configuration.values(), strict=True
+            )
         ]
         busy = median(min(_busy_seconds(p) / p.step_seconds, 1.0) for p in first[1])
-        self.slope, self._slope_error, self._rest = _line([(x, y) for x, y, _ in measured], busy)
-        errors = [np.log(y / self._step(x)) for x, y, _ in measured]
+        self.slope, self._slope_error, self._rest = _line(measured, busy)
+        communication, steps = np.array(measured).T
+        errors = np.log(steps) - self._log_steps(communication)
         self.misfit = float(np.sqrt(np.mean(np.square(errors))))
 
     def predict(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor."""
-        return np.log([self._step(self._communication(c)) for c in configurations])
+        return self._log_steps(self._communications(configurations))
 
     def deviations(self, configurations: Sequence[Configuration]) -> Floats:
         """See Predictor: that of the slope, and those of numbers of channels and of ways that were
         not profiled."""
-        own = self.predict(configurations)
+        communication = self._communications(configurations)
+        own = self._log_steps(communication)
         least, most = self.slope - self._slope_error, self.slope + self._slope_error
         steeper = most if most <= 1 else least
-        first = self._rest + self.slope * self._communication(configurations[0])
-        rows = []
-        communication = np.array([self._communication(c) for c in configurations])
+        first = self._rest + self.slope * communication[0]
         other = np.maximum(first + steeper * (communication - communication[0]), SHORTEST_SECONDS)
-        rows.append(np.log(other) - own)
-        errors = [self._errors(each) for each in configurations]
-        for doubt in sorted({doubt for each in errors for doubt in each}):
-            longer = np.exp([each.get(doubt, 0.0) for each in errors])
-            rows.append(np.log([self._step(each) for each in communication * longer]) - own)
+        rows = [np.log(other) - own]
+        for is_doubted, error in self._doubts(configurations):
+            longer = np.where(is_doubted, np.exp(error), 1.0)
+            rows.append(self._log_steps(communication * longer) - own)
         return np.array(rows)
 
-    def _errors(self, configuration: Configuration) -> dict[tuple[str, str], float]:
-        """By what is not known: how far off, as a logarithm, its communication may be."""
-        count, way = _channels(configuration), _way(configuration)
-        found = {}
-        if count not in self._rates:
-            doublings = abs(float(np.log2(count / self._nearest(count))))
-            found["channels", str(count)] = DOUBLING_ERROR * doublings
-        if way not in self._profiled:
-            found["way", way] = OTHER_WAY_ERROR
+    def _doubts(
+        self, configurations: Sequence[Configuration]
+    ) -> list[tuple[NDArray[np.bool_], float]]:
+        """What is not known: whose communication it concerns, and how far off, as a logarithm,
+        that may be."""
+        counts = np.array(list(map(_channels, configurations)))
+        unknown = sorted(set(counts.tolist()) - self._rates.keys(), key=str)
+        found = [(counts == count, self._stripes.gain(count)[1]) for count in unknown]
+        ways = list(map(_way, configurations))
+        for way in sorted(set(ways) - self._profiled):
+            found.append((np.array([each == way for each in ways]), OTHER_WAY_ERROR))
         return found
 
     def traffic(self, configuration: Configuration) -> Traffic:
@@ -187,18 +194,24 @@ class ShardedModel:
             for count, rates in found.items()
         }
 
-    def _communication(self, configuration: Configuration) -> float:
-        count = _channels(configuration)
-        nearest = self._nearest(count)
-        doublings = np.log2(min(count, USEFUL_CHANNELS) / min(nearest, USEFUL_CHANNELS))
-        seconds = self._rates[nearest].seconds(self.traffic(configuration))
-        return float(seconds * GAIN_PER_DOUBLING**doublings)
+    def _communications(self, configurations: Sequence[Configuration]) -> Floats:
+        """The seconds for which each of them would communicate, one collective after the other."""
+        sent = list(map(_sent, configurations))
+        # Of thousands of configurations a few hundred differ in what they send.
+        different = dict(zip(sent, configurations, strict=True))
+        place_of = {key: place for place, key in enumerate(different)}
+        traffic = np.array([self.traffic(c) for c in different.values()])
+        places = [place_of[key] for key in sent]
+        counts = list(map(_channels, configurations))
+        gains = {count: self._stripes.gain(count)[0] for count in set(counts)}
+        rates = {count: self._rates[self._stripes.nearest(count)] for count in gains}
+        seconds = {count: rates[count].seconds(traffic.T) * gain for count, gain in gains.items()}
+        return np.array([seconds[c][place] for c, place in zip(counts, places, strict=True)])
 
-    def _nearest(self, count: int) -> int:
-        return min(self._rates, key=lambda known: (abs(np.log2(known / count)), known))
-
-    def _step(self, communication_seconds: float) -> float:
-        return max(self._rest + self.slope * communication_seconds, SHORTEST_SECONDS)
+    def _log_steps(self, communication_seconds: Floats) -> Floats:
+        steps = self._rest + self.slope * communication_seconds
+        found: Floats = np.log(np.maximum(steps, SHORTEST_SECONDS))
+        return found
 
 
 def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
@@ -206,11 +219,19 @@ def is_sharded(profiled: Sequence[tuple[Configuration, Profile]]) -> bool:
     return any(profile.gathers for _, profile in profiled)
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _sent(configuration: Configuration) -> tuple[object, ...]:
+    """All that decides what it sends."""
+    knobs = ("kept_units", NODE_COPY_KNOB, PRECISION_KNOB, ALGORITHM_KNOB)
+    return (Cutting.of(configuration), *map(configuration.get, knobs))
+
+
 def _channels(configuration: Configuration) -> int:
     count = configuration.get(CHANNELS_KNOB, 1)
     return count if isinstance(count, int) else 1
 
 
+@lru_cache(maxsize=MOST_REMEMBERED)
 def _way(configuration: Configuration) -> str:
     """What decides a rate beside the channels."""
     return " ".join(str(configuration.get(k)) for k in (ALGORITHM_KNOB, WAYS_KNOB, NODE_COPY_KNOB))

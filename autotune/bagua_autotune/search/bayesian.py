@@ -1,8 +1,8 @@
 """Bayesian optimisation: a Gaussian process that starts from the cost model's predictions.
 
-scikit-optimize provides the process, its kernels and the expected improvement. The improvement is
-computed for every candidate, relative to the lowest posterior mean instead of the luckiest
-measurement, and weighed against the cost of trying the candidate.
+scikit-optimize provides the kernel and the expected improvement. The improvement is computed for
+every candidate, relative to the lowest posterior mean instead of the luckiest measurement, and
+weighed against the cost of trying the candidate.
 
 Its ``Optimizer`` (ask and tell) and its ``Space`` are not used. They draw points from a box of
 independent dimensions, while only a finite list of candidates may be tried here; they compare with
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Interval
 from bagua_autotune.search import design
-from bagua_autotune.search.points import first_best, varying
+from bagua_autotune.search.points import first_best, offered
 from bagua_autotune.search.posterior import Posterior, Told, best_posterior
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import register
@@ -43,14 +43,15 @@ class BayesianSearcher:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._candidates = problem.candidates
-        self._knobs = varying(problem.space, problem.candidates)
+        self._offer = offered(problem.space, problem.candidates)
+        self._knobs = {knob: problem.space[knob] for knob in self._offer}
         self._is_guided = problem.predictor is not None
         self._told: list[Told] = []
         self._fitted: Posterior | None = None
 
     @cached_property
     def _design(self) -> list[Configuration]:
-        return design.spread(self._candidates, self._knobs)
+        return design.spread(self._candidates, self._knobs, self._offer)
 
     @cached_property
     def _shared_links(self) -> set[Configuration]:
@@ -61,7 +62,7 @@ class BayesianSearcher:
         """See Searcher."""
         if not self._is_guided:
             return len(self._design)
-        levels = design.missing_levels(self._candidates, self._knobs, self._candidates[:1])
+        levels = design.missing_levels(self._offer, self._knobs, self._candidates[:1])
         return 2 + design.most_levels(levels, self._knobs) + bool(self._shared_links)
 
     def tell(self, configuration: Configuration, cost: float, standard_error: float) -> None:
@@ -132,7 +133,7 @@ class BayesianSearcher:
         """Candidates of which one must be tried before the measurements suffice."""
         allowed = self._within_reach()
         told = [t.configuration for t in self._told]
-        missing = design.missing_levels(self._candidates, self._knobs, told)
+        missing = design.missing_levels(self._offer, self._knobs, told)
         if missing:
             knobs = {knob for knob, _ in missing}
             new = np.array(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import (
     CHANNELS_KNOB,
@@ -23,7 +26,11 @@ SPREAD_TRIALS = 4
 ORDERED_LEVELS = 2
 
 
-def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configuration]:
+Offer = Mapping[str, Set[Value]]
+"""The values of each knob that some candidate has."""
+
+
+def spread(candidates: Sequence[Configuration], knobs: Space, offer: Offer) -> list[Configuration]:
     """The default, then candidates spread over the sizes with each categorical value in turn.
 
     The spread begins with the middle quantiles: the ends are rarely good and can be slow.
@@ -38,23 +45,34 @@ def spread(candidates: Sequence[Configuration], knobs: Space) -> list[Configurat
     }
     named = {knob for knob in choices if not is_ordered(knob, knobs[knob])}
     count = max([SPREAD_TRIALS, *(len(choices[knob]) for knob in named)])
-    design = [baseline]
-    missing = missing_levels(candidates, knobs, design)
+    codes = {item: code for code, item in enumerate((k, v) for k in choices for v in offer[k])}
+    table = np.array([[codes[knob, c[knob]] for knob in choices] for c in candidates], np.int64)
+
+    def having(levels: Set[tuple[str, Value]]) -> NDArray[np.int64]:
+        """How many of some knobs' values each candidate has."""
+        is_one = np.array([item in levels for item in codes], np.int64)
+        found: NDArray[np.int64] = is_one[table].sum(axis=1)
+        return found
+
+    design, is_left = [baseline], np.ones(len(candidates), bool)
+    is_left[0] = False
+    missing = missing_levels(offer, knobs, design)
     while (len(design) <= count or missing) and len(design) < len(candidates):
         turn = len(design) - 1
         level = {(knob, values[turn % len(values)]) for knob, values in choices.items()}
         # Not every combination is a candidate, but every value occurs in one.
-        fit = {c: (len(missing & c.items()), len(level & c.items())) for c in candidates}
-        best = max(found for c, found in fit.items() if c not in design)
-        members = [c for c, found in fit.items() if c not in design and found == best]
-        members.sort(key=lambda c: [c.number(knob) for knob in sizes])
-        design.append(members[int((turn + 0.5) / count * len(members)) % len(members)])
-        missing = missing_levels(candidates, knobs, design)
+        fit = having(missing) * (len(choices) + 1) + having(level)
+        members = np.flatnonzero(is_left & (fit == fit[is_left].max())).tolist()
+        members.sort(key=lambda place: [candidates[place].number(knob) for knob in sizes])
+        place = members[int((turn + 0.5) / count * len(members)) % len(members)]
+        design.append(candidates[place])
+        is_left[place] = False
+        missing = missing_levels(offer, knobs, design)
     return design
 
 
 def missing_levels(
-    candidates: Sequence[Configuration], knobs: Space, told: Sequence[Configuration]
+    offer: Offer, knobs: Space, told: Sequence[Configuration]
 ) -> set[tuple[str, Value]]:
     """The values of categorical knobs that are not measured yet; of a knob with ordered values
     only some, see ``ORDERED_LEVELS``."""
@@ -62,7 +80,7 @@ def missing_levels(
     for knob, domain in knobs.items():
         if isinstance(domain, Categorical):
             measured = {c[knob] for c in told}
-            levels = {c[knob] for c in candidates} - measured
+            levels = offer[knob] - measured
             if _is_tried_throughout(knob, knobs):
                 levels &= set(domain.values[1::2])
             elif is_ordered(knob, domain) and len(measured) >= ORDERED_LEVELS:

@@ -18,6 +18,7 @@ from bagua_autotune.model.knobs import (
     LogInteger,
     Partition,
     Space,
+    Value,
     is_ordered,
 )
 
@@ -41,13 +42,10 @@ def first_best(scores: Floats) -> int:
     return int(np.argmax(scores >= scores.max() - TIE))
 
 
-def varying(space: Space, configurations: Sequence[Configuration]) -> Space:
-    """The knobs in which the configurations differ."""
-    return {
-        knob: domain
-        for knob, domain in space.items()
-        if len({configuration[knob] for configuration in configurations}) > 1
-    }
+def offered(space: Space, configurations: Sequence[Configuration]) -> dict[str, set[Value]]:
+    """The values of each knob in which the configurations differ."""
+    found = {knob: {configuration[knob] for configuration in configurations} for knob in space}
+    return {knob: values for knob, values in found.items() if len(values) > 1}
 
 
 class Points:
@@ -96,15 +94,22 @@ def _scaled(exponents: Floats) -> Floats:
 
 def _block(domain: Domain, knob: str, configurations: Sequence[Configuration]) -> Floats:
     """Return one knob's inputs: one for two values or ordered ones, else one for each value."""
-    if isinstance(domain, LogInteger):
-        return _scaled(np.log2([configuration.number(knob) for configuration in configurations]))
+    values = [configuration[knob] for configuration in configurations]
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    found = _scale(domain, knob, list(codes))[[codes[value] for value in values]]
+    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
+        return _scaled(found)
+    return found
+
+
+def _scale(domain: Domain, knob: str, values: Sequence[Value]) -> Floats:
+    """The inputs of each of some values, before they are scaled."""
     if isinstance(domain, Partition):
-        return np.array([[float(bool(configuration[knob]))] for configuration in configurations])
-    if is_ordered(knob, domain):
-        numbers = np.array([configuration.number(knob) for configuration in configurations], float)
-        return _scaled(numbers if knob in COUNT_KNOBS else np.log2(numbers))
-    place_of = {str(value): place for place, value in enumerate(domain.values)}
-    places = [place_of[str(configuration[knob])] for configuration in configurations]
+        return np.array([[float(bool(value))] for value in values])
+    if isinstance(domain, LogInteger) or is_ordered(knob, domain):
+        numbers = np.array(values, float)
+        return numbers if knob in COUNT_KNOBS else np.log2(numbers)
+    places = [list(map(str, domain.values)).index(str(value)) for value in values]
     count = len(domain.values)
     table = np.array([[0.0], [1.0]]) if count == 2 else np.eye(count)
     found: Floats = table[places]

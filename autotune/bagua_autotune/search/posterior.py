@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
-from bagua_autotune.search.points import Floats, Points, Prior, Rows, first_best
+from bagua_autotune.search.points import Floats, Points, Prior, first_best
 from bagua_autotune.search.problem import Problem
 
 # The cost model is used unless the plain process predicts each left-out measurement better; with
@@ -51,26 +51,23 @@ class Posterior:
         told: Sequence[Told],
         errors: Floats,
         prior: Prior | None,
-        seed: int,
         doubted: Collection[Configuration] = (),
     ) -> None:
-        from bagua_autotune.search.process import make_process  # here: takes seconds to import
+        from bagua_autotune.search.process import CandidateProcess  # here: takes long to import
 
         self.points = points
         self._told = told
         self.doubted = doubted
         rows = np.array(points.rows([t.configuration for t in told]))
         costs = np.array([t.cost for t in told])
-        self._process: Any = make_process(points, errors, prior, seed).fit(rows, costs)
+        self._process = CandidateProcess(points, rows, costs, errors, prior)
         residuals, variances = self._process.loo_residuals, self._process.loo_variances
-        self._all = np.arange(len(points.inputs))
         self.likelihood = float(-0.5 * np.sum(residuals**2 / variances + np.log(variances)))
 
-    @cached_property
+    @property
     def means(self) -> Floats:
         """Posterior means of the cost, in the order of the points."""
-        found: Floats = self._process.predict(self._all)
-        return found
+        return self._process.means
 
     def means_of(self, configurations: Sequence[Configuration]) -> Floats:
         found: Floats = self.means[self.points.rows(configurations)]
@@ -78,9 +75,7 @@ class Posterior:
 
     def errors_of(self, configurations: Sequence[Configuration]) -> Floats:
         """Posterior standard deviations of their costs."""
-        rows = self.points.rows(configurations)
-        _, deviations = self._process.predict(self._all[rows], return_std=True)
-        found: Floats = deviations
+        found: Floats = np.sqrt(self._process.variances[self.points.rows(configurations)])
         return found
 
     @cached_property
@@ -105,24 +100,22 @@ class Posterior:
         """
         from skopt.acquisition import gaussian_ei
 
-        difference = _Difference(self._process, self.incumbent)
-        found: Floats = gaussian_ei(self._all, difference, y_opt=0.0, xi=0.0)
+        process, best = self._process, self.incumbent
+        variances = process.variances + process.variances[best] - 2 * process.covariances(best)
+        deviations = np.sqrt(np.maximum(variances, 0.0))
+        difference = _Difference(self.means - self.lowest, deviations)
+        found: Floats = gaussian_ei(self.means, difference, y_opt=0.0, xi=0.0)
         return found
 
 
-class _Difference:
+class _Difference(NamedTuple):
     """The points' extra cost over the best so far, in the form that skopt expects of a process."""
 
-    def __init__(self, process: Any, incumbent: int) -> None:
-        self._process = process
-        self._incumbent = np.array([incumbent])
+    means: Floats
+    deviations: Floats
 
-    def predict(self, X: Rows, return_std: bool = False) -> Any:
-        means, deviations = self._process.predict(X, return_std=True)
-        mean, deviation = self._process.predict(self._incumbent, return_std=True)
-        covariances = self._process.covariances(X, self._incumbent)
-        variances = deviations**2 + deviation[0] ** 2 - 2 * covariances
-        return means - mean[0], np.sqrt(np.maximum(variances, 0.0))
+    def predict(self, _points: Floats, return_std: bool = True) -> tuple[Floats, Floats]:
+        return self.means, self.deviations
 
 
 def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Posterior:
@@ -132,22 +125,22 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     """
     known = set(problem.candidates)
     others = list(dict.fromkeys(t.configuration for t in told if t.configuration not in known))
-    every = [*problem.candidates, *others]
+    every = [*problem.candidates, *others] if others else problem.candidates
     points = Points(knobs, every, problem.layouts)
     errors = _errors(told)
     model = problem.predictor
     if model is None:
-        return Posterior(points, told, errors, None, problem.seed)
+        return Posterior(points, told, errors, None)
     prior = Prior(model.predict(every), model.deviations(every), model.misfit)
     doubted: set[Configuration] = set()
     if len(told) >= FEWEST_FOR_OUTLIERS:
         found = _Outliers(points, told, prior)
         errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
         doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
-    guided = Posterior(points, told, errors, prior, problem.seed, doubted)
+    guided = Posterior(points, told, errors, prior, doubted)
     if len(told) < 2:
         return guided
-    plain = Posterior(points, told, errors, None, problem.seed, doubted)
+    plain = Posterior(points, told, errors, None, doubted)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bagua_autotune.costs import Cost, Kind
+from bagua_autotune.costs.timeline import Queues, find_paths
 from bagua_autotune.model.profile import BucketTiming, Profile
 
 KIB, MIB = 1024, 1024**2
@@ -53,3 +54,15 @@ def profile(
 def seconds(cost: Cost, size: float) -> float:
     """For which one bucket takes the network."""
     return cost.latency_seconds + cost.seconds_per_byte * size
+
+
+def ends(
+    ready_seconds: np.ndarray, bytes_: np.ndarray, is_bucket: np.ndarray, cost: Cost, channels: int
+) -> np.ndarray:
+    """When the last bucket of each layout has arrived, under one cost."""
+    costs = np.repeat(np.array([cost.parts]).T, len(bytes_), axis=1)
+    queues = Queues(
+        ready_seconds, bytes_, is_bucket.astype(bool), np.full(len(bytes_), float(channels))
+    )
+    paths = find_paths(queues, costs, costs)
+    return paths.longest(paths.seconds(costs))

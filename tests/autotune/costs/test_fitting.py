@@ -13,11 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, Kind
-from bagua_autotune.costs.fitting import fit_costs
+from bagua_autotune.costs.fitting import Fit, fit_costs
 from bagua_autotune.costs.queues import Point, points_of
-from bagua_autotune.costs.timeline import ends
 from bagua_autotune.model.profile import BucketTiming, Profile
-from tests.autotune.costs.profiled import KIB, MIB, SIZES, profile, seconds
+from tests.autotune.costs.profiled import KIB, MIB, SIZES, ends, profile, seconds
 
 FLAT, LEADERS, TWO, BOTH = Kind(), Kind("leaders"), Kind("off", 2), Kind("leaders", 2)
 BF16 = Kind("off", 1, "bf16")
@@ -181,9 +180,15 @@ def test_what_differs_from_processor_to_processor_changes_neither_costs_nor_thei
     for _ in range(10):
         other = fit_costs(kinds, [rounded(point) for point in points])
         assert other is not None
-        pairs = zip([one.costs, *one.alternatives], [other.costs, *other.alternatives], strict=True)
+        pairs = zip(likely(one), likely(other), strict=True)
         for (mine, theirs), kind in product(pairs, kinds):
             check_close(mine[kind], theirs[kind], 1e-6)
+
+
+def likely(fit: Fit) -> list[dict[Kind, Cost]]:
+    """The costs, and each alternative to them."""
+    tables = [[cost.parts for cost in fit.costs.values()], *fit.alternatives.tolist()]
+    return [{k: Cost(*c) for k, c in zip(fit.costs, table, strict=True)} for table in tables]
 
 
 def spread(kind: Kind, points: Sequence[Point], size: float = 40 * MIB) -> float:
@@ -191,7 +196,7 @@ def spread(kind: Kind, points: Sequence[Point], size: float = 40 * MIB) -> float
     fit = fit_costs([FLAT, LEADERS, FOUR, LEADERS_FOUR], points)
     assert fit is not None
     own = math.log(seconds(fit.costs[kind], size))
-    others = [math.log(seconds(costs[kind], size)) - own for costs in fit.alternatives]
+    others = [math.log(seconds(costs[kind], size)) - own for costs in likely(fit)[1:]]
     return math.hypot(*others)
 
 
@@ -256,7 +261,7 @@ def test_no_profile_breaks_the_fit(
     assert (found is None) == (not points and not inherited)
     # Of what was found so a later job may inherit.
     again = fit_costs([TWO], points, found.costs if found else None)
-    for costs in [one for fit in (found, again) if fit for one in (fit.costs, *fit.alternatives)]:
+    for costs in [one for fit in (found, again) if fit for one in likely(fit)]:
         for cost in costs.values():
             for size in (0, 1, MIB, 2**40):
                 assert math.isfinite(seconds(cost, size))

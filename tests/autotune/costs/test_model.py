@@ -41,12 +41,12 @@ def test_a_step_by_hand() -> None:
 
 
 def test_how_wrong_a_prediction_may_be_is_what_other_costs_would_change() -> None:
-    costs, slower = {FLAT: Cost(1.0, 0.1)}, {FLAT: Cost(1.0, 0.2)}
-    model = CostModel(Layouts(TENSORS), [1.0, 2.0, 3.0, 4.0], costs, 0.0, [slower])
+    costs, slower = {FLAT: Cost(1.0, 0.1)}, np.array([[Cost(1.0, 0.2).parts]])
+    model = CostModel(Layouts(TENSORS), [1.0, 2.0, 3.0, 4.0], costs, 0.0, slower)
     exposed = Configuration(bucket_bytes=40)
     assert model.deviations([exposed]) == pytest.approx(np.log([[13.0 / 9.0]]))
     # Where computing hides all communication it does not matter what that costs.
-    hidden = CostModel(Layouts(TENSORS), [1e3, 2e3, 3e3, 4e3], costs, 0.0, [slower])
+    hidden = CostModel(Layouts(TENSORS), [1e3, 2e3, 3e3, 4e3], costs, 0.0, slower)
     assert hidden.deviations([exposed]) == pytest.approx(0.0, abs=0.002)
     sure = CostModel(Layouts(TENSORS), [1.0, 2.0, 3.0, 4.0], costs)
     assert sure.deviations([exposed]).shape == (0, 1)

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.costs import Cost, timeline
-from bagua_autotune.costs.timeline import ends, latencies
+from bagua_autotune.costs.timeline import Queues, find_paths, latencies
 from bagua_client.reducer import carrier
 from bagua_simulator import collectives
+from tests.autotune.costs.profiled import ends
 
 SIZES = st.integers(0, 1000) | st.integers(0, 20).map(lambda parts: parts * 2**18)
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), SIZES), min_size=1, max_size=12)
@@ -43,6 +44,19 @@ def test_all_layouts_at_once_end_as_each_does_bucket_by_bucket(
 ) -> None:
     found = ends(*table(steps), cost, channels)
     assert found.tolist() == pytest.approx([one_by_one(step, cost, channels) for step in steps])
+
+
+@given(st.lists(BUCKETS, min_size=1, max_size=5), st.lists(COSTS, min_size=2, max_size=4), CHANNELS)
+def test_the_paths_that_are_left_are_enough_for_every_cost_between_the_bounds(
+    steps: list[list[tuple[float, int]]], likely: list[Cost], channels: int
+) -> None:
+    ready, sizes, is_bucket = table(steps)
+    costs = np.repeat(np.array([cost.parts for cost in likely]).T[:, :, None], len(steps), axis=2)
+    queues = Queues(ready, sizes, is_bucket.astype(bool), np.full(len(steps), float(channels)))
+    paths = find_paths(queues, costs.min(axis=1), costs.max(axis=1))
+    for place, cost in enumerate(likely):
+        found = paths.longest(paths.seconds(costs[:, place]))
+        assert found.tolist() == pytest.approx([one_by_one(step, cost, channels) for step in steps])
 
 
 @given(BUCKETS, COSTS)

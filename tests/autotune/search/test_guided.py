@@ -102,7 +102,7 @@ def test_with_a_model_that_ranks_the_wrong_way_round_it_is_hardly_worse_than_wit
     misled = [lost(job.guided_by(wrong, seed), job, seed) for seed in range(2)]
     # Over few trials of one job chance plays a part; believing the model costs three times as much.
     assert fmean(steps for steps, _ in misled) < 2 * fmean(steps for steps, _ in plain)
-    assert max(found for _, found in misled) < 0.06
+    assert max(found for _, found in misled) < 0.04
 
 
 @pytest.mark.parametrize("place", range(3))

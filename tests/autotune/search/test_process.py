@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Categorical, Configuration, LogInteger
 from bagua_autotune.search.points import Floats, Points, Prior
-from bagua_autotune.search.process import CandidateProcess, make_process
+from bagua_autotune.search.process import CandidateProcess
 
 SPACE = {
     "bucket_bytes": LogInteger(low=2**16, high=2**30),
@@ -25,10 +25,20 @@ ALL = np.arange(len(CONFIGURATIONS))
 ROWS = st.lists(st.integers(0, len(ALL) - 1), min_size=3, max_size=12, unique=True)
 
 
-def fitted(rows: list[int], costs: Floats, prior: Floats | None = None) -> CandidateProcess:
-    errors = np.full(len(rows), 0.01)
-    believed = None if prior is None else Prior(prior, np.zeros((0, len(prior))), 0.0)
-    return make_process(POINTS, errors, believed, seed=0).fit(ALL[rows], costs)
+def fitted(
+    rows: list[int],
+    costs: Floats,
+    prior: Prior | Floats | None = None,
+    errors: float | Floats = 0.01,
+) -> CandidateProcess:
+    if isinstance(prior, np.ndarray):
+        prior = Prior(prior, np.zeros((0, len(prior))), 0.0)
+    errors = np.broadcast_to(errors, len(rows))
+    return CandidateProcess(POINTS, np.array(rows), costs, errors, prior)
+
+
+def errors_of(process: CandidateProcess) -> Floats:
+    return np.sqrt(process.variances)
 
 
 def test_predictions_are_the_prior_mean_s_far_from_data_up_to_a_common_level() -> None:
@@ -36,7 +46,8 @@ def test_predictions_are_the_prior_mean_s_far_from_data_up_to_a_common_level() -
     # Measured at small sizes, flat: on the whole 3 above the prior, with a wave.
     rows = list(range(0, 24, 3))
     costs = prior[rows] + 3 + 0.1 * np.sin(np.arange(8))
-    means, errors = fitted(rows, costs, prior).predict(ALL, return_std=True)
+    process = fitted(rows, costs, prior)
+    means, errors = process.means, errors_of(process)
     assert means[rows] == pytest.approx(costs, abs=0.05)
     assert means[-1] == pytest.approx(prior[-1] + 3, abs=0.1)
     assert errors[-1] > 2 * errors[rows].max()
@@ -48,8 +59,8 @@ def test_a_level_common_to_all_costs_changes_nothing_else(
     rows: list[int], level: float, seed: int
 ) -> None:
     costs = np.random.default_rng(seed).normal(0, 0.1, len(rows))
-    at_zero = fitted(rows, costs).predict(ALL)
-    shifted = fitted(rows, costs + level).predict(ALL)
+    at_zero = fitted(rows, costs).means
+    shifted = fitted(rows, costs + level).means
     assert shifted - level == pytest.approx(at_zero, abs=1e-4)
 
 
@@ -63,10 +74,9 @@ def test_what_is_left_out_is_predicted_as_if_it_had_never_been_told(
     costs = prior[rows] + rng.normal(0, 0.1, len(rows))
     process = fitted(rows, costs, prior)
     # With the settings and the level that all of them gave.
-    kernel, level = process.kernel_, process.level_
-    noise = process.noise_ + 0.01**2 + 1e-10
-    covariance = kernel(POINTS.inputs[rows]) + noise * np.eye(len(rows))
-    targets = costs - prior[rows] - level
+    covariance = covariances(process, rows) + np.eye(len(rows)) * (0.01**2 + 1e-10)
+    covariance += np.eye(len(rows)) * process.settings.repeat_error**2
+    targets = costs - prior[rows] - process.level
     for out in range(len(rows)):
         others = [place for place in range(len(rows)) if place != out]
         weights = np.linalg.solve(covariance[np.ix_(others, others)], covariance[others, out])
@@ -76,14 +86,31 @@ def test_what_is_left_out_is_predicted_as_if_it_had_never_been_told(
         assert process.loo_variances[out] == pytest.approx(variance, rel=1e-4)
 
 
+def covariances(process: CandidateProcess, rows: list[int]) -> Floats:
+    """Of the costs of some points before any was measured, written down once more."""
+    scales = np.where(POINTS.is_size, process.settings.size_scale, 0.5)
+    inputs = POINTS.inputs[rows] / scales
+    apart = np.sqrt(5) * np.linalg.norm(inputs[:, None] - inputs[None, :], axis=2)
+    matern = (1 + apart + apart**2 / 3) * np.exp(-apart)
+    found: Floats = 1.0 + process.settings.amplitude**2 * matern
+    return found
+
+
 @settings(max_examples=20)
 @given(ROWS, st.integers(0, len(ALL) - 1), st.integers(0, 2**32))
-def test_covariances_with_one_candidate_are_those_of_the_whole(
+def test_what_is_learned_of_one_candidate_is_that_of_a_process_of_all(
     rows: list[int], one: int, seed: int
 ) -> None:
-    process = fitted(rows, np.random.default_rng(seed).normal(0, 0.1, len(rows)))
-    _, whole = process.predict(ALL, return_cov=True)
-    assert process.covariances(ALL, ALL[[one]]) == pytest.approx(whole[:, one], abs=1e-6)
+    costs = np.random.default_rng(seed).normal(0, 0.1, len(rows))
+    process = fitted(rows, costs)
+    whole = covariances(process, ALL.tolist())
+    noise = 0.01**2 + 1e-10 + process.settings.repeat_error**2
+    gains = np.linalg.solve(whole[np.ix_(rows, rows)] + noise * np.eye(len(rows)), whole[rows]).T
+    means = process.level + gains @ (costs - process.level)
+    posterior = whole - gains @ whole[rows]
+    assert process.means == pytest.approx(means, abs=1e-6)
+    assert process.variances == pytest.approx(np.diag(posterior), abs=1e-6)
+    assert process.covariances(one) == pytest.approx(posterior[:, one], abs=1e-6)
 
 
 def test_what_is_wrong_together_is_learned_together() -> None:
@@ -92,13 +119,11 @@ def test_what_is_wrong_together_is_learned_together() -> None:
     believed = Prior(np.zeros(len(ALL)), 0.4 * ways[None, :], 0.0)
     flat, leaders = np.flatnonzero(~ways), np.flatnonzero(ways)
     rows, costs = [0, 6, 12, 18, 24], np.zeros(5)
-    before = make_process(POINTS, np.full(5, 0.01), believed, seed=0).fit(ALL[rows], costs)
-    means, errors = before.predict(ALL, return_std=True)
-    assert errors[leaders].min() > 0.3 > errors[rows].max()
-    assert abs(means[leaders]).max() < 0.05
-    told = [*rows, int(leaders[2])]
-    after = make_process(POINTS, np.full(6, 0.01), believed, seed=0)
-    means, errors = after.fit(ALL[told], np.append(costs, -0.5)).predict(ALL, return_std=True)
+    before = fitted(rows, costs, believed)
+    assert errors_of(before)[leaders].min() > 0.3 > errors_of(before)[rows].max()
+    assert abs(before.means[leaders]).max() < 0.05
+    after = fitted([*rows, int(leaders[2])], np.append(costs, -0.5), believed)
+    means, errors = after.means, errors_of(after)
     assert means[leaders].max() < -0.3
     assert errors[leaders].max() < 0.2
     assert abs(means[flat][:10]).max() < 0.15
@@ -107,14 +132,9 @@ def test_what_is_wrong_together_is_learned_together() -> None:
 def test_a_model_that_fits_badly_is_wrong_about_what_was_not_measured() -> None:
     rows = [0, 6, 12]
     sure, unsure = (
-        make_process(
-            POINTS,
-            np.full(3, 0.01),
-            Prior(np.zeros(len(ALL)), np.zeros((0, len(ALL))), misfit),
-            seed=0,
+        errors_of(
+            fitted(rows, np.zeros(3), Prior(np.zeros(len(ALL)), np.zeros((0, len(ALL))), misfit))
         )
-        .fit(ALL[rows], np.zeros(3))
-        .predict(ALL, return_std=True)[1]
         for misfit in (0.0, 0.2)
     )
     assert sure[30] < 0.1 < 0.2 < unsure[30]
@@ -125,9 +145,9 @@ def test_a_cost_with_a_large_error_moves_the_predictions_little() -> None:
     costs = np.zeros(len(rows))
     costs[7] = 1.0
     errors = np.full(len(rows), 0.01)
-    sure = make_process(POINTS, errors, None, seed=0).fit(ALL[rows], costs).predict(ALL)
+    sure = fitted(rows, costs, errors=errors).means
     errors[7] = 1.0
-    doubted = make_process(POINTS, errors, None, seed=0).fit(ALL[rows], costs).predict(ALL)
+    doubted = fitted(rows, costs, errors=errors).means
     assert sure[rows[7]] > 0.5
     assert abs(doubted[rows[7]]) < 0.05
 
