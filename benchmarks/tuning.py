@@ -219,6 +219,7 @@ def run_beside(options: argparse.Namespace) -> dict[str, list[Row]]:
     parts = ",".join(_grouped(options.parts))
     numbers = ("tunings", "runs", "processes", "draw")
     given = [f"--{name}={getattr(options, name)}" for name in numbers]
+    given += ["--control"] * options.control
     return beside.run(options.beside, [f"--parts={parts}", *given])
 
 

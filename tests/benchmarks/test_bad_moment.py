@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +26,7 @@ from benchmarks.support.noise.figures import of_bad_moments
 from benchmarks.support.noise.unseen import cases
 from benchmarks.support.noise.weather import Climate
 
+ROOT = Path(__file__).parents[2]
 STILL = Climate("", inside=0.0)
 
 
@@ -120,3 +125,15 @@ def test_figures_of_what_was_found() -> None:
     assert found["all of them"]["within 2 %"] == "50%"
     assert found["all of them"]["visited again"] == "50%"
     assert found["channels 4"]["ends at the level"] == "0.0%"
+
+
+def test_a_checkout_beside_itself_differs_by_nothing(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    options = ["--parts=bad moment", "--runs=1", "--draw=77", "--processes=1", "--control"]
+    options += ["--beside", str(ROOT), "--json", str(written)]
+    script = str(ROOT / "benchmarks" / "tuning.py")
+    printed = subprocess.run([sys.executable, script, *options], check=True, capture_output=True)
+    assert b"regret +0.0 %" in printed.stdout
+    figures = json.loads(written.read_text())["figures"]
+    for line in ("all of them", "without"):
+        assert figures[f"bad moment: {line}"] == figures[f"bad moment: {line}, beside"]
