@@ -82,6 +82,7 @@ class RankPool:
         self._connections: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory()
         self._runs = 0
+        self._in_use = threading.RLock()  # while a function runs
 
     @property
     def world_size(self) -> int:
@@ -106,26 +107,28 @@ class RankPool:
 
         A rank whose function raises reports and ends, as it would in a training job.
         """
-        self._start()
-        self._runs += 1
-        for connection in self._connections:
-            connection.send((f"{self._folder.name}/{self._runs}", function, args))
-        outcomes = self._receive(timeout_seconds)
-        if any(outcome.error is not None for outcome in outcomes.values()):
-            self.close()
-        for connection in self._connections:
-            connection.send(None)  # All have returned, so that none is left without the others.
-        return outcomes
+        with self._in_use:
+            self._start()
+            self._runs += 1
+            for connection in self._connections:
+                connection.send((f"{self._folder.name}/{self._runs}", function, args))
+            outcomes = self._receive(timeout_seconds)
+            if any(outcome.error is not None for outcome in outcomes.values()):
+                self.close()
+            for connection in self._connections:
+                connection.send(None)  # All have returned, so that none is without the others.
+            return outcomes
 
     def close(self) -> None:
-        """End all ranks, by force."""
+        """End all ranks, by force. What another thread runs on them ends with a failure first."""
         for process in self._processes:
             process.kill()
-        for process in self._processes:
-            process.join()
-        for connection in self._connections:
-            connection.close()
-        self._processes, self._connections = [], []
+        with self._in_use:
+            for process in self._processes:
+                process.join()
+            for connection in self._connections:
+                connection.close()
+            self._processes, self._connections = [], []
 
     @property
     def pids(self) -> list[int]:

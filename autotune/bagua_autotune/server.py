@@ -139,6 +139,9 @@ def _name_of(port: int) -> str:
 
 def _end_on_signals() -> None:
     def end(_number: int, _frame: FrameType | None) -> None:
+        # Some send it twice, as timeout does: the second must not break into the end.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)  # SIG_IGN can print a traceback
         limit = threading.Timer(GRACE_SECONDS, os._exit, [0])
         limit.daemon = True
         limit.start()

@@ -53,6 +53,15 @@ def test_it_starts_on_a_free_port_and_ends_cleanly(tmp_path: Path, number: signa
         assert "Traceback" not in service.log()
 
 
+def test_a_signal_that_comes_again_does_not_break_into_its_end(tmp_path: Path) -> None:
+    """As from timeout, which sends it to the process and to its group."""
+    with ServeProcess(tmp_path / "a.db") as service:
+        while service.process.poll() is None:
+            service.process.send_signal(signal.SIGTERM)
+        assert service.process.returncode == 0
+        assert "Traceback" not in service.log()
+
+
 @pytest.mark.parametrize(
     ("host", "way"),
     [
