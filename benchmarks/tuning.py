@@ -3,6 +3,7 @@
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
 python benchmarks/tuning.py --parts "bad moment"               # 200 tunings, some 4 minutes
+python benchmarks/tuning.py --parts "earlier jobs" --runs 50   # 400 tunings, some 10 minutes
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """
 
@@ -25,7 +26,7 @@ from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator, cases
 from benchmarks.support.harness import print_table, write_json
-from benchmarks.support.noise import bad_moment, beside, drawn
+from benchmarks.support.noise import bad_moment, beside, drawn, earlier
 from benchmarks.support.noise import figures as noise_figures
 from benchmarks.support.noise import tunings as noisy
 from benchmarks.support.noise.rivals import RIVALS
@@ -182,9 +183,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    of_noise = parser.add_argument_group("parts noise and bad moment")
+    of_noise = parser.add_argument_group("parts noise, bad moment, earlier jobs")
     of_noise.add_argument("--tunings", type=int, default=200, help="in each climate of noise")
-    of_noise.add_argument("--runs", type=int, default=200, help="tunings of bad moment")
+    of_noise.add_argument("--runs", type=int, default=200, help="of bad moment and earlier jobs")
     of_noise.add_argument("--control", action="store_true", help="tune also without the bad moment")
     of_noise.add_argument("--processes", type=int, default=2, help="that run at a time")
     of_noise.add_argument(
@@ -238,6 +239,7 @@ def main() -> None:
         "warm start": lambda: warm_start(options.noise),
         "noise": lambda: noisy.run(options.tunings, *settings, tuple(options.rivals)),
         "bad moment": lambda: bad_moment.run(options.runs, *settings, options.control),
+        "earlier jobs": lambda: earlier.run(options.runs, *settings),
     }
     parts: dict[str, list[Row]] = {}
     for part in options.parts.split(","):

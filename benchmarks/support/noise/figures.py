@@ -19,12 +19,12 @@ Figures = Mapping[str, str]
 def figures(rows: Sequence[Row]) -> Figures:
     """Of tunings in weather."""
     winners = [row for row in rows if row["kept"] == "winner"]
-    steps, regrets = [row["steps"] for row in rows], [row["regret"] for row in rows]
+    regrets = [row["regret"] for row in rows]
     return {
         "tunings": str(len(rows)),
         NAME_OF_SLOWER: _share(rows, "is_slower"),
         "claims that hold": f"{_share(winners, 'is_in_interval')} of {len(winners)}",
-        "steps: median, 95th": f"{median(steps):.0f}, {percentile(steps, 0.95):.0f}",
+        "steps: median, 95th": _steps(rows),
         "lost: median, 95th": _lost(rows),
         NAME_OF_REGRET: f"{fmean(regrets):.1%}, {median(regrets):.1%}, "
         f"{percentile(regrets, 0.95):.1%}",
@@ -65,6 +65,25 @@ def of_bad_moments(rows: Sequence[Row]) -> dict[str, Figures]:
     return found | ({"without": figures_of_bad_moments(controls)} if controls else {})
 
 
+def of_earlier_jobs(rows: Sequence[Row]) -> dict[str, Figures]:
+    """By what the earlier job was, beside the same jobs without one."""
+    return {
+        name: {
+            "jobs": str(len(own)),
+            "steps alone": _steps([row["fresh"] for row in own]),
+            "steps after it": _steps(own),
+            "after over alone": f"{_ratio(own, 'steps'):.2f}",
+            "lost steps alone": _lost([row["fresh"] for row in own]),
+            "lost steps after it": _lost(own),
+            "regret alone": f"{fmean(row['fresh']['regret'] for row in own):.1%}",
+            "regret after it": f"{fmean(row['regret'] for row in own):.1%}",
+            NAME_OF_SLOWER: _share(own, "is_slower"),
+        }
+        for name, own in grouped(rows, "relation").items()
+        if name != ALL
+    }
+
+
 def of_searches(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Figures]:
     """Ours, that of the other checkout, and the rivals, after the same steps as ours."""
     searches = {"ours": list(rows)}
@@ -89,6 +108,7 @@ def _of_search(rows: Sequence[Row]) -> Figures:
 GROUPED: Mapping[str, Callable[[Sequence[Row]], dict[str, Figures]]] = {
     "noise": of_noise,
     "bad moment": of_bad_moments,
+    "earlier jobs": of_earlier_jobs,
 }
 
 
@@ -139,6 +159,16 @@ def _show(title: str, found: Mapping[str, Figures]) -> None:
 def percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    steps = [row["steps"] for row in rows]
+    return f"{median(steps):.0f}, {percentile(steps, 0.95):.0f}"
+
+
+def _ratio(rows: Sequence[Row], key: str) -> float:
+    """Of the sums after an earlier job and alone."""
+    return sum(row[key] for row in rows) / sum(row["fresh"][key] for row in rows)
 
 
 def _lost(rows: Sequence[Row]) -> str:

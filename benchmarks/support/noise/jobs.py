@@ -30,8 +30,19 @@ class WeatheredJob(SimulatedJob):
     climate: Climate
 
     @classmethod
-    def make(cls, tuner: Tuner, simulator: Simulator, climate: Climate, seed: int) -> Self:
-        job = cls(tuner, simulator, "job", seed, noise=0.0, straggler_probability=0.0)
+    def make(
+        cls,
+        tuner: Tuner,
+        simulator: Simulator,
+        climate: Climate,
+        seed: int,
+        job_id: str = "job",
+        fingerprint: str = "simulated",
+    ) -> Self:
+        job = cls(
+            tuner, simulator, job_id, seed, 0.0,
+            fingerprint=fingerprint, name="job", straggler_probability=0.0,
+        )  # fmt: skip
         job.climate, job.weather = climate, Weather(climate, seed)
         job.disturbed = job.weather.factor
         return job

@@ -75,8 +75,17 @@ class OddSimulator(Simulator):
 
 
 def with_cluster(simulator: Simulator, cluster: Cluster) -> Simulator:
-    """The same job and truth on another cluster."""
-    same = (simulator.workload, cluster, simulator.contention, simulator.launch_seconds)
+    """The same model and truth on another cluster."""
+    return _like(simulator, simulator.workload, cluster)
+
+
+def with_workload(simulator: Simulator, workload: Workload) -> Simulator:
+    """Another model on the same cluster, with the same truth."""
+    return _like(simulator, workload, simulator.cluster)
+
+
+def _like(simulator: Simulator, workload: Workload, cluster: Cluster) -> Simulator:
+    settings = workload, cluster, simulator.contention, simulator.launch_seconds
     if isinstance(simulator, OddSimulator):
-        return OddSimulator(*same, simulator.oddities)
-    return Simulator(*same)
+        return OddSimulator(*settings, simulator.oddities)
+    return Simulator(*settings)
