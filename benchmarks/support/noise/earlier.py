@@ -68,6 +68,7 @@ def _another_network(later: Simulator, _: np.random.Generator) -> Earlier:
         cluster,
         bandwidth_bytes_per_second=cluster.bandwidth_bytes_per_second / OTHER_NETWORK,
         flow_bytes_per_second=cluster.flow_bytes_per_second / OTHER_NETWORK,
+        inside_bandwidth_bytes_per_second=cluster.inside_bandwidth_bytes_per_second / OTHER_NETWORK,
     )
     return Earlier(later, with_cluster(later, slow))
 
@@ -79,9 +80,7 @@ def _other_devices(later: Simulator, _: np.random.Generator) -> Earlier:
 
 def _slower(workload: Workload, factor: float) -> Workload:
     ready = tuple(factor * seconds for seconds in workload.ready_seconds)
-    return replace(
-        workload, forward_seconds=factor * workload.forward_seconds, ready_seconds=ready
-    )
+    return replace(workload, forward_seconds=factor * workload.forward_seconds, ready_seconds=ready)
 
 
 EARLIER: Mapping[str, Callable[[Simulator, np.random.Generator], Earlier]] = {
