@@ -16,6 +16,7 @@ from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
+from bagua_autotune.measuring.visits import Visits, in_bad_moments
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import LOSSLESS_KNOBS, Configuration, Value
 from bagua_autotune.model.reasons import (
@@ -203,11 +204,12 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
     """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
     means.
     """
-    banned = _banned(job, trials)
+    left_out, visits = _banned(job, trials), Visits.of(trials, scale)
+    bad = in_bad_moments(trials, scale)
     for trial in trials:
         found = trial.estimate
-        if trial.purpose == "search" and found and trial.configuration not in banned:
-            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+        if found and trial.configuration not in left_out and trial.index not in bad:
+            searcher.tell(trial.configuration, found.center / scale, visits.error(found) / scale)
     return searcher
 
 

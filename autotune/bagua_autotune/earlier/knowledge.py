@@ -22,6 +22,7 @@ from bagua_autotune.costs import (
 )
 from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
+from bagua_autotune.measuring.visits import in_bad_moments
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
 from bagua_autotune.model.layout import Tensor
@@ -94,7 +95,7 @@ class Knowledge:
         """The cost model of this round; the search goes on without one if it cannot be fitted."""
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        profiled = _profiled_in(self._store.profiles(job.id), round_.trials)
+        profiled = _profiled_in(self._store.profiles(job.id), _undisturbed(round_.trials))
         try:
             if is_sharded(profiled):
                 return ShardedModel(layouts, profiled)
@@ -131,7 +132,8 @@ class Knowledge:
             return None
         _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(number)):
-            profiled = _profiled_in(profiles, [trial for trial in trials if trial.round == earlier])
+            own = [trial for trial in trials if trial.round == earlier]
+            profiled = _profiled_in(profiles, _undisturbed(own))
             if is_sharded(profiled):  # What it gathers is learned anew in every round.
                 return None
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
@@ -146,6 +148,12 @@ def _inherited(job: Job) -> Known:
         return None, {}
     costs = {Kind.parse(kind): Cost(*cost) for kind, cost in job.inherited.costs.items()}
     return job.inherited.ready_seconds, costs
+
+
+def _undisturbed(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that were not in a bad moment: what a link costs then is not what it costs."""
+    bad = in_bad_moments(trials)
+    return [trial for trial in trials if trial.index not in bad]
 
 
 def _profiled_in(
