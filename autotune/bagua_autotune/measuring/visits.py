@@ -49,17 +49,14 @@ class Visits:
             scale: the difference of costs that is 100 %.
         """
         found = [trial.estimate for trial in trials if trial.estimate]
-        known = [_spread(e) for e in found if e.count >= FEWEST_STEPS]
-        guess = cls(USUAL_VISIT_ERROR * scale, USUAL_STEP_SPREAD * scale)
-        spreads = replace(guess, step_spread=median(known)) if known else guess
-        bad = in_bad_moments(trials, scale)
+        guess = cls(USUAL_VISIT_ERROR * scale, _step_spread(found, scale))
         squares, degrees = PRIOR_VISITS * guess.visit_error**2, float(PRIOR_VISITS)
-        for own in _by_configuration(t for t in trials if t.index not in bad).values():
+        for own in _by_configuration(undisturbed(trials, scale)).values():
             centers = [e.center - own[0].center for e in own]
-            inside = fmean(spreads.error_inside(e) ** 2 for e in own)
+            inside = fmean(guess.error_inside(e) ** 2 for e in own)
             beyond = sum((c - fmean(centers)) ** 2 for c in centers) - (len(own) - 1) * inside
             squares, degrees = squares + max(0.0, beyond), degrees + len(own) - 1
-        return replace(spreads, visit_error=math.sqrt(squares / degrees))
+        return replace(guess, visit_error=math.sqrt(squares / degrees))
 
     def error_inside(self, found: Estimate) -> float:
         """The standard error of a visit's centre by the spread of its steps; of few steps mostly
@@ -76,6 +73,12 @@ class Visits:
         return math.hypot(self.error_inside(found), self.visit_error)
 
 
+def undisturbed(trials: Sequence[Trial], scale: float = 1.0) -> list[Trial]:
+    """Those of a round's trials that were not in a bad moment."""
+    bad = in_bad_moments(trials, scale)
+    return [trial for trial in trials if trial.index not in bad]
+
+
 def in_bad_moments(trials: Sequence[Trial], scale: float = 1.0) -> set[int]:
     """The indices of trials that something else made slow: their configuration was far faster at
     another visit. Nothing makes a step faster by accident; but what is slow more often than not
@@ -84,20 +87,26 @@ def in_bad_moments(trials: Sequence[Trial], scale: float = 1.0) -> set[int]:
     Args:
         trials: of a round.
     """
+    spread = _step_spread([trial.estimate for trial in trials if trial.estimate], scale)
     found: set[int] = set()
     for own in _trials_by_configuration(trials).values():
         fastest = min(own, key=_center)
         limit = _center(fastest) + BAD_MOMENT * scale
-        slow = [t for t in own if _center(t) > limit + BAD_MOMENT_ERRORS * _apart(t, fastest)]
+        slow = [t for t in own if _center(t) > limit + BAD_MOMENT_ERRORS * spread * _wide(t, fastest)]
         if len(slow) <= len(own) - len(slow):
             found |= {trial.index for trial in slow}
     return found
 
 
-def _apart(one: Trial, other: Trial) -> float:
-    """The standard error of the difference of two visits, as far as their steps show it."""
-    errors = [t.estimate.standard_error for t in (one, other) if t.estimate]
-    return math.hypot(*filter(math.isfinite, errors))
+def _wide(one: Trial, other: Trial) -> float:
+    """The standard error of the difference of two visits, where that of a step is 1."""
+    return math.sqrt(sum(1 / t.estimate.count for t in (one, other) if t.estimate))
+
+
+def _step_spread(found: Sequence[Estimate], scale: float) -> float:
+    """That of a typical visit: a pause in one of them says nothing of the others."""
+    known = [_spread(each) for each in found if each.count >= FEWEST_STEPS]
+    return median(known) if known else USUAL_STEP_SPREAD * scale
 
 
 def _center(trial: Trial) -> float:
