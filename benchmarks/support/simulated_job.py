@@ -15,7 +15,7 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
-from bagua_client.agent.agent import DROPPED_STEPS
+from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
 from bagua_client.agent.pace import MOST_REDUCTIONS, SHORTEST_SECONDS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
@@ -28,7 +28,6 @@ VOTE_STEPS = 2
 SWITCH_STEPS = 5  # as rivals are charged, all in all
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
-FIRST_REPORT_STEPS = 1
 # Equal devices differ by so much in what they compute.
 COMPUTE_SPREAD = 0.01
 KNOBS = ("bucket_bytes", "hierarchical", "channels")

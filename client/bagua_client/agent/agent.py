@@ -7,7 +7,8 @@ and are read at the end of the next, by when they have arrived. A switch takes t
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree, every rank re-cuts before its next forward pass; else all return to the default.
+If all agree, every rank re-cuts before its next forward pass; else all return to the default. One
+more report, from one trial to the next, tells the last steps before the switch.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round; and all ranks see whether the loss turns back under what was
@@ -60,9 +61,9 @@ logger = logging.getLogger(__name__)
 
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
-FIRST_REPORT_STEPS = 3
-"""Measured steps of a trial after which the first report is made: enough to see that it is far
-slower.
+FIRST_REPORT_STEPS = 1
+"""Measured steps of a trial after which the first report is made: mostly the service has seen
+enough then, and those that follow until the next switch are told as well.
 """
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
@@ -240,11 +241,25 @@ class Agent:
         following = self._follow_command(reports[0], command)
         self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._observe(self._hand_over, reports)
+        self._observe(self._hand_over, reports, self._trial)
         return following
 
-    def _hand_over(self, reports: Sequence[Report]) -> None:
-        """Give rank 0's reporter what there is to tell."""
+    def _start_late_report(self) -> Message:
+        """The last steps of a trial that the ranks leave. It carries no command and asks for
+        nothing: a switch is under way."""
+        report = Report()
+        self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
+        self._exchange.put(report)
+        self._exchange.start()
+        due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
+        return Message(due, partial(self._read_late, self._trial))
+
+    def _read_late(self, trial: int | None) -> None:
+        reports = self._exchange.conclude()
+        self._observe(self._hand_over, reports, trial)
+
+    def _hand_over(self, reports: Sequence[Report], trial: int | None) -> None:
+        """Give rank 0's reporter what there is to tell of a trial."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
@@ -253,7 +268,7 @@ class Agent:
         if any(times.seconds for times in by_rank) and not (before or self._disturbed):
             _, memory = fullest([report.memory for report in reports])
             told = memory.to_json() if memory.device_bytes else None
-            self._reporter.put(GatheredTimes(self._trial, by_rank, told))
+            self._reporter.put(GatheredTimes(trial, by_rank, told))
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -273,9 +288,12 @@ class Agent:
         change = Reconfiguration(self._tunable, command.configuration, self._group, CPU)
         return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
-    def _read_vote(self, change: Reconfiguration, command: Command) -> None:
+    def _read_vote(self, change: Reconfiguration, command: Command) -> Message | None:
         trial, watch, told, _ = command
-        self._switch(change.conclude())
+        layout, late = change.conclude(), None
+        if change.agreed and trial is not None and self._trial is not None:
+            late = self._start_late_report()
+        self._switch(layout)
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
@@ -291,13 +309,14 @@ class Agent:
             # The guard needs no service.
             kept = self._tunable.layout_to_come.configuration
             self._end(watch or kept.numbers != self._tunable.default.numbers)
-            return
+            return None
         self.state = State.TUNING
         # The end of the round before may not have been settled.
         self._tunable.attach()
         self._follow_steps()
         if change.agreed:
             self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
+        return late
 
     def _switch(self, layout: Layout) -> None:
         self._tunable.schedule(layout)

@@ -19,7 +19,7 @@ from bagua_client.reporter import RankTimes
 from bagua_client.tunable.memory import Footprint, Lack
 from bagua_client.tuning import State
 
-FORMAT = 9
+FORMAT = 10
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 15
