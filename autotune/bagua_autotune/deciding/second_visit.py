@@ -7,6 +7,7 @@ what it promised of the level without that visit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -21,6 +22,8 @@ from bagua_autotune.search import Problem
 # Expected of a level whose visit was as slow as that, a visit is worth it.
 WORTH_A_VISIT = 0.008
 SURELY = 2.0
+# A level that was visited more often is known.
+FEW_VISITS = 3
 
 
 def denied_once(
@@ -36,7 +39,7 @@ def denied_once(
     measured = [trial for trial in trials if trial.estimate]
     visits = Visits.of(measured, scale)
     found: list[tuple[float, Configuration]] = []
-    for trial, members in _visited_once(measured, problem):
+    for trial, members in _rarely_visited(measured, problem, lowest + BAD_MOMENT * scale):
         others = [each for each in measured if each.index != trial.index]
         model = problem.without(trial.index) if problem.without else None
         if model is None or len(others) < 2 or not trial.estimate:
@@ -52,18 +55,28 @@ def denied_once(
     return configuration if gain >= WORTH_A_VISIT else None
 
 
-def _visited_once(
-    measured: Sequence[Trial], problem: Problem
+def _rarely_visited(
+    measured: Sequence[Trial], problem: Problem, limit: float
 ) -> list[tuple[Trial, list[Configuration]]]:
-    """The only visit to each level that is not the default's, and all candidates of the level."""
+    """Slow trials of levels that are not the default's and have few visits, none of them to the
+    trial's configuration; and all candidates of the level."""
     baseline = problem.candidates[0]
-    once: list[tuple[Trial, list[Configuration]]] = []
+    times = Counter(trial.configuration for trial in measured)
+    found: list[tuple[Trial, list[Configuration]]] = []
     for knob, domain in problem.space.items():
         for value in domain.values if isinstance(domain, Categorical) else ():
             own = [trial for trial in measured if trial.configuration.get(knob) == value]
-            if len(own) == 1 and value != baseline.get(knob):
-                once.append((own[0], [c for c in problem.candidates if c.get(knob) == value]))
-    return once
+            if len(own) > FEW_VISITS or value == baseline.get(knob):
+                continue
+            members = [c for c in problem.candidates if c.get(knob) == value]
+            found += [
+                (trial, members)
+                for trial in own
+                if times[trial.configuration] == 1
+                and trial.estimate
+                and trial.estimate.center > limit
+            ]
+    return found
 
 
 def _level(model: Predictor, measured: Sequence[Trial], scale: float) -> float:
