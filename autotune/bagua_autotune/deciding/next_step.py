@@ -137,9 +137,7 @@ class NextStep:
         found = settled(costs, scale)
         return replace(trial, estimate=found) if found != trial.estimate else None
 
-    def _costs(
-        self, round_: Round, trial: Trial, steps: Sequence[_Counted]
-    ) -> list[float] | None:
+    def _costs(self, round_: Round, trial: Trial, steps: Sequence[_Counted]) -> list[float] | None:
         """The steps' costs, corrected for their data; None while that is still being learned."""
         costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):

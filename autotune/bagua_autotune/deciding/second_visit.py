@@ -83,7 +83,7 @@ def _level(model: Predictor, measured: Sequence[Trial], scale: float) -> float:
     """By how much measured costs lie over those that are predicted."""
     predicted = model.predict([trial.configuration for trial in measured])
     costs = [trial.estimate.center / scale for trial in measured if trial.estimate]
-    return median(cost - each for cost, each in zip(costs, predicted.tolist(), strict=True))
+    return float(median(c - each for c, each in zip(costs, predicted.tolist(), strict=True)))
 
 
 def _expected_gain(model: Predictor, members: Sequence[Configuration], lowest: float) -> float:

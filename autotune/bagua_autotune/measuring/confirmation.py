@@ -147,8 +147,12 @@ def _is_clear(
     and drift explain."""
     visits, bad = Visits.of(trials, scale), in_bad_moments(trials, scale)
     told = [t for t in chosen if t.index not in bad]
-    lows = [(t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration == baseline]
-    highs = [(t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration != baseline]
+    lows = [
+        (t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration == baseline
+    ]
+    highs = [
+        (t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration != baseline
+    ]
     if not (lows and highs):
         return False
     low, high = min(lows)[1], max(highs)[1]

@@ -92,7 +92,9 @@ def in_bad_moments(trials: Sequence[Trial], scale: float = 1.0) -> set[int]:
     for own in _trials_by_configuration(trials).values():
         fastest = min(own, key=_center)
         limit = _center(fastest) + BAD_MOMENT * scale
-        slow = [t for t in own if _center(t) > limit + BAD_MOMENT_ERRORS * spread * _wide(t, fastest)]
+        slow = [
+            t for t in own if _center(t) > limit + BAD_MOMENT_ERRORS * spread * _wide(t, fastest)
+        ]
         if len(slow) <= len(own) - len(slow):
             found |= {trial.index for trial in slow}
     return found

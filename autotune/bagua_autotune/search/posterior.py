@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
 from bagua_autotune.search.points import Floats, Points, Prior, first_best

@@ -45,14 +45,22 @@ from bagua_client.agent.job import describe_job, is_warming_up, without_unwatche
 from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
+from bagua_client.agent.report import (
+    LARGEST_REPORT,
+    Exchange,
+    Message,
+    Report,
+    Stop,
+    ending,
+    gathered,
+)
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter import Event, GatheredTimes, Handover, Reporter
+from bagua_client.reporter import Event, Handover, Reporter
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
@@ -62,9 +70,7 @@ logger = logging.getLogger(__name__)
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
 FIRST_REPORT_STEPS = 1
-"""Measured steps of a trial after which the first report is made: mostly the service has seen
-enough then, and those that follow until the next switch are told as well.
-"""
+"""Measured steps of a trial after which the first report is made: mostly that is enough."""
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
@@ -245,8 +251,7 @@ class Agent:
         return following
 
     def _start_late_report(self) -> Message:
-        """The last steps of a trial that the ranks leave. It carries no command and asks for
-        nothing: a switch is under way."""
+        """The last steps of a trial that the ranks leave, and nothing else: they switch now."""
         report = Report()
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.put(report)
@@ -264,11 +269,9 @@ class Agent:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._turn.is_anothers
-        by_rank = [report.times for report in reports]
-        if any(times.seconds for times in by_rank) and not (before or self._disturbed):
-            _, memory = fullest([report.memory for report in reports])
-            told = memory.to_json() if memory.device_bytes else None
-            self._reporter.put(GatheredTimes(trial, by_rank, told))
+        told = gathered(reports, trial)
+        if told is not None and not (before or self._disturbed):
+            self._reporter.put(told)
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 

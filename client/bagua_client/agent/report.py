@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from bagua_client.agent.losses import Losses
 from bagua_client.measuring.clock import StepTime
-from bagua_client.reporter import RankTimes
-from bagua_client.tunable.memory import Footprint, Lack
+from bagua_client.reporter import GatheredTimes, RankTimes
+from bagua_client.tunable.memory import Footprint, Lack, fullest
 from bagua_client.tuning import State
 
 FORMAT = 10
@@ -76,6 +76,15 @@ class Report:
             computed = _known(step.compute_seconds for step in steps) if in_detail else ()
             complexities = _known(step.complexity for step in steps) if in_detail else ()
             self.times = RankTimes(steps[0].step, seconds, computed, complexities)
+
+
+def gathered(reports: Sequence[Report], trial: int | None) -> GatheredTimes | None:
+    """What all ranks tell of a trial; None if no step."""
+    by_rank = [report.times for report in reports]
+    if not any(times.seconds for times in by_rank):
+        return None
+    _, memory = fullest([report.memory for report in reports])
+    return GatheredTimes(trial, by_rank, memory.to_json() if memory.device_bytes else None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
