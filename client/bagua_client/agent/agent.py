@@ -13,13 +13,7 @@ more report, from one trial to the next, tells the last steps before the switch.
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round; and all ranks see whether the loss turns back under what was
 kept, if that changes the numbers (see second_look), and return to the default. After an error in a
-tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is. A
-model's agent is, in turn, in these states:
-
-- tuning: configurations are tried;
-- settling: the last command was given, and its configuration is not in force yet;
-- watching: as above; a command leads back to tuning;
-- off: for good.
+tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is.
 
 Under an algorithm in which no rank waits for another, a report is read some steps later, so that it
 holds no rank up; a switch comes after as many steps on all. Afterwards such a job is not watched.
@@ -30,7 +24,6 @@ ranks. An error of a collective is not caught here: the training's next collecti
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +47,7 @@ from bagua_client.agent.report import (
     ending,
     gathered,
 )
+from bagua_client.agent.state import State
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
@@ -74,15 +68,6 @@ FIRST_REPORT_STEPS = 1
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
-
-
-class State(enum.Enum):
-    """The state of an agent; the same on all ranks in the same step."""
-
-    TUNING = enum.auto()
-    SETTLING = enum.auto()
-    WATCHING = enum.auto()
-    OFF = enum.auto()
 
 
 class Agent:
@@ -254,14 +239,12 @@ class Agent:
         """The last steps of a trial that the ranks leave, and nothing else: they switch now."""
         report = Report()
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
-        self._exchange.put(report)
-        self._exchange.start()
+        self._exchange.send(report)
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
         return Message(due, partial(self._read_late, self._trial))
 
     def _read_late(self, trial: int | None) -> None:
-        reports = self._exchange.conclude()
-        self._observe(self._hand_over, reports, trial)
+        self._observe(self._hand_over, self._exchange.conclude(), trial)
 
     def _hand_over(self, reports: Sequence[Report], trial: int | None) -> None:
         """Give rank 0's reporter what there is to tell of a trial."""

@@ -147,6 +147,11 @@ class Exchange:
         if 0 < len(report.command) <= ROOM_BYTES:
             self._own[ROOM_AT:] = array("d", report.command.ljust(ROOM_BYTES))
 
+    def send(self, report: Report) -> None:
+        """Put this rank's report and send it; see ``start``."""
+        self.put(report)
+        self.start()
+
     def start(self) -> None:
         """Send it. All ranks must come to this together, after the last conclusion."""
         self._work = dist.all_gather(
