@@ -14,14 +14,15 @@ from statistics import median
 import numpy as np
 
 from bagua_autotune.costs import Predictor
-from bagua_autotune.measuring.visits import BAD_MOMENT, Visits
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.search import Problem
 
 # Expected of a level whose visit was as slow as that, a visit is worth it.
 WORTH_A_VISIT = 0.008
-SURELY = 2.0
+# A visit denies what is promised if it is slower by so much, and by so many standard errors.
+DENIED, SURELY = 0.2, 2.0
 # A level that was visited more often is known.
 FEW_VISITS = 3
 
@@ -39,7 +40,7 @@ def denied_once(
     measured = [trial for trial in trials if trial.estimate]
     visits = Visits.of(measured, scale)
     found: list[tuple[float, Configuration]] = []
-    for trial, members in _rarely_visited(measured, problem, lowest + BAD_MOMENT * scale):
+    for trial, members in _rarely_visited(measured, problem, lowest + DENIED * scale):
         others = [each for each in measured if each.index != trial.index]
         model = problem.without(trial.index) if problem.without else None
         if model is None or len(others) < 2 or not trial.estimate:
@@ -47,7 +48,7 @@ def denied_once(
         level = _level(model, others, scale)
         expected = float(model.predict([trial.configuration])[0]) + level
         error = visits.error(trial.estimate) / scale
-        if trial.estimate.center / scale - expected < BAD_MOMENT + SURELY * error:
+        if trial.estimate.center / scale - expected < DENIED + SURELY * error:
             continue
         gain = _expected_gain(model, members, lowest / scale - level)
         found.append((gain, trial.configuration))

@@ -26,7 +26,7 @@ USUAL_STEP_SPREAD, PRIOR_STEPS = 0.03, 3
 FEWEST_STEPS = 3
 # A visit was in a bad moment if another one of the same configuration was so much faster, and by so
 # many standard errors: links of two hosts were seen at half their speed for some seconds.
-BAD_MOMENT, BAD_MOMENT_ERRORS = 0.2, 5.0
+BAD_MOMENT, BAD_MOMENT_ERRORS = 0.3, 5.0
 
 
 @dataclass(frozen=True)
