@@ -241,10 +241,8 @@ class Agent:
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        return Message(due, partial(self._read_late, self._trial))
-
-    def _read_late(self, trial: int | None) -> None:
-        self._observe(self._hand_over, self._exchange.conclude(), trial)
+        trial, read = self._trial, self._exchange.conclude
+        return Message(due, lambda: self._observe(self._hand_over, read(), trial))
 
     def _hand_over(self, reports: Sequence[Report], trial: int | None) -> None:
         """Give rank 0's reporter what there is to tell of a trial."""
