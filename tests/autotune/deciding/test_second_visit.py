@@ -38,7 +38,9 @@ class Model:
 def asked(gain: float, *costs: tuple[int, float]) -> Configuration | None:
     """What is visited again after these visits, of channels and cost."""
     trials = [
-        Trial(index, "search", Configuration(channels=channels), "measured", Estimate(cost, 0.01, 6))
+        Trial(
+            index, "search", Configuration(channels=channels), "measured", Estimate(cost, 0.01, 6)
+        )
         for index, (channels, cost) in enumerate(costs)
     ]
     problem = Problem(SPACE, CANDIDATES, without=lambda _index: Model(gain))
