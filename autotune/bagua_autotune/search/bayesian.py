@@ -90,7 +90,9 @@ class BayesianSearcher:
             raise LookupError("no candidate was measured")
         if len(measured) == 1:
             return measured[0]
-        return measured[first_best(-self._posterior().means_of(measured))]
+        posterior = self._posterior()
+        believed = [c for c in measured if c not in posterior.doubted] or measured
+        return believed[first_best(-posterior.means_of(believed))]
 
     def expected_cost(self, configuration: Configuration) -> float:
         if len(self._told) == 1 or not self._knobs:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bagua_autotune.model.knobs import Configuration, Space
+from bagua_autotune.model.statistics import SIGMA_PER_MEDIAN_DEVIATION
 from bagua_autotune.search.points import Floats, Points, Prior, first_best
 from bagua_autotune.search.problem import Problem
 
 # The cost model is used unless the plain process predicts each left-out measurement better; with
 # few measurements clearly better. In units of log likelihood.
 BENEFIT_OF_DOUBT = 0.5
+# A cost so many standard deviations above the cost model's is an outlier; not with fewer trials,
+# nor where the others may agree with the model by chance.
+OUTLIER_DEVIATIONS = 6.0
+SMALLEST_SPREAD = 0.03
+FEWEST_FOR_OUTLIERS = 5
+OUTLIER_ERROR = 1.0
+PROMISING = 0.03
 
 
 class Told(NamedTuple):
@@ -30,6 +40,7 @@ class Posterior:
     """A process fitted to the measured costs.
 
     Attributes:
+        doubted: points that must be measured again before they can be the best.
         likelihood: leave-one-out log predictive density of the costs (Rasmussen and Williams,
             "Gaussian Processes for Machine Learning", eqs. 5.10 to 5.12).
     """
@@ -40,11 +51,13 @@ class Posterior:
         told: Sequence[Told],
         errors: Floats,
         prior: Prior | None,
+        doubted: Collection[Configuration] = (),
     ) -> None:
         from bagua_autotune.search.process import CandidateProcess  # here: takes long to import
 
         self.points = points
         self._told = told
+        self.doubted = doubted
         rows = np.array(points.rows([t.configuration for t in told]))
         costs = np.array([t.cost for t in told])
         self._process = CandidateProcess(points, rows, costs, errors, prior)
@@ -67,8 +80,9 @@ class Posterior:
 
     @cached_property
     def incumbent(self) -> int:
-        """The measured point of the lowest posterior mean."""
-        rows = self.points.rows([t.configuration for t in self._told])
+        """The measured point of the lowest posterior mean, except doubted ones."""
+        believed = [t.configuration for t in self._told if t.configuration not in self.doubted]
+        rows = self.points.rows(believed)
         return rows[first_best(-self.means[rows])]
 
     @property
@@ -118,12 +132,46 @@ def best_posterior(problem: Problem, knobs: Space, told: Sequence[Told]) -> Post
     if model is None:
         return Posterior(points, told, errors, None)
     prior = Prior(model.predict(every), model.deviations(every), model.misfit)
-    guided = Posterior(points, told, errors, prior)
+    doubted: set[Configuration] = set()
+    if len(told) >= FEWEST_FOR_OUTLIERS:
+        found = _Outliers(points, told, prior)
+        errors = np.where(found.doubtful | found.contradicted, OUTLIER_ERROR, errors)
+        doubted = {t.configuration for t, is_ in zip(told, found.doubtful, strict=True) if is_}
+    guided = Posterior(points, told, errors, prior, doubted)
     if len(told) < 2:
         return guided
-    plain = Posterior(points, told, errors, None)
+    plain = Posterior(points, told, errors, None, doubted)
     benefit = BENEFIT_OF_DOUBT / (len(told) - 1)
     return guided if guided.likelihood + benefit >= plain.likelihood else plain
+
+
+class _Outliers:
+    """Costs that something else may have caused, such as a hanging file system; only high ones, as
+    nothing makes a step faster by accident.
+
+    Attributes:
+        contradicted: far above another cost of the same configuration.
+        doubtful: measured once and far above the cost model, which is right about the others and
+            expects about the best cost so far.
+    """
+
+    def __init__(self, points: Points, told: Sequence[Told], prior: Prior) -> None:
+        costs = np.array([t.cost for t in told])
+        expected = prior.means[points.rows([t.configuration for t in told])]
+        expected += np.median(costs - expected)
+        typical = float(np.median(np.abs(costs - expected)))
+        limit = OUTLIER_DEVIATIONS * max(SIGMA_PER_MEDIAN_DEVIATION * typical, SMALLEST_SPREAD)
+        lowest_of: dict[Configuration, float] = {}
+        for t in told:
+            lowest_of[t.configuration] = min(t.cost, lowest_of.get(t.configuration, math.inf))
+        own_lowest = np.array([lowest_of[t.configuration] for t in told])
+        self.contradicted: NDArray[np.bool_] = costs > own_lowest + limit
+        count = Counter(t.configuration for t in told)
+        is_single = np.array([count[t.configuration] == 1 for t in told])
+        # What is fastest is no outlier, whatever the model expects of it.
+        is_slow = is_single & (costs > np.maximum(expected + limit, costs.min() + PROMISING))
+        lowest = costs[~is_slow].min(initial=math.inf)
+        self.doubtful: NDArray[np.bool_] = is_slow & (expected < lowest + PROMISING)
 
 
 def _errors(told: Sequence[Told]) -> Floats:
