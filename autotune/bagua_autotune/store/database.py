@@ -164,7 +164,7 @@ class Database:
         view."""
         outer = getattr(self._views, "session", None)
         if outer is not None:
-            return self._direct.run(outer.connection().connection, statement, values)
+            return self._direct.within(outer.connection().connection, statement, values)
         self._circuit.enter()
         rows = self._direct.one(statement, values)
         self._circuit.answered()

@@ -82,6 +82,16 @@ class Direct:
         """The rows of a statement that is a transaction of its own."""
         return self._lend(lambda lent: self.run(lent, statement, values))
 
+    def within(
+        self, lent: PoolProxiedConnection, statement: Statement, values: Mapping[str, Any]
+    ) -> list[Any]:
+        """The rows of a statement in the transaction that this connection of SQLAlchemy's is in."""
+        try:
+            return self.run(lent, statement, values)
+        except self._errors as error:
+            is_lost = self._dialect.is_disconnect(error, lent.dbapi_connection, None)
+            raise self._told(error, is_lost) from error
+
     def transaction(self, work: Callable[[Run], Answer]) -> Answer:
         """What the work returns, whose statements are one transaction that writes."""
 

@@ -96,3 +96,17 @@ def test_a_statement_within_a_view_sees_that_view(store: Store, job: str) -> Non
     with store.database.reading() as session:
         session.connection()
         assert store.job(job).name == store.contact(job).name
+
+
+def test_a_connection_lost_within_a_view_is_an_error_of_sqlalchemy_too(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
+
+    def look() -> None:
+        with store.database.reading() as session:
+            session.connection()
+            end_connections(postgresql_url)
+            store.contact("job")
+
+    with pytest.raises(DBAPIError):
+        look()
+    store.close()
