@@ -215,7 +215,9 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
     for trial in undisturbed(trials, scale):
         found = trial.estimate
         if found and trial.configuration not in banned:
-            searcher.tell(trial.configuration, found.center / scale, visits.error(found) / scale)
+            # What visits differ by the search finds by itself, from all that it is told.
+            error = visits.error_inside(found) / scale
+            searcher.tell(trial.configuration, found.center / scale, error)
     return searcher
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from operator import attrgetter
 from statistics import fmean
 
 from bagua_autotune.measuring.rounds import Round
@@ -146,18 +147,16 @@ def _is_clear(
     """Whether even the winner's slowest visit and the default's fastest are apart by more than luck
     and drift explain."""
     visits, bad = Visits.of(trials, scale), in_bad_moments(trials, scale)
-    told = [t for t in chosen if t.index not in bad]
-    lows = [
-        (t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration == baseline
-    ]
-    highs = [
-        (t.estimate.center, t.estimate) for t in told if t.estimate and t.configuration != baseline
-    ]
-    if not (lows and highs):
+    sides: dict[bool, list[Estimate]] = {True: [], False: []}
+    for trial in chosen:
+        if trial.estimate and trial.index not in bad:
+            sides[trial.configuration == baseline].append(trial.estimate)
+    fastest = min(sides[True], key=attrgetter("center"), default=None)
+    slowest = max(sides[False], key=attrgetter("center"), default=None)
+    if fastest is None or slowest is None:
         return False
-    low, high = min(lows)[1], max(highs)[1]
-    luck = math.hypot(visits.error(low), visits.error(high))
-    return low.center - high.center >= CLEAR_GAIN * scale + LUCK * luck
+    luck = math.hypot(visits.error(fastest), visits.error(slowest))
+    return fastest.center - slowest.center >= CLEAR_GAIN * scale + LUCK * luck
 
 
 def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list[Trial]:
