@@ -79,8 +79,8 @@ class Totals:
         failures: how many failed, by the code of the reason.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps, search_seconds: of all rounds, as the figures tell them of one.
-        running: the trial that the ranks run: the one before the proposed one until they have
-            switched. None: none, or what they run is no trial any more.
+        running: the trial that the ranks run; until they have switched to one that is proposed,
+            the one before it.
         is_current: whether the latest steps are of what runs now; not so between a trial's begin
             and its first steps.
     """
@@ -106,7 +106,7 @@ def make_totals(reading: Reading) -> Totals:
         search_steps=sum(search.bill.steps for search in searches),
         search_seconds=sum(search.seconds for search in searches),
         running=running,
-        is_current=running is None or running.index in reading.steps,
+        is_current=job.is_over or (running is not None and running.index in reading.steps),
     )
 
 
@@ -115,8 +115,10 @@ def _running(reading: Reading) -> Trial | None:
     if reading.job.is_over or not trials or not trials[-1].is_open:
         return None
     *others, last = trials
+    if last.state != "proposed":
+        return last
     before = others[-1] if others and others[-1].round == last.round else None
-    return before if before and before.estimate and last.state == "proposed" else last
+    return before if before and before.estimate else None
 
 
 # A few kilobytes each.

@@ -33,7 +33,7 @@ def test_a_job_is_told_of_from_its_registration_to_its_result(client: FlaskClien
         ("digits", "lost"): 0,
     }
     assert of(found, "job_ranks") == {("digits",): 4}
-    assert of(found, "current_trial") == {("digits",): 0}
+    assert not of(found, "current_trial")  # the ranks have yet to run it
     assert not of(found, "speedup_ratio")
     assert not of(found, "job_result")
     state = drive(client, Ranks(noise=0.001), steps=10)
