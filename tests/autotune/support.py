@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from sqlalchemy import event
 
 from bagua_autotune.model.job import JobSpec
 from bagua_autotune.model.knobs import Value
+from bagua_autotune.store import Store
 
 MIB = 1024**2
 
@@ -91,3 +95,24 @@ class Clock:
     def __call__(self) -> float:
         self.now += 1.0
         return self.now
+
+
+@contextmanager
+def counting(store: Store) -> Iterator[list[str]]:
+    """The statements that SQLite runs in the block, what begins and ends transactions among
+    them."""
+    engine, found = store.database._engine, []
+
+    def lent(connection: Any, _record: Any, _proxy: Any) -> None:
+        connection.set_trace_callback(found.append)
+
+    def returned(connection: Any, _record: Any) -> None:
+        connection.set_trace_callback(None)
+
+    event.listen(engine, "checkout", lent)
+    event.listen(engine, "checkin", returned)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "checkout", lent)
+        event.remove(engine, "checkin", returned)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 
 from flask import Blueprint, Response, abort, request
 
@@ -19,6 +21,10 @@ from bagua_autotune.store.deletion import delete_training
 from bagua_autotune.tuning.reported import OtherProtocol, WrongStep
 from bagua_autotune.tuning.tuner import TrialNotNamed, Tuner
 from bagua_autotune.views import Overviews
+
+logger = logging.getLogger(__name__)
+
+MOST_TOLD = 20
 
 
 def _check_job_id() -> None:
@@ -113,13 +119,24 @@ def _delete(api: Blueprint, store: Store) -> None:
     @api.delete("/jobs/<job_id>")
     def delete_job(job_id: str) -> Response:
         try:
-            return answer(delete_training(store, job_id, query_flag("force")))
+            deleted = delete_training(store, job_id, query_flag("force"))
         except JobLives as error:
             abort(
                 409, f"{error} To force it, add ?force=true." if error.can_be_forced else f"{error}"
             )
+        _audit("deleted", [job.id for job in deleted.jobs])
+        return answer(deleted)
 
     @api.post("/prune")
     def post_prune() -> Response:
         asked = parse(reports.Prune)
-        return answer(retention.prune_now(store, asked.older_than_days, asked.dry_run))
+        pruned = retention.prune_now(store, asked.older_than_days, asked.dry_run)
+        if not asked.dry_run:
+            _audit(f"pruned after {asked.older_than_days} days", [job.id for job in pruned.jobs])
+        return answer(pruned)
+
+
+def _audit(what: str, job_ids: Sequence[str]) -> None:
+    """Log who asked for what cannot be undone."""
+    shown = ", ".join(job_ids[:MOST_TOLD]) + (", ..." if len(job_ids) > MOST_TOLD else "")
+    logger.info("audit: %s: %d jobs (%s), by %s", what, len(job_ids), shown, request.remote_addr)

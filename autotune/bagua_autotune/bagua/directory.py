@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from bagua_autotune.bagua import hyperparameters, storage
+from bagua_autotune.bagua import hyperparameters
 from bagua_autotune.bagua.family import Family
+from bagua_autotune.bagua.storage import NotRegistered, Storage
 from bagua_autotune.model.job import Job, JobSpec, Limits
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import JobConflict, UnknownJob
@@ -26,10 +27,6 @@ LONGEST_LABEL = 31
 # id() is an address: on 64-bit systems CPython's objects have addresses of 12 digits (39 bits) to
 # 15 (48 bits).  Versions, dates and times in seconds are shorter, so they are not cut off.
 _ADDRESS = re.compile(r"(.+)_[1-9]\d{11,14}")
-
-
-class NotRegistered(Exception):
-    """Raised where no worker has registered a model of this name."""
 
 
 class Directory:
@@ -45,10 +42,16 @@ class Directory:
     """
 
     def __init__(
-        self, tuner: Tuner, limits: Limits, world_size: int | None, clock: Callable[[], float]
+        self,
+        tuner: Tuner,
+        storage: Storage,
+        limits: Limits,
+        world_size: int | None,
+        clock: Callable[[], float],
     ) -> None:
         self._tuner = tuner
         self._store = tuner.store
+        self._storage = storage
         self._limits = limits
         self._world_size = world_size
         self._clock = clock
@@ -62,28 +65,17 @@ class Directory:
         job ends and a new one takes its place.
         """
         key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
-        before = self._store.family_of(self._alias(model_name))
+        alias = self.alias(model_name)
+        before = self._storage.key_of(alias)
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
         baseline = hyperparameters.baseline(default_bucket_bytes)
-        new = Family.new(label, baseline, self._clock())
-        storage.register(self._store, self._alias(model_name), key, new)
-        job = self._first_job(model_name, key, tensors, default_bucket_bytes)
+        family = self._storage.register(alias, key, Family.new(label, baseline, self._clock()))
+        job = self._first_job(model_name, key, family, tensors, default_bucket_bytes)
         if before not in (None, key) and stem(model_name) == model_name:
             self._replace(str(before), job)
         return job
 
-    def key(self, model_name: str) -> str:
-        """The family that the name means.
-
-        Raises:
-            NotRegistered: no worker has registered the name.
-        """
-        key = self._store.family_of(self._alias(model_name))
-        if key is None:
-            raise NotRegistered(model_name)
-        return key
-
-    def job(self, model_name: str, key: str, family: Family, position: int = 0) -> Job:
+    def job(self, model_name: str, key: str, family: Family, position: int) -> Job:
         """The job of one of the family's models, created if it is a further model.
 
         Raises:
@@ -103,9 +95,13 @@ class Directory:
         return self._create(job_id, first.name, key, tensors, default_bucket_bytes)
 
     def _first_job(
-        self, model_name: str, key: str, tensors: Sequence[Tensor], default_bucket_bytes: int
+        self,
+        model_name: str,
+        key: str,
+        family: Family,
+        tensors: Sequence[Tensor],
+        default_bucket_bytes: int,
     ) -> Job:
-        family, _ = storage.load(self._store, key)
         job_id = family.models[0].job_id
         try:
             job = self._store.job(job_id)
@@ -136,8 +132,7 @@ class Directory:
         return self._store.job(job_id)
 
     def _replace(self, key: str, successor: Job) -> None:
-        family, _ = storage.load(self._store, key)
-        for model in family.models:
+        for model in self._storage.load(key).models:
             try:
                 self._store.end_job(model.job_id, self._clock())
             except UnknownJob:
@@ -148,7 +143,8 @@ class Directory:
                 successor.id,
             )
 
-    def _alias(self, model_name: str) -> str:
+    def alias(self, model_name: str) -> str:
+        """What the store has for the name."""
         # Services of other world sizes on the same database have models of the same names.
         return f"{self._world_size or 'any'}/{model_name}"
 

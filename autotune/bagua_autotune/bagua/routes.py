@@ -7,15 +7,14 @@ bad input, for which Bagua answered 500, gets an error document with a 4xx statu
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from flask import Blueprint, Response
 
 from bagua_autotune.api.bodies import parse
 from bagua_autotune.api.errors import failure
 from bagua_autotune.bagua import messages
-from bagua_autotune.bagua.directory import NotRegistered
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
+from bagua_autotune.bagua.storage import NotRegistered
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
 from bagua_autotune.store import UnknownFamily
 
@@ -29,7 +28,7 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
         message = parse(messages.RegisterTensors)
         tensors = [tensor(t.name, t.num_elements, t.dtype) for t in message.tensor_list]
         wire = tuning.register(message.model_name, tensors, message.whether_to_bucket)
-        return _answer({"recommended_hyperparameters": wire})
+        return _answer(f'{{"recommended_hyperparameters": {wire}}}')
 
     @api.post("/report_metrics")
     def report_metrics() -> Response:
@@ -37,23 +36,26 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
         worker = message.hyperparameters
         ran = to_configuration(worker.bucket_size, worker.is_hierarchical_reduce)
         tuning.report(message.model_name, message.rank, message.train_iter, ran, message.speed)
-        return _answer({})
+        return _answer("{}")
 
     @api.post("/ask_hyperparameters")
     def ask_hyperparameters() -> Response:
         message = parse(messages.AskHyperparameters)
         wire, is_final = tuning.ask(message.model_name, message.rank, message.train_iter)
-        return _answer({"recommended_hyperparameters": wire, "is_autotune_completed": is_final})
+        completed = json.dumps(is_final)
+        return _answer(
+            f'{{"recommended_hyperparameters": {wire}, "is_autotune_completed": {completed}}}'
+        )
 
     @api.post("/report_tensor_execution_order")
     def report_tensor_execution_order() -> Response:
         spans = parse(messages.ReportTensorExecutionOrder).spans
         tuning.order(span.tensor_name for span in sorted(spans, key=lambda s: s.start_time))
-        return _answer({})
+        return _answer("{}")
 
     @api.get("/health_check")
     def health_check() -> Response:
-        return _answer({"status": "ok"})
+        return _answer('{"status": "ok"}')
 
     @api.errorhandler(NotRegistered)
     def _not_registered(error: NotRegistered) -> Response:
@@ -71,5 +73,5 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
     return api
 
 
-def _answer(body: dict[str, Any]) -> Response:
-    return Response(json.dumps(body), content_type="application/json")
+def _answer(body: str) -> Response:
+    return Response(body, content_type="application/json")

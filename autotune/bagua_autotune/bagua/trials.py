@@ -69,11 +69,12 @@ class Trials:
         """Return what all ranks switch to at this iteration; None: they go on unchanged.
 
         Args:
+            job: perhaps as it was before its last change.
             ordered: how many names of the execution order are known.
         """
         model, now = family.models[position], self._clock()
         current = model.grant
-        if current.is_final:
+        if current.is_final or (job.result is None and self._is_cold(job, model)):
             return None
         job, trial = self._store.job(job.id), self._tuner.open_trial(job.id)
         if job.result is None:
@@ -94,18 +95,22 @@ class Trials:
             at=now,
         )
 
+    def _is_cold(self, job: Job, model: Model) -> bool:
+        elapsed_seconds = self._clock() - model.grant.at
+        is_over = model.is_warm() or elapsed_seconds >= job.limits.warmup_seconds
+        return model.is_warming_up and not (model.warm_up and is_over)
+
     def _may_switch(self, job: Job, family: Family, model: Model, index: int) -> bool:
         """Whether the ranks are warm and do not run the open trial yet."""
-        elapsed_seconds = self._clock() - model.grant.at
         if model.is_warming_up:
-            is_over = model.is_warm() or elapsed_seconds >= job.limits.warmup_seconds
-            if model.warm_up and is_over:
-                logger.info("job %s: warmed up, measuring trial %d", job.id, index)
-                return True
-            return False
+            if self._is_cold(job, model):
+                return False
+            logger.info("job %s: warmed up, measuring trial %d", job.id, index)
+            return True
         if index != model.grant.trial:
             return True
         windows = self._windows(job, family, index)
+        elapsed_seconds = self._clock() - model.grant.at
         if are_enough(windows, elapsed_seconds >= job.limits.trial_seconds):
             self._tuner.close_trial(job.id, index, windows)
         return False

@@ -5,20 +5,22 @@ A worker registers, asks at iteration 0, then reports and asks every 100 iterati
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
-from bagua_autotune.bagua import hyperparameters, storage
+from bagua_autotune.bagua import hyperparameters
 from bagua_autotune.bagua.directory import Directory
 from bagua_autotune.bagua.family import Family, Grant, Window
+from bagua_autotune.bagua.storage import Change, Changed, Known, Storage
 from bagua_autotune.bagua.trials import Trials
 from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
-from bagua_autotune.model.knobs import Configuration
+from bagua_autotune.model.knobs import Configuration, Value
 from bagua_autotune.model.layout import Tensor
+from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
@@ -27,9 +29,10 @@ DEFAULT_BUCKET_BYTES = 10 * 1024**2
 # Ranks at different iterations for so long will hardly meet again.
 APART_ITERATIONS = 3
 MOST_RANKS_TOLD = 4
+AGAIN = "job %s: its ranks start again with the default; tuning goes on"
 # So long after its last contact a job still takes spans.
 SPAN_SECONDS = 86_400.0
-# How many jobs' tensors are kept in memory.
+# Of how many jobs the tensors and the last answer are kept in memory.
 JOBS_AT_HAND = 256
 
 
@@ -59,50 +62,58 @@ class BaguaTuning:
         self._world_size = world_size
         self._default_bucket_bytes = default_bucket_bytes
         self._clock = clock
+        self._storage = Storage(self._store)
         self._trials = Trials(tuner, world_size, clock)
-        self._directory = Directory(tuner, limits, world_size, clock)
+        self._directory = Directory(tuner, self._storage, limits, world_size, clock)
         # A job's tensors never change, and every answer needs them.
         self._tensors = lru_cache(maxsize=JOBS_AT_HAND)(self._store.tensors)
+        self._wires: Cache[str] = Cache(JOBS_AT_HAND)
+        self._jobs: Cache[Job] = Cache(JOBS_AT_HAND)
         self._names: dict[str, frozenset[str]] = {}
 
     def register(
         self, model_name: str, tensors: Sequence[Tensor], whether_to_bucket: bool = True
-    ) -> dict[str, Any]:
-        """Register a model; return the hyperparameters to begin with: the default."""
+    ) -> str:
+        """Register a model; return the hyperparameters to begin with, in JSON: the default."""
         size = self._default_bucket_bytes if whether_to_bucket else hyperparameters.UNBUCKETED_BYTES
         job = self._directory.register(model_name, tensors, size)
-        return hyperparameters.to_wire(self._tensors(job.id), job.baseline)
+        return self._wire(job, job.baseline)
 
-    def ask(self, model_name: str, rank: int, iteration: int) -> tuple[dict[str, Any], bool]:
-        """The hyperparameters to use from now on, and whether they are final.
+    def ask(self, model_name: str, rank: int, iteration: int) -> tuple[str, bool]:
+        """The hyperparameters to use from now on, in JSON, and whether they are final.
 
         Raises:
             NotRegistered: nobody registered the model.
             RankOutsideWorld: there is no such rank.
         """
         self._check_rank(rank)
-        key = self._directory.key(model_name)
-        family, order = storage.load(self._store, key)
-        if family.is_entering(rank, model_name, iteration):
-            job = self._enter(model_name, key, family, rank, iteration)
-            return hyperparameters.to_wire(self._tensors(job.id), job.baseline), False
-        position = family.position(rank, model_name) or 0
-        job = self._heard_of(self._directory.job(model_name, key, family, position), family)
-        next_grant: Grant | None = None
-        if family.is_due(position, iteration, self._world_size):
-            next_grant = self._trials.next_grant(job, family, position, iteration, len(order))
-        after = storage.update(
-            self._store,
-            key,
-            lambda f: f.asked(rank, model_name, iteration, next_grant, self._world_size),
-        )
-        if family.apart_count < APART_ITERATIONS <= after.apart_count:
+
+        def asked(known: Known) -> Change:
+            family = known.family
+            if family.is_entering(rank, model_name, iteration):
+                return Change(family.entered(rank, iteration, self._clock()), 0)
+            position = family.position(rank, model_name) or 0
+            grant: Grant | None = None
+            if family.is_due(position, iteration, self._world_size):
+                job = self._job(model_name, known, position)
+                grant = self._trials.next_grant(job, family, position, iteration, len(known.order))
+            after = family.asked(rank, model_name, iteration, grant, self._world_size)
+            return Change(after, position)
+
+        found = self._storage.change(self._directory.alias(model_name), asked)
+        job = self._heard_of(model_name, found)
+        before, after = found.before.family, found.family
+        if before.is_entering(rank, model_name, iteration):
+            if before.names and not after.names:
+                logger.info(
+                    "job %s: its ranks start again with the default; tuning goes on", job.id
+                )
+            return self._wire(job, job.baseline), False
+        if before.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)
-        grant = after.models[position].grant_at(iteration)
-        if grant.ordered > len(order):  # another rank's ask was granted meanwhile
-            _, order = storage.load(self._store, key)
-        known = hyperparameters.in_execution_order(self._tensors(job.id), order[: grant.ordered])
-        return hyperparameters.to_wire(known, grant.configuration), grant.is_final
+        grant = after.models[found.position].grant_at(iteration)
+        order = found.before.order[: grant.ordered]
+        return self._wire(job, grant.configuration, order), grant.is_final
 
     def report(
         self, model_name: str, rank: int, iteration: int, ran: Configuration, speed: float
@@ -114,16 +125,16 @@ class BaguaTuning:
             RankOutsideWorld: there is no such rank.
         """
         self._check_rank(rank)
-        window = Window(iteration=iteration, speed=bounded(speed))
-        key, now = self._directory.key(model_name), self._clock()
-        family = storage.update(
-            self._store,
-            key,
-            lambda f: f.reported(rank, model_name, window, ran == Configuration(f.baseline), now),
-        )
-        position = family.position(rank, model_name) or 0
-        job = self._heard_of(self._directory.job(model_name, key, family, position), family)
-        self._trials.measure(job, family, position, rank, window, ran)
+        window, now = Window(iteration=iteration, speed=bounded(speed)), self._clock()
+
+        def reported(known: Known) -> Change:
+            is_baseline = ran == Configuration(known.family.baseline)
+            family = known.family.reported(rank, model_name, window, is_baseline, now)
+            return Change(family, family.position(rank, model_name) or 0)
+
+        found = self._storage.change(self._directory.alias(model_name), reported)
+        job = self._heard_of(model_name, found)
+        self._trials.measure(job, found.family, found.position, rank, window, ran)
 
     def order(self, names: Iterable[str]) -> None:
         """Note the order in which tensors became ready in some model: spans do not say in which.
@@ -143,25 +154,40 @@ class BaguaTuning:
                 self._store.extend_order(key, new)
         self._names = known
 
-    def _enter(self, model_name: str, key: str, family: Family, rank: int, iteration: int) -> Job:
-        """Note that the rank begins; return the family's first job, whose default it gets."""
-        now = self._clock()
-        after = storage.update(self._store, key, lambda f: f.entered(rank, iteration, now))
-        job = self._heard_of(self._directory.job(model_name, key, after), after)
-        if family.names and not after.names:
-            logger.info("job %s: its ranks start again with the default; tuning goes on", job.id)
-        return job
+    def _job(self, model_name: str, known: Known, position: int) -> Job:
+        """The job of a model, perhaps as it was before its last change."""
+        job_id = known.family.models[position].job_id
+        remembered = self._jobs.known(job_id)
+        return remembered or self._directory.job(model_name, known.key, known.family, position)
 
-    def _heard_of(self, job: Job, family: Family) -> Job:
-        """Store the job's last contact, and the number of its ranks if no world size is known."""
-        now = self._clock()
+    def _heard_of(self, model_name: str, found: Changed) -> Job:
+        """The model's job. Stores its last contact, and the number of its ranks if no world size is
+        known."""
+        family, position = found.family, found.position
+        now, (created_at, revision, last_contact_at) = self._clock(), found.job
+        job = self._jobs.get(
+            family.models[position].job_id,
+            (created_at, revision) if created_at is not None else object(),
+            lambda: self._directory.job(model_name, found.before.key, family, position),
+        )
         if job.is_lost:
             self._store.resume_job(job.id, now)
-        elif now - job.last_contact_at >= CONTACT_SECONDS:
+        elif now - (last_contact_at or now) >= CONTACT_SECONDS:
             self._store.touch(job.id, now)
         if self._world_size is None and job.world_size < len(family.present):
             self._store.widen(job.id, len(family.present))
         return job
+
+    def _wire(self, job: Job, configuration: Mapping[str, Value], order: Sequence[str] = ()) -> str:
+        """Hyperparameters in JSON: for hundreds of tensors they take longer than all else. The
+        order of a job only ever grows, so its length says which it is."""
+
+        def make() -> str:
+            known = hyperparameters.in_execution_order(self._tensors(job.id), order)
+            return json.dumps(hyperparameters.to_wire(known, configuration))
+
+        which = len(order), configuration["bucket_bytes"], configuration["hierarchical"]
+        return self._wires.get(job.id, which, make)
 
     def _warn_apart(self, job: Job, family: Family) -> None:
         places = family.stragglers(self._world_size)

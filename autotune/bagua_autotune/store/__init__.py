@@ -18,7 +18,7 @@ from bagua_autotune.store.errors import (
     trouble,
 )
 from bagua_autotune.store.events import Events
-from bagua_autotune.store.families import Families
+from bagua_autotune.store.families import Families, Heard, StoredFamily
 from bagua_autotune.store.jobs import Contact, Jobs, read_each
 from bagua_autotune.store.lives import Lives, Place
 from bagua_autotune.store.observations import Observations, StepCost, Steps, StepTime
@@ -29,6 +29,7 @@ from bagua_autotune.store.writable import Writable
 
 __all__ = [
     "Contact",
+    "Heard",
     "JobConflict",
     "JobLives",
     "NoDatabase",
@@ -40,6 +41,7 @@ __all__ = [
     "Steps",
     "Store",
     "StoreError",
+    "StoredFamily",
     "UnknownFamily",
     "UnknownJob",
     "UnknownTrial",

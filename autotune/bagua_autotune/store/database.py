@@ -8,20 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import (
-    URL,
-    Engine,
-    ExceptionContext,
-    NullPool,
-    create_engine,
-    event,
+from sqlalchemy import URL, Engine, ExceptionContext, NullPool, create_engine, event
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InvalidatePoolError,
+    SQLAlchemyError,
 )
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bagua_autotune.store import migrations, sqlite
+from bagua_autotune.store.direct import IS_DIRECT, Direct, Run, Statement
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
 from bagua_autotune.store.location import parse, shown, with_driver
 from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
@@ -41,6 +40,8 @@ SERVER_LIMITS_SECONDS = {
 }
 # After a server gave no answer.
 RETRY_SECONDS = 2.0
+
+Answer = TypeVar("Answer")
 
 
 class Database:
@@ -67,8 +68,9 @@ class Database:
         if as_found and self.is_sqlite and not Path(str(self.url.database)).exists():
             raise NoDatabase(f"there is no database {self}; --database names another")
         try:
+            files = None
             if self.is_sqlite:
-                self._engine = sqlite.open_engine(self.url)
+                self._engine, files = sqlite.open_engine(self.url)
             else:
                 self._engine = _server(self.url, self._circuit)
         except ImportError as error:
@@ -76,6 +78,9 @@ class Database:
         except (OSError, ArgumentError) as error:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
         self._reader = self._engine.execution_options(read_only=True)
+        self._listeners: list[Callable[[], None]] = []
+        event.listen(self._engine, "handle_error", lambda _: self._doubt())
+        self._direct = Direct(self._engine, self._failed, files)
         try:
             if as_found:
                 migrations.check(self._reader)
@@ -154,9 +159,44 @@ class Database:
             finally:
                 self._writers.release()
 
-    def on_error(self, listener: Callable[[ExceptionContext], None]) -> None:
+    def ask(self, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of one statement that reads; within ``reading`` of the same thread, of its
+        view."""
+        outer = getattr(self._views, "session", None)
+        if outer is not None:
+            return self._direct.within(outer.connection().connection, statement, values)
+        self._circuit.enter()
+        rows = self._direct.one(statement, values)
+        self._circuit.answered()
+        return rows
+
+    def tell(self, statement: Statement, **values: Any) -> list[Any]:
+        """Run one statement that writes, in a transaction of its own; its rows."""
+        return self._write(lambda: self._direct.one(statement, values))
+
+    def transact(self, work: Callable[[Run], Answer]) -> Answer:
+        """Do the work in one transaction that writes; it may be done a second time (see direct)."""
+        return self._write(lambda: self._direct.transaction(work))
+
+    def _write(self, do: Callable[[], Answer]) -> Answer:
+        self._circuit.enter()
+        with self._turn():
+            answer = do()
+        self._circuit.answered()
+        return answer
+
+    def _failed(self, error: DBAPIError) -> None:
+        if error.connection_invalidated:
+            self._circuit.failed()
+        self._doubt()
+
+    def _doubt(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def on_error(self, listener: Callable[[], None]) -> None:
         """Call the listener when a statement or a commit fails."""
-        event.listen(self._engine, "handle_error", listener)
+        self._listeners.append(listener)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -187,6 +227,8 @@ class Circuit:
 
     def answered(self) -> None:
         """The server answered."""
+        if self._next_try is None:
+            return
         with self._lock:
             self._next_try = None
 
@@ -206,7 +248,6 @@ def _server(url: URL, circuit: Circuit) -> Engine:
         pool_size=CONNECTIONS,
         max_overflow=0,
         pool_timeout=CONNECTION_WAIT_SECONDS,
-        pool_pre_ping=True,
         # A hanging server closes no connection: only the socket's time limit ends the wait.
         connect_args={"timeout": ANSWER_SECONDS} if url.get_driver_name() == "pg8000" else {},
     )
@@ -243,14 +284,21 @@ def _tell(circuit: Circuit, engine: Engine) -> None:
     """Tell the circuit whether the engine's server answers."""
 
     @event.listens_for(engine, "checkout")
-    def _checkout(_connection: Any, _record: Any, _proxy: Any) -> None:
-        circuit.answered()  # a new connection, or one that answered a ping
+    def _checkout(connection: Any, _record: Any, _proxy: Any) -> None:
+        if IS_DIRECT.get():
+            return  # what is done there finds out by itself, and is done again
+        try:
+            connection.autocommit = True
+            engine.dialect.do_ping(connection)
+            connection.autocommit = False
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error  # all that lie there; a new one is made
+        circuit.answered()
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: ExceptionContext) -> None:
-        # A ping without an answer is no failure yet: a new connection is tried.
         could_not_connect = context.connection is None
-        if not context.is_pre_ping and (could_not_connect or context.is_disconnect):
+        if could_not_connect or context.is_disconnect:
             circuit.failed()
 
 

@@ -3,30 +3,63 @@ ranks use for them. What is known of a family is the protocol's own; here it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.database import Database
+from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownFamily
+from bagua_autotune.store.rows import as_text
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
 
-Content = dict[str, Any]
+
+class StoredFamily(NamedTuple):
+    """A family's row; what is known of it, and its ready order, are JSON."""
+
+    key: str
+    revision: int
+    data: str
+    ready_order: str
+
+
+class Heard(NamedTuple):
+    """Of a family's job, if it is stored: its version, and when it was last heard of."""
+
+    created_at: float | None
+    revision: int | None
+    last_contact_at: float | None
+
+
+FAMILY = select(
+    FamilyRow.key, FamilyRow.revision, as_text(FamilyRow.data), as_text(FamilyRow.ready_order)
+)
+BY_KEY = Statement(FAMILY.where(FamilyRow.key == bindparam("of_key")))
+BY_ALIAS = Statement(FAMILY.join(AliasRow).where(AliasRow.alias == bindparam("alias")))
+NAMED = exists().where(AliasRow.alias == bindparam("alias"), AliasRow.family == FamilyRow.key)
+OF_JOB = JobRow.id == bindparam("job_id")
+REPLACE = Statement(
+    update(FamilyRow)
+    .where(FamilyRow.key == bindparam("of_key"), FamilyRow.revision == bindparam("known"), NAMED)
+    .values(data=bindparam("content", type_=FamilyRow.data.type), revision=FamilyRow.revision + 1)
+    .returning(
+        *(
+            select(getattr(JobRow, name)).where(OF_JOB).scalar_subquery().label(f"job_{name}")
+            for name in Heard._fields
+        )
+    )
+)
 
 
 class Families:
-    """The part of the store that keeps families.
-
-    Methods that read or change one raise UnknownFamily if there is none of this key.
-    """
+    """The part of the store that keeps families."""
 
     database: Database
 
-    def add_family(self, alias: str, key: str, content: Content) -> None:
+    def add_family(self, alias: str, key: str, content: Any) -> None:
         """Bind the alias to the family of this key, which is created if there is none."""
         named = update(AliasRow).where(AliasRow.alias == alias).values(family=key)
         try:
@@ -39,33 +72,43 @@ class Families:
         except IntegrityError:  # another replica registered it at the same moment
             self.add_family(alias, key, content)
 
-    def family_of(self, alias: str) -> str | None:
-        """The key of the family that the alias means."""
-        with self.database.reading() as session:
-            return session.scalar(select(AliasRow.family).where(AliasRow.alias == alias))
+    def family_of(self, alias: str) -> StoredFamily | None:
+        """The family that the alias means."""
+        found = self.database.ask(BY_ALIAS, alias=alias)
+        return StoredFamily(*found[0]) if found else None
 
-    def family(self, key: str) -> tuple[Content, list[str]]:
-        """What is known of a family, and its ready order."""
-        with self.database.reading() as session:
-            return _read(session, key)
+    def family(self, key: str) -> StoredFamily:
+        """The family of this key; UnknownFamily if there is none."""
+        found = self.database.ask(BY_KEY, of_key=key)
+        if not found:
+            raise UnknownFamily(key)
+        return StoredFamily(*found[0])
 
-    def change_family(self, key: str, change: Callable[[Content], Content]) -> Content:
-        """Replace what is known of a family by ``change`` of it, in one transaction; what that
-        is."""
-        with self.database.writing() as session:
-            before, _ = _read(session, key, lock=True)
-            changed = change(before)
-            if changed != before:
-                session.execute(_update(key).values(data=changed))
-            return changed
+    def replace_family(
+        self, alias: str, key: str, revision: int, content: str, job_id: str
+    ) -> Heard | None:
+        """Replace what is known of a family, whose revision rises by one, if it still has this
+        revision and the alias still means it.
+
+        Returns:
+            What is stored of the job; None, with nothing changed, if something else came first.
+        """
+        found = self.database.tell(
+            REPLACE, alias=alias, of_key=key, known=revision, content=content, job_id=job_id
+        )
+        return Heard(*found[0]) if found else None
 
     def extend_order(self, key: str, names: Sequence[str]) -> None:
-        """Append the names that a family's ready order does not hold yet."""
+        """Append the names that a family's ready order does not hold yet; UnknownFamily if there is
+        no such family."""
+        query = select(FamilyRow).where(FamilyRow.key == key).with_for_update()
         with self.database.writing() as session:
-            _, known = _read(session, key, lock=True)
-            order = list(dict.fromkeys([*known, *names]))
-            if len(order) > len(known):
-                session.execute(_update(key).values(ready_order=order))
+            row = session.scalar(query)
+            if row is None:
+                raise UnknownFamily(key)
+            order = list(dict.fromkeys([*row.ready_order, *names]))
+            if len(order) > len(row.ready_order):
+                row.ready_order, row.revision = order, row.revision + 1
 
     def families_being_tuned(self, since: float) -> dict[str, str]:
         """Return by family one of its jobs that is being tuned and has reported since then."""
@@ -82,15 +125,3 @@ class Families:
         left = select(JobRow.data["family"].as_string()).where(JobRow.protocol == "v1")
         with self.database.writing() as session:
             session.execute(delete(FamilyRow).where(FamilyRow.key.not_in(left)))
-
-
-def _update(key: str) -> Any:
-    return update(FamilyRow).where(FamilyRow.key == key)
-
-
-def _read(session: Session, key: str, lock: bool = False) -> tuple[Content, list[str]]:
-    query = select(FamilyRow.data, FamilyRow.ready_order).where(FamilyRow.key == key)
-    row = session.execute(query.with_for_update() if lock else query).one_or_none()
-    if row is None:
-        raise UnknownFamily(key)
-    return row.data, row.ready_order

@@ -11,9 +11,9 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, PoolProxiedConnection, event
 
 from bagua_autotune.store.errors import FileLost
 from bagua_autotune.store.location import FILE_MODE
@@ -55,15 +55,19 @@ class Files:
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Any) -> None:
-            try:
-                self._check(connection.info)
-            except FileLost:
-                self._empty_log(connection.connection.driver_connection)
-                raise
+            self.check(connection.connection)
 
         @event.listens_for(engine, "commit")
         def _commit(connection: Any) -> None:
             self._check(connection.info)
+
+    def check(self, lent: PoolProxiedConnection) -> None:
+        """Raise FileLost if the connection, in no transaction, writes where nobody reads."""
+        try:
+            self._check(lent.info)
+        except FileLost:
+            self._empty_log(cast(sqlite3.Connection, lent.driver_connection))
+            raise
 
     def _make(self) -> None:
         with suppress(OSError):  # it exists, or SQLite will say what is wrong

@@ -25,6 +25,7 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
+from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
 from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, ProfileRow, TrialRow
@@ -35,7 +36,13 @@ logger = logging.getLogger(__name__)
 MOST_UNREADABLE = 9
 # Statements that are used often are built once.
 NEWEST_FIRST = JobRow.created_at.desc(), JobRow.id
-JOB = select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id"))
+JOB = Statement(select(*rows.JOB_COLUMNS).where(JobRow.id == bindparam("job_id")))
+TOUCH = Statement(
+    update(JobRow)
+    .where(JobRow.id == bindparam("job_id"))
+    .values(last_contact_at=bindparam("at"))
+    .returning(JobRow.id)
+)
 
 
 class Contact(NamedTuple):
@@ -58,7 +65,7 @@ class Contact(NamedTuple):
 
 
 CONTACT = tuple(getattr(JobRow, field) for field in Contact._fields)
-CONTACT_AND_CLAIM = (
+CONTACT_AND_CLAIM = Statement(
     select(*CONTACT, ClaimRow.until)
     .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
     .where(JobRow.id == bindparam("job_id"))
@@ -129,11 +136,10 @@ class Jobs:
         return False
 
     def job(self, job_id: str) -> Job:
-        with self.database.reading() as session:
-            row = session.connection().execute(JOB, {"job_id": job_id}).one_or_none()
-            if row is None:
-                raise UnknownJob(job_id)
-            return rows.job_record(row)
+        found = self.database.ask(JOB, job_id=job_id)
+        if not found:
+            raise UnknownJob(job_id)
+        return rows.job_record(found[0])
 
     def jobs(self, name: str | None = None, limit: int = 100) -> list[Job]:
         """Jobs of this name, or all; newest first."""
@@ -190,11 +196,10 @@ class Jobs:
 
     def contact_and_claim(self, job_id: str) -> tuple[Contact, float | None]:
         """The job's contact, and until when a replica has claimed it (see claims), in one query."""
-        with self.database.reading() as session:
-            row = session.connection().execute(CONTACT_AND_CLAIM, {"job_id": job_id}).one_or_none()
-        if row is None:
+        found = self.database.ask(CONTACT_AND_CLAIM, job_id=job_id)
+        if not found:
             raise UnknownJob(job_id)
-        *contact, until = row
+        *contact, until = found[0]
         return Contact._make(contact), until
 
     def contacts(
@@ -225,10 +230,8 @@ class Jobs:
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
-        with self.database.writing() as session:
-            heard = update(JobRow).where(JobRow.id == job_id).values(last_contact_at=at)
-            if session.scalar(heard.returning(JobRow.id)) is None:
-                raise UnknownJob(job_id)
+        if not self.database.tell(TOUCH, job_id=job_id, at=at):
+            raise UnknownJob(job_id)
 
     def count_saved(self, job_id: str, saved: Saved, at: float) -> bool:
         """Add to what the job's speed-up has saved, once: False, with nothing changed but the last

@@ -190,6 +190,12 @@ def _from_7(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE trials ADD COLUMN memory JSON"))
 
 
+def _from_8(connection: Connection) -> None:
+    """Revisions of families."""
+    statement = "ALTER TABLE families ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL"
+    connection.execute(text(statement))
+
+
 # SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
 # which take megabytes, are moved behind them. SQLite adds no column without a default.
 TENSORS_LAST = {
@@ -219,4 +225,5 @@ MIGRATIONS: dict[int, Callable[[Connection], None]] = {
     5: _from_5,
     6: _from_6,
     7: _from_7,
+    8: _from_8,
 }

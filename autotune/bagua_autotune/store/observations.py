@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    JSON,
     BindParameter,
-    Connection,
     bindparam,
     case,
+    column,
     func,
     insert,
     select,
     tuple_,
     update,
 )
+from sqlalchemy import cast as sql_cast
 
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
+from bagua_autotune.store.direct import Run, Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.rows import TRIALS, check_job, trial_row
 from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
+STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
 # The ranks go on with a closed trial until the next is chosen; those steps teach nothing new.
 MOST_LATE_STEPS = 100
 OBSERVED = (ObservationRow.values, ObservationRow.compute, ObservationRow.complexity)
-COST = (ObservationRow.cost, ObservationRow.complexity)
-# Statements of every report, built once. Writing the job's row locks it. A lost job keeps its last
-# contact until it is resumed.
-HEAR = (
+JOB_ID: BindParameter[str] = bindparam("job_id")
+TRIAL_ID: BindParameter[int] = bindparam("trial_id")
+OF_TRIAL = (TrialRow.job_id == JOB_ID) & (TrialRow.index == bindparam("trial"))
+# Writing the job's row locks it. A lost job keeps its last contact until it is resumed.
+HEAR = Statement(
     update(JobRow)
-    .where(JobRow.id == bindparam("of_job"))
+    .where(JobRow.id == JOB_ID)
     .values(
         revision=JobRow.revision + 1,
         last_contact_at=case(
@@ -44,10 +50,24 @@ HEAR = (
     )
     .returning(*rows.JOB_COLUMNS)
 )
-KNOWN_COSTS = select(ObservationRow.step, *COST)
-KNOWN_COSTS = KNOWN_COSTS.where(ObservationRow.trial_id == bindparam("trial_id"))
-JOB_ID: BindParameter[str] = bindparam("job_id")
-STEPS = (
+COSTS = select(ObservationRow.step, ObservationRow.cost, ObservationRow.complexity)
+COSTS_OF_TRIAL = Statement(COSTS.where(ObservationRow.trial_id == TRIAL_ID))
+COSTS_OF_INDEX = Statement(COSTS.join(TrialRow).where(OF_TRIAL).order_by(ObservationRow.step))
+ADD_STEP = Statement(
+    insert(ObservationRow).values({name: bindparam(f"of_{name}") for name in STEP})
+)
+# All steps of a report at once, as JSON; only PostgreSQL reads its numbers exactly.
+TOLD = func.json_to_recordset(sql_cast(bindparam("steps"), JSON)).table_valued(
+    *(column(name, ObservationRow.__table__.c[name].type) for name in STEP), name="told"
+)
+ADD_STEPS = Statement(
+    insert(ObservationRow).from_select(STEP, select(*TOLD.render_derived(with_types=True).c))
+)
+OF_ID = update(TrialRow).where(TrialRow.id == TRIAL_ID)
+LATE = Statement(OF_ID.values(late_steps=TrialRow.late_steps + bindparam("more")))
+START = Statement(OF_ID.values(state="running", started_at=bindparam("at")))
+MEMORY = Statement(OF_ID.values(memory=bindparam("told", type_=JSON)))
+STEPS = Statement(
     select(
         TrialRow.index,
         func.min(ObservationRow.step),
@@ -61,20 +81,30 @@ STEPS = (
 )
 LATEST_OBSERVATIONS = (
     select(ObservationRow.step, *OBSERVED)
-    .where(
-        ObservationRow.trial_id
-        == select(TrialRow.id)
-        .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
-        .scalar_subquery()
-    )
+    .join(TrialRow)
+    .where(OF_TRIAL)
     .order_by(ObservationRow.step.desc())
     .limit(bindparam("count"))
 )
-COSTS = (
-    select(*COST)
-    .join(TrialRow)
-    .where(TrialRow.job_id == JOB_ID, TrialRow.index == bindparam("trial"))
-    .order_by(ObservationRow.step)
+# One rank's value, by a writer that has locked the job.
+HEAR_RANK = Statement(
+    update(JobRow)
+    .where(JobRow.id == JOB_ID)
+    .values(revision=JobRow.revision + 1, last_contact_at=bindparam("at"))
+    .returning(JobRow.id)
+)
+STEP_OF_TRIAL = Statement(
+    select(TrialRow.id, TrialRow.state, rows.as_text(ObservationRow.values))
+    .outerjoin(
+        ObservationRow,
+        (ObservationRow.trial_id == TrialRow.id) & (ObservationRow.step == bindparam("step")),
+    )
+    .where(OF_TRIAL)
+)
+SET_VALUES = Statement(
+    update(ObservationRow)
+    .where(ObservationRow.trial_id == TRIAL_ID, ObservationRow.step == bindparam("of_step"))
+    .values(values=bindparam("told", type_=JSON))
 )
 
 
@@ -155,60 +185,77 @@ class Observations:
                 nothing is stored.
             memory: that the trial took so far; of all reports the fullest counts.
         """
-        with self.database.writing() as session:
-            connection = session.connection()
-            job_row = connection.execute(HEAR, {"of_job": job_id, "at": at}).one_or_none()
-            if job_row is None:
+
+        def add(run: Run) -> Reported:
+            found = run(HEAR, job_id=job_id, at=at)
+            if not found:
                 raise UnknownJob(job_id)
-            job = rows.job_record(job_row)
-            trial_rows = connection.execute(TRIALS, {"job_id": job_id}).all()
+            job, trial_rows = rows.job_record(found[0]), run(TRIALS, job_id=job_id)
             trials = [rows.trial_record(row[2:]) for row in trial_rows]
             if index >= len(trials):
                 raise UnknownTrial(index)
             weighed = weigh(job, trials[index]) if weigh else [None] * len(observations)
-            trial_id = trial_rows[index].id
-            known = connection.execute(KNOWN_COSTS, {"trial_id": trial_id}).all()
+            trial_id, trial = trial_rows[index].id, trials[index]
+            known = run(COSTS_OF_TRIAL, trial_id=trial_id)
             costs = {step: StepCost(*cost) for step, *cost in known}
-            pairs = zip(observations, weighed, strict=True)
             told = [
                 (each, cost)
-                for each, cost in pairs
+                for each, cost in zip(observations, weighed, strict=True)
                 if each.step not in costs and not _is_absence(job, each, at)
             ]
-            if not trials[index].is_open:
+            if not trial.is_open:
                 told = told[: max(0, MOST_LATE_STEPS - trial_rows[index].late_steps)]
-                _count_late(connection, trial_id, len(told))
-            new = [each for each, _ in told]
-            if new:
-                costs.update((each.step, StepCost(cost, each.complexity)) for each, cost in told)
-                rows_of = [_observation_row(trial_id, *each) for each in told]
-                connection.execute(insert(ObservationRow), rows_of)
-                if trials[index].state == "proposed":
-                    trials[index] = _start(connection, trial_id, trials[index], at)
-            if memory is not None:
-                trials[index] = _take_memory(connection, trial_id, trials[index], memory)
-        return Reported(job, trials, new, [costs[step] for step in sorted(costs)])
+            self._insert(run, [_step_row(trial_id, *each) for each in told])
+            if told and not trial.is_open:
+                run(LATE, trial_id=trial_id, more=len(told))
+            elif told and trial.state == "proposed":
+                run(START, trial_id=trial_id, at=at)
+                trial = replace(trial, state="running", started_at=at)
+            if memory is not None and (fuller := fullest([trial.memory, memory])) != trial.memory:
+                run(MEMORY, trial_id=trial_id, told=fuller.model_dump_json() if fuller else None)
+                trial = replace(trial, memory=fuller)
+            trials[index] = trial
+            costs.update((each.step, StepCost(cost, each.complexity)) for each, cost in told)
+            in_order = [costs[step] for step in sorted(costs)]
+            return Reported(job, trials, [each for each, _ in told], in_order)
+
+        return self.database.transact(add)
+
+    def _insert(self, run: Run, steps: list[dict[str, Any]]) -> None:
+        if steps and not self.database.is_sqlite:
+            run(ADD_STEPS, steps=json.dumps(steps))
+            return
+        for step in steps:
+            as_text = {name: json.dumps(step[name]) for name in ("values", "compute") if step[name]}
+            run(ADD_STEP, **{f"of_{name}": value for name, value in {**step, **as_text}.items()})
 
     def add_value(
         self, job_id: str, index: int, step: int, rank: int, value: float, at: float
     ) -> bool:
         """Store one rank's value of one step of a trial. False if that rank's is there already."""
-        with self.database.writing() as session:
-            rows.locked_row(session, job_id).last_contact_at = at
-            trial = trial_row(session, job_id, index)
-            rows.start(trial, at)
-            of_step = ObservationRow.trial_id == trial.id, ObservationRow.step == step
-            known = session.scalar(select(ObservationRow.values).where(*of_step))
-            values = [*(known or ()), *[None] * (rank + 1 - len(known or ()))]
+
+        def add(run: Run) -> bool:
+            if not run(HEAR_RANK, job_id=job_id, at=at):
+                raise UnknownJob(job_id)
+            found = run(STEP_OF_TRIAL, job_id=job_id, trial=index, step=step)
+            if not found:
+                raise UnknownTrial(index)
+            trial_id, state, text = found[0]
+            if state == "proposed":
+                run(START, trial_id=trial_id, at=at)
+            values = json.loads(text or "[]")
+            values += [None] * (rank + 1 - len(values))
             if values[rank] is not None:
                 return False
             values[rank] = value
-            if known is None:
-                new = insert(ObservationRow).values(trial_id=trial.id, step=step, values=values)
-                session.execute(new)
+            if text is None:
+                new = _step_row(trial_id, Observation(step, tuple(values)), None)
+                self._insert(run, [{**new, "slowest": None}])  # they are speeds
             else:
-                session.execute(update(ObservationRow).where(*of_step).values(values=values))
+                run(SET_VALUES, trial_id=trial_id, of_step=step, told=json.dumps(values))
             return True
+
+        return self.database.transact(add)
 
     def observations(
         self,
@@ -245,9 +292,8 @@ class Observations:
 
     def observed_steps(self, job_id: str) -> dict[int, Steps]:
         """Return by trial index the observed steps; trials without any are left out."""
-        with self.database.reading() as session:
-            found = session.connection().execute(STEPS, {"job_id": job_id}).all()
-            return {index: Steps(first, last, count) for index, first, last, count in found}
+        found = self.database.ask(STEPS, job_id=job_id)
+        return {index: Steps(first, last, count) for index, first, last, count in found}
 
     def step_times(self, job_id: str) -> list[StepTime]:
         """All steps in step order; none of a v1 job, whose ranks report speeds."""
@@ -259,9 +305,8 @@ class Observations:
 
     def step_costs(self, job_id: str, trial: int) -> list[StepCost]:
         """The cost of each step of a trial, in step order."""
-        with self.database.reading() as session:
-            given = {"job_id": job_id, "trial": trial}
-            return [StepCost(*row) for row in session.connection().execute(COSTS, given)]
+        found = self.database.ask(COSTS_OF_INDEX, job_id=job_id, trial=trial)
+        return [StepCost(*cost) for _, *cost in found]
 
     def latest_observations(self, job_id: str, trial: int, count: int) -> list[Observation]:
         """The last steps of a trial, in step order."""
@@ -291,35 +336,8 @@ def _is_absence(job: Job, told: Observation, at: float) -> bool:
     )
 
 
-def _count_late(connection: Connection, trial_id: int, steps: int) -> None:
-    if steps:
-        late = TrialRow.late_steps + steps
-        connection.execute(update(TrialRow).where(TrialRow.id == trial_id).values(late_steps=late))
-
-
-def _start(connection: Connection, trial_id: int, trial: Trial, at: float) -> Trial:
-    statement = update(TrialRow).where(TrialRow.id == trial_id)
-    connection.execute(statement.values(state="running", started_at=at))
-    return replace(trial, state="running", started_at=at)
-
-
-def _take_memory(connection: Connection, trial_id: int, trial: Trial, told: Memory) -> Trial:
-    memory = fullest([trial.memory, told])
-    if memory is trial.memory:
-        return trial
-    statement = update(TrialRow).where(TrialRow.id == trial_id)
-    connection.execute(statement.values(memory=rows.memory_column(memory)))
-    return replace(trial, memory=memory)
-
-
-def _observation_row(trial_id: int, found: Observation, cost: float | None) -> dict[str, Any]:
-    told = [value for value in found.values if value is not None]
-    return {
-        "trial_id": trial_id,
-        "step": found.step,
-        "values": list(found.values),
-        "slowest": max(told, default=None),
-        "cost": cost,
-        "compute": list(found.compute) if found.compute is not None else None,
-        "complexity": found.complexity,
-    }
+def _step_row(trial_id: int, found: Observation, cost: float | None) -> dict[str, Any]:
+    """The columns of STEP."""
+    slowest = max((value for value in found.values if value is not None), default=None)
+    told = trial_id, found.step, found.values, slowest, cost, found.compute, found.complexity
+    return dict(zip(STEP, told, strict=True))

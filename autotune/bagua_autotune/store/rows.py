@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Text, bindparam, select
+from sqlalchemy import ColumnElement, Text, bindparam, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -33,6 +33,7 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.knobs import SPACE, Configuration, Space
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.tables import JobRow, TrialRow
 
@@ -44,7 +45,7 @@ MOST_ABSENCES = 100
 SAVED = "saved"
 
 
-def _as_text(column: Any) -> ColumnElement[str]:
+def as_text(column: Any) -> ColumnElement[str]:
     return sql_cast(column, Text).label(column.key)
 
 
@@ -60,16 +61,16 @@ JOB_COLUMNS = (
     JobRow.ended_at,
     JobRow.finished_at,
     JobRow.round,
-    JobRow.data,
-    JobRow.result,
-    JobRow.inherited,
-    _as_text(JobRow.spec),
+    as_text(JobRow.data),
+    as_text(JobRow.result),
+    as_text(JobRow.inherited),
+    as_text(JobRow.spec),
 )
 TRIAL_COLUMNS = (
     TrialRow.index,
     TrialRow.purpose,
     TrialRow.state,
-    _as_text(TrialRow.configuration),
+    as_text(TrialRow.configuration),
     TrialRow.cost,
     TrialRow.standard_error,
     TrialRow.steps,
@@ -78,10 +79,10 @@ TRIAL_COLUMNS = (
     TrialRow.started_at,
     TrialRow.ended_at,
     TrialRow.round,
-    TrialRow.memory,
+    as_text(TrialRow.memory),
 )
 # The columns of a trial that a report needs, and then those of its record.
-TRIALS = (
+TRIALS = Statement(
     select(TrialRow.id, TrialRow.late_steps, *TRIAL_COLUMNS)
     .where(TrialRow.job_id == bindparam("job_id"))
     .order_by(TrialRow.index)
@@ -176,8 +177,9 @@ def _configuration(text: str) -> Configuration:
     return Configuration(json.loads(text))
 
 
-def job_record(row: Row[Any]) -> Job:
+def job_record(row: Any) -> Job:
     """A record of JOB_COLUMNS."""
+    data = json.loads(row.data)
     return Job(
         **vars(_spec(row.spec)),
         id=row.id,
@@ -188,12 +190,12 @@ def job_record(row: Row[Any]) -> Job:
         last_contact_at=row.last_contact_at,
         ended_at=row.ended_at,
         finished_at=row.finished_at,
-        result=result_record(row.result) if row.result else None,
-        data=row.data,
-        absences=tuple(map(tuple, row.data.get(ABSENCES, ()))),
-        saved=Saved(**row.data.get(SAVED, {})),
+        result=result_record(json.loads(row.result)) if row.result else None,
+        data=data,
+        absences=tuple(map(tuple, data.get(ABSENCES, ()))),
+        saved=Saved(**data.get(SAVED, {})),
         round=row.round,
-        inherited=Inherited.model_validate(row.inherited) if row.inherited else None,
+        inherited=Inherited.model_validate_json(row.inherited) if row.inherited else None,
         revision=row.revision,
     )
 
@@ -213,7 +215,7 @@ def trial_record(row: Sequence[Any]) -> Trial:
     found = None
     if cost is not None:
         found = Estimate(cost, math.inf if error is None else error, steps, outliers)
-    taken = Memory(**memory) if memory else None
+    taken = Memory(**json.loads(memory)) if memory else None
     return Trial(
         index,
         purpose,

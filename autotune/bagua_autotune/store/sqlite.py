@@ -22,8 +22,9 @@ WRITE_AHEAD_LOG = (
 ROLLBACK_JOURNAL = ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = FULL")
 
 
-def open_engine(url: URL) -> Engine:
-    """The engine of a file, whose folder is made, or in memory. Raises OSError if it cannot be."""
+def open_engine(url: URL) -> tuple[Engine, Files | None]:
+    """The engine of a file, whose folder is made, or in memory; and its file. Raises OSError if it
+    cannot be opened."""
     options: dict[str, Any] = {}
     journal: tuple[str, ...] = ()
     is_remote = False
@@ -56,8 +57,9 @@ def open_engine(url: URL) -> Engine:
                 "log, which may corrupt it there; end that process first"
             )
 
-    if not is_in_memory(url):
-        Files(Path(str(url.database))).watch(engine)
+    files = None if is_in_memory(url) else Files(Path(str(url.database)))
+    if files is not None:
+        files.watch(engine)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
@@ -65,7 +67,7 @@ def open_engine(url: URL) -> Engine:
         read_only = connection.get_execution_options().get("read_only")
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
-    return engine
+    return engine, files
 
 
 def remote_kind(url: URL) -> str | None:

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, Stri
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # SQLite numbers rows by itself only in a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -176,6 +176,8 @@ class FamilyRow(Base):
     data: Mapped[dict[str, Any]]
     # Names of tensors in the order in which their gradients became ready.
     ready_order: Mapped[list[Any]] = mapped_column(JSON)
+    # Raised by whatever changes the row: replicas remember it.
+    revision: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class ChoreRow(Base):

@@ -45,21 +45,17 @@ class Trials:
 
     def trials(self, job_id: str) -> list[Trial]:
         """All trials of the job, by index."""
-        with self.database.reading() as session:
-            read = session.connection().execute(TRIALS, {"job_id": job_id})
-            found = [rows.trial_record(row[2:]) for row in read]
-            if not found:
+        found = [rows.trial_record(row[2:]) for row in self.database.ask(TRIALS, job_id=job_id)]
+        if not found:
+            with self.database.reading() as session:
                 check_job(session, job_id)
-            return found
+        return found
 
     def trial(self, job_id: str, index: int) -> Trial:
-        with self.database.reading() as session:
-            check_job(session, job_id)
-            query = TRIALS.where(TrialRow.index == index)
-            row = session.connection().execute(query, {"job_id": job_id}).one_or_none()
-            if row is None:
-                raise UnknownTrial(index)
-            return rows.trial_record(row[2:])
+        trials = self.trials(job_id)
+        if index >= len(trials):
+            raise UnknownTrial(index)
+        return trials[index]
 
     def start_trial(self, job_id: str, index: int, at: float) -> None:
         """Note that the ranks run this trial now, if it is still proposed."""

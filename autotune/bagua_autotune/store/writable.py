@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import ExceptionContext, update
+from sqlalchemy import update
 
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import DiskFull
@@ -46,7 +46,7 @@ class Writable:
             _check_room(Path(str(self._database.url.database)).absolute().parent)
         self._shown_until = now + TRY_SECONDS
 
-    def _doubt(self, _context: ExceptionContext) -> None:
+    def _doubt(self) -> None:
         self._shown_until = self._clock()
 
 

@@ -49,6 +49,21 @@ def test_a_job_is_deleted(client: FlaskClient) -> None:
     assert client.get("/api/v2/jobs").get_json()["jobs"] == []
 
 
+def test_the_log_says_who_had_jobs_deleted(
+    client: FlaskClient, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bagua_autotune.api.v2")
+    for name in ("gone", "old"):
+        store.create_job(name, make_spec(), at=1.0)
+    client.delete("/api/v2/jobs/gone")
+    client.post("/api/v2/prune", json={"older_than_days": 3, "dry_run": True})
+    client.post("/api/v2/prune", json={"older_than_days": 3})
+    assert caplog.messages == [
+        "audit: deleted: 1 jobs (gone), by 127.0.0.1",
+        "audit: pruned after 3 days: 1 jobs (old), by 127.0.0.1",
+    ]
+
+
 def test_a_training_that_runs_registers_again_when_its_job_is_deleted(client: FlaskClient) -> None:
     path, report = "/api/v2/jobs/job", {"trial": 0, "steps": [{"step": 1, "seconds": [0.1] * 4}]}
     client.put(path, json=registration())

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
-from sqlalchemy import event
 
 from bagua_autotune.app import create_app
 from bagua_autotune.cli import main
@@ -20,7 +19,7 @@ from bagua_autotune.model.job import SILENT_SECONDS
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from tests.autotune.api.driving import JOB, drive
-from tests.autotune.support import Ranks, registration
+from tests.autotune.support import Ranks, counting, registration
 
 GLANCES = ("/overview", "/curve", "/buckets")
 
@@ -155,13 +154,8 @@ def test_an_export_has_a_line_for_a_step_and_is_sent_while_it_is_made(app: Flask
 def test_trials_are_listed_without_the_tensors(app: Flask, store: Store) -> None:
     client = app.test_client()
     client.put(JOB, json=registration())
-    statements: list[str] = []
-    event.listen(
-        store.database._engine,
-        "before_cursor_execute",
-        lambda _c, _cursor, statement, *_: statements.append(statement),
-    )
-    assert client.get(f"{JOB}/trials.csv").text.startswith("index,bucket_bytes,")
+    with counting(store) as statements:
+        assert client.get(f"{JOB}/trials.csv").text.startswith("index,bucket_bytes,")
     assert statements
     assert not any("tensors" in statement for statement in statements)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class Pure:
         window = Window(iteration=iteration, speed=1.0)
         self.family = self.family.reported(rank, name, window, True, 0.0)
 
-    def ask(self, name: str, rank: int, iteration: int) -> tuple[dict[str, Any], bool]:
+    def ask(self, name: str, rank: int, iteration: int) -> tuple[str, bool]:
         # As it is stored.
         self.family = Family.model_validate_json(self.family.model_dump_json())
         if self.family.is_entering(rank, name, iteration):
@@ -46,10 +47,10 @@ class Pure:
         position = self.family.position(rank, name)
         assert position is not None
         told = self.family.models[position].grant_at(iteration).configuration
-        return (BASELINE if told == {"size": 0} else to_wire([], told)), False
+        return (BASELINE if told == {"size": 0} else json.dumps(to_wire([], told))), False
 
 
-BASELINE = to_wire([], {"bucket_bytes": 10 * MIB, "hierarchical": "off"})
+BASELINE = json.dumps(to_wire([], {"bucket_bytes": 10 * MIB, "hierarchical": "off"}))
 
 
 @dataclass(frozen=True)

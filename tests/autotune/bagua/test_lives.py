@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,12 +198,13 @@ def test_the_same_name_with_other_tensors_is_a_new_job(store):
     service = tuning(store)
     service.register("net", TENSORS)
     service.ask("net", 0, 0)
-    wire = service.register("net", TENSORS[:2])
+    text = service.register("net", TENSORS[:2])
+    wire = json.loads(text)
     assert len([member for bucket in wire["buckets"] for member in bucket]) == 2
-    assert service.ask("net", 0, 0)[0] == wire
+    assert service.ask("net", 0, 0)[0] == text
     assert sorted(job.phase for job in store.jobs()) == ["ended", "tuning"]
     service.register("net", TENSORS)
-    assert len(service.ask("net", 0, 0)[0]["buckets"]) > len(wire["buckets"])
+    assert len(json.loads(service.ask("net", 0, 0)[0])["buckets"]) > len(wire["buckets"])
     assert len(store.jobs()) == 2
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from bagua_autotune.bagua import storage
 from bagua_autotune.bagua.family import Family
+from bagua_autotune.bagua.storage import Change, Known, NotRegistered, Storage
 from bagua_autotune.model.job import Observation
 from bagua_autotune.store import Store, UnknownFamily, retention
 from tests.autotune.store.samples import FIRST
@@ -20,8 +20,8 @@ def entered(iteration: int) -> Family:
     return NEW.model_copy(update={"entered_iteration": iteration})
 
 
-def one_later(family: Family) -> Family:
-    return entered((family.entered_iteration or 0) + 1)
+def one_later(known: Known) -> Change:
+    return Change(entered((known.family.entered_iteration or 0) + 1), 0)
 
 
 @pytest.fixture
@@ -31,14 +31,15 @@ def store(every_store: Store) -> Store:
 
 def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None:
     store.advance(job, FIRST)
-    storage.register(store, "DDP_140", "family", NEW)
+    replicas = [Storage(store) for _ in range(2)]
+    replicas[0].register("2/DDP_140", "family", NEW)
     failures: list[BaseException] = []
 
     def write(rank: int) -> None:
         try:
             for step in range(10):
                 store.add_value(job, 0, step, rank, float(rank), 1.0)
-                storage.update(store, "family", one_later)
+                replicas[rank % 2].change("2/DDP_140", one_later)
         except BaseException as error:
             failures.append(error)
 
@@ -49,7 +50,8 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
         thread.join()
     assert not failures
     assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
-    assert storage.load(store, "family")[0] == entered(40)
+    for replica in replicas:
+        assert replica.load("family") == entered(40)
 
 
 def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
@@ -68,16 +70,59 @@ def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
 
 
 def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> None:
-    assert store.family_of("DDP_140") is None
-    storage.register(store, "DDP_140", "family", NEW)
-    storage.register(store, "DDP_141", "family", entered(99))
-    assert store.family_of("DDP_141") == store.family_of("DDP_140") == "family"
-    storage.update(store, "family", one_later)
+    storage = Storage(store)
+    assert storage.key_of("2/DDP_140") is None
+    with pytest.raises(NotRegistered, match=r"^DDP_140$"):
+        storage.change("2/DDP_140", one_later)
+    storage.register("2/DDP_140", "family", NEW)
+    storage.register("2/DDP_141", "family", entered(99))
+    assert storage.key_of("2/DDP_141") == storage.key_of("2/DDP_140") == "family"
+    storage.change("2/DDP_141", one_later)
     store.extend_order("family", ["b", "a"])
     store.extend_order("family", ["a", "c", "b"])
-    assert storage.load(store, "family") == (entered(1), ["b", "a", "c"])
+    known = storage.change("2/DDP_140", one_later).before
+    assert (known.family, known.order) == (entered(1), ["b", "a", "c"])
     with pytest.raises(UnknownFamily):
-        storage.load(store, "other")
+        storage.load("other")
+
+
+def test_a_change_is_made_of_what_another_replica_stored(store: Store) -> None:
+    first, second = Storage(store), Storage(store)
+    first.register("2/net", "family", NEW)
+    first.change("2/net", one_later)
+    second.change("2/net", one_later)
+    changed = first.change("2/net", one_later)
+    assert changed.before.family == entered(2), "it knew of one"
+    assert second.load("family") == changed.family == entered(3)
+
+
+def test_a_name_that_another_replica_gave_to_another_model_means_that(store: Store) -> None:
+    first, second = Storage(store), Storage(store)
+    first.register("2/net", "family", NEW)
+    first.change("2/net", one_later)
+    second.register("2/net", "other", NEW)
+    assert first.change("2/net", one_later).before.key == "other"
+    assert first.load("family") == first.load("other") == entered(1)
+
+
+def test_a_family_that_was_deleted_is_not_registered_for_any_replica(store: Store) -> None:
+    first, second = Storage(store), Storage(store)
+    first.register("2/net", "family", NEW)
+    second.change("2/net", one_later)
+    store.forget_families()
+    for replica in (first, second):
+        with pytest.raises(NotRegistered):
+            replica.change("2/net", one_later)
+
+
+def test_a_change_tells_what_is_stored_of_the_job(store: Store) -> None:
+    job_id = NEW.models[0].job_id
+    storage = Storage(store)
+    storage.register("2/net", "family", NEW)
+    assert storage.change("2/net", one_later).job == (None, None, None)
+    store.create_job(job_id, make_spec(), at=5.0, protocol="v1", data={"family": "family"})
+    store.touch(job_id, 7.0)
+    assert storage.change("2/net", one_later).job == (5.0, 0, 7.0)
 
 
 def test_only_families_of_jobs_still_tuned_and_heard_of_are_listed(store: Store) -> None:
@@ -93,10 +138,10 @@ def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> N
     store.create_job("j", make_spec(), at=1.0, protocol="v1", data={"family": "kept"})
     store.create_job("old", make_spec(), at=0.0, protocol="v1", data={"family": "orphan"})
     for key in ("kept", "orphan"):
-        storage.register(store, f"{key}_140", key, NEW)
+        Storage(store).register(f"{key}_140", key, NEW)
     assert [pruned.id for pruned in retention.prune(store, 1.0)] == ["old"]
-    assert store.family_of("kept_140") == "kept"
-    assert store.family_of("orphan_140") is None
+    assert Storage(store).key_of("kept_140") == "kept"
+    assert Storage(store).key_of("orphan_140") is None
 
 
 def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:

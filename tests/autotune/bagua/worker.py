@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -70,7 +71,8 @@ class Worker:
         self.service.report(self.name, self.rank, iteration, ran, speed)
 
     def ask(self, iteration: int) -> None:
-        self.running, self.is_completed = self.service.ask(self.name, self.rank, iteration)
+        wire, self.is_completed = self.service.ask(self.name, self.rank, iteration)
+        self.running = json.loads(wire)
 
 
 def peaked(rank: int, wire: Wire) -> float:

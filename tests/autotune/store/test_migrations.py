@@ -104,7 +104,9 @@ def test_what_an_older_release_stored_is_all_there(old_url: str) -> None:
     first = Observation(31, (0.2255, 0.2269, 0.2273, 0.2262))
     assert store.observations("half")[0] == (0, first)
     assert [event.message for event in store.events("done")] == ["grüße"]
-    assert store.family_of("DDP_140") == "family"
+    family = store.family_of("DDP_140")
+    assert family is not None
+    assert family.key == "family"
     store.close()
 
 

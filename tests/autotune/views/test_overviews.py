@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import update
 
 from bagua_autotune.earlier.knowledge import Knowledge
 from bagua_autotune.measuring.rounds import Round
@@ -19,7 +19,7 @@ from bagua_autotune.store.tables import TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import JobSum, Overviews, Summaries, every_trial
 from bagua_autotune.views.overviews import LIST_BUDGET_SECONDS
-from tests.autotune.support import Ranks, peaked
+from tests.autotune.support import Ranks, counting, peaked
 from tests.autotune.views.jobs import SPEC, run
 
 
@@ -235,13 +235,8 @@ def test_a_listing_of_jobs_that_did_not_change_reads_one_line_of_each(
         tuner.register(f"job{number}", SPEC)
     first = overviews.job_list().jobs
     assert [summary.id for summary in first] == [f"job{n}" for n in reversed(range(20))]
-    statements: list[str] = []
-    event.listen(
-        tuner.store.database._engine,
-        "before_cursor_execute",
-        lambda _c, _cursor, statement, *_: statements.append(statement),
-    )
-    assert overviews.job_list().jobs == first
+    with counting(tuner.store) as statements:
+        assert overviews.job_list().jobs == first
     assert len([s for s in statements if s.startswith("SELECT")]) == 1
     assert not any("tensors" in statement for statement in statements)
 
@@ -286,10 +281,12 @@ def test_one_reading_serves_all_who_look_at_a_job(tuner: Tuner) -> None:
 
 def test_an_overview_is_of_one_moment(tuner: Tuner, overviews: Overviews) -> None:
     run(tuner, Ranks(noise=0.005), trials=2)
-    begun: list[object] = []
-    event.listen(tuner.store.database._engine, "begin", begun.append)
-    overviews.overview("job")
-    assert len(begun) == 2  # which revision it is; all that is shown of it
+    with counting(tuner.store) as statements:
+        overviews.overview("job")
+    # Which revision it is; then all that is shown of it.
+    assert (statements[0], statements.count("BEGIN"), statements.count("COMMIT")) == ("BEGIN", 2, 2)
+    at = statements.index("COMMIT")
+    assert (statements[at + 1], statements[-1]) == ("BEGIN", "COMMIT")
 
 
 def test_a_job_that_cannot_be_read_does_not_hide_the_others(
