@@ -3,7 +3,7 @@
 python benchmarks/tuning.py --json tuning.json
 python benchmarks/tuning.py --parts noise --json noise.json    # 1,600 tunings, some 25 minutes
 python benchmarks/tuning.py --parts "bad moment"               # 200 tunings, some 4 minutes
-python benchmarks/tuning.py --parts "earlier jobs" --runs 50   # 400 tunings, some 10 minutes
+python benchmarks/tuning.py --parts "earlier jobs" --runs 50   # 450 tunings, some 15 minutes
 python benchmarks/tuning.py --parts noise --beside ../today --rivals halving gp-ei optuna-gp bagua
 """
 

@@ -226,8 +226,9 @@ class Observations:
             run(ADD_STEPS, steps=json.dumps(steps))
             return
         for step in steps:
-            as_text = {name: json.dumps(step[name]) for name in ("values", "compute") if step[name]}
-            run(ADD_STEP, **{f"of_{name}": value for name, value in {**step, **as_text}.items()})
+            compute = None if step["compute"] is None else json.dumps(step["compute"])
+            told = {**step, "values": json.dumps(step["values"]), "compute": compute}
+            run(ADD_STEP, **{f"of_{name}": value for name, value in told.items()})
 
     def add_value(
         self, job_id: str, index: int, step: int, rank: int, value: float, at: float

@@ -21,7 +21,7 @@ from bagua_autotune.store import Store
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_simulator import Simulator
 from benchmarks.support.noise.jobs import MOST_STEPS, Row, WeatheredJob, case_of, ended, truth_of
-from benchmarks.support.noise.odd import with_cluster
+from benchmarks.support.noise.odd import with_slower_links
 from benchmarks.support.noise.weather import Climate
 
 # A level matters if every other one is slower by so much, whatever else is set.
@@ -89,21 +89,11 @@ def slower(simulator: Simulator, configuration: Configuration, factor: float) ->
     low, high = 0.0, math.log(SLOWEST)
     while high - low > 1e-3:
         middle = (low + high) / 2
-        is_enough = _with_links(simulator, middle).step_seconds(configuration) >= wanted
+        is_enough = (
+            with_slower_links(simulator, math.exp(middle)).step_seconds(configuration) >= wanted
+        )
         low, high = (low, middle) if is_enough else (middle, high)
-    return _with_links(simulator, high)
-
-
-def _with_links(simulator: Simulator, slowdown: float) -> Simulator:
-    """``slowdown`` is a logarithm."""
-    cluster, share = simulator.cluster, math.exp(-slowdown)
-    slow = replace(
-        cluster,
-        bandwidth_bytes_per_second=share * cluster.bandwidth_bytes_per_second,
-        flow_bytes_per_second=share * cluster.flow_bytes_per_second,
-        inside_bandwidth_bytes_per_second=share * cluster.inside_bandwidth_bytes_per_second,
-    )
-    return with_cluster(simulator, slow)
+    return with_slower_links(simulator, math.exp(high))
 
 
 def level_that_matters(times: Mapping[Configuration, float]) -> Level | None:

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from bagua_simulator import Simulator
 from bagua_simulator.workload import Workload
 from benchmarks.support.noise.drawn import draw_model
 from benchmarks.support.noise.jobs import MOST_STEPS, Row, WeatheredJob, case_of, ended, truth_of
-from benchmarks.support.noise.odd import with_cluster, with_workload
+from benchmarks.support.noise.odd import with_cluster, with_slower_links, with_workload
 from benchmarks.support.noise.weather import Climate
 
 CLIMATE = Climate("2 % by visit", by_visit=0.02)
@@ -63,14 +64,7 @@ def _another_model(later: Simulator, generator: np.random.Generator) -> Earlier:
 
 
 def _another_network(later: Simulator, _: np.random.Generator) -> Earlier:
-    cluster = later.cluster
-    slow = replace(
-        cluster,
-        bandwidth_bytes_per_second=cluster.bandwidth_bytes_per_second / OTHER_NETWORK,
-        flow_bytes_per_second=cluster.flow_bytes_per_second / OTHER_NETWORK,
-        inside_bandwidth_bytes_per_second=cluster.inside_bandwidth_bytes_per_second / OTHER_NETWORK,
-    )
-    return Earlier(later, with_cluster(later, slow))
+    return Earlier(later, with_slower_links(later, OTHER_NETWORK))
 
 
 def _other_devices(later: Simulator, _: np.random.Generator) -> Earlier:
@@ -113,10 +107,7 @@ def tune(setting: Setting) -> Row:
     )
     first.real = earlier.real
     first.run(MOST_STEPS, until_finished=True)
-    after = _tuned(tuner, setting)
-    store.close()
-    store = Store("sqlite://")
-    fresh = _tuned(Tuner(store), setting)
+    after = _tuned(tuner, setting.draw, setting.number)
     store.close()
     case = case_of(setting.draw, setting.number)
     return {
@@ -125,15 +116,24 @@ def tune(setting: Setting) -> Row:
         "seed": setting.number,
         "relation": setting.relation,
         **after,
-        "fresh": fresh,
+        "fresh": alone(setting.draw, setting.number),
     }
 
 
-def _tuned(tuner: Tuner, setting: Setting) -> Row:
-    simulator = case_of(setting.draw, setting.number).simulator
-    job = EarlierJob.make(tuner, simulator, CLIMATE, 1000 + setting.number, "second")
+@cache
+def alone(draw: int, number: int) -> Row:
+    """The same job in a store of its own."""
+    store = Store("sqlite://")
+    found = _tuned(Tuner(store), draw, number)
+    store.close()
+    return found
+
+
+def _tuned(tuner: Tuner, draw: int, number: int) -> Row:
+    simulator = case_of(draw, number).simulator
+    job = EarlierJob.make(tuner, simulator, CLIMATE, 1000 + number, "second")
     job.run(MOST_STEPS, until_finished=True)
-    return ended(job, truth_of(setting.draw, setting.number))
+    return ended(job, truth_of(draw, number))
 
 
 def run(runs: int, processes: int, draw: int) -> list[Row]:

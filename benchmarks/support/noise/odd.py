@@ -84,6 +84,18 @@ def with_workload(simulator: Simulator, workload: Workload) -> Simulator:
     return _like(simulator, workload, simulator.cluster)
 
 
+def with_slower_links(simulator: Simulator, factor: float) -> Simulator:
+    """The same job on links that take ``factor`` times as long for each byte."""
+    cluster = simulator.cluster
+    slow = replace(
+        cluster,
+        bandwidth_bytes_per_second=cluster.bandwidth_bytes_per_second / factor,
+        flow_bytes_per_second=cluster.flow_bytes_per_second / factor,
+        inside_bandwidth_bytes_per_second=cluster.inside_bandwidth_bytes_per_second / factor,
+    )
+    return with_cluster(simulator, slow)
+
+
 def _like(simulator: Simulator, workload: Workload, cluster: Cluster) -> Simulator:
     settings = workload, cluster, simulator.contention, simulator.launch_seconds
     if isinstance(simulator, OddSimulator):
