@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,14 +16,16 @@ from bagua_autotune.search.candidates import enumerate_candidates
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_client.agent.agent import DROPPED_STEPS, FIRST_REPORT_STEPS
+from bagua_client.agent.pace import MOST_REDUCTIONS, SHORTEST_SECONDS
 from bagua_client.reporter.drift import DriftWatch
 from bagua_simulator import Simulator
 from bagua_simulator.sharded import ShardedSimulator
 
-# As the client does it: a first report soon after a switch, then one every few steps, and a switch
-# that takes its messages.
+# As the client does it: a first report soon after a switch, then one from time to time; what the
+# service wants goes with the next report, is read a step later, and voted on in the step after.
 REPORT_STEPS = 4
-SWITCH_STEPS = 5
+VOTE_STEPS = 2
+SWITCH_STEPS = 5  # as rivals are charged, all in all
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
 # Equal devices differ by so much in what they compute.
@@ -133,8 +136,14 @@ class SimulatedJob:
                 self._profiled += 1
                 self.tuner.take_profile(self.job_id, self._trial, self._profile(factor))
         if self.step >= self._next_report:
-            self._next_report = self.step + REPORT_STEPS
+            self._next_report = self.step + self._pace
             self._report()
+
+    @property
+    def _pace(self) -> int:
+        """The steps between two reports."""
+        seconds = self.true_seconds(self.configuration)
+        return max(1, math.ceil(min(SHORTEST_SECONDS / seconds, MOST_REDUCTIONS)))
 
     def _profile(self, factor: float) -> Profile:
         """Of this step, which took ``factor`` of what it takes undisturbed."""
@@ -155,15 +164,17 @@ class SimulatedJob:
 
     def _report(self) -> None:
         reported, self._reported = self._reported, []
-        if self._trial is not None and reported and self._switch_at is None:
+        if self._trial is not None and reported:
             self.tuner.observe(self.job_id, self._trial, reported)
         trial = self.tuner.open_trial(self.job_id)
         index = trial.index if trial else None
         if self._switch_at is None and (index != self._trial or not self.switches):
-            self._switch_at = self.step + SWITCH_STEPS
+            self._switch_at = self.step + self._pace + VOTE_STEPS + 1
 
     def _switch(self) -> None:
         self._switch_at = None
+        if self._trial is not None and self._reported:
+            self.tuner.observe(self.job_id, self._trial, self._reported)  # late
         status = self.status
         self._trial = status.trial.index if status.trial else None
         before, self.configuration = self.configuration, status.configuration
@@ -190,7 +201,7 @@ class SimulatedJob:
         self.tuner.take_event(self.job_id, Event("drift", None, self.step, message))
         if self.tuner.open_trial(self.job_id) is not None:
             self._watch = None
-            self._switch_at = self.step + SWITCH_STEPS
+            self._switch_at = self.step + self._pace + VOTE_STEPS + 1
 
     def _spec(self) -> JobSpec:
         cluster = self.simulator.cluster

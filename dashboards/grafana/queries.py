@@ -42,11 +42,9 @@ def while_tuned(expression: str) -> str:
 def by_trial(expression: str) -> str:
     """The job's expression with a label more: the number of the trial that ran then.
 
-    The number is a value in Prometheus, so that its series do not grow with the trials. One that
-    is only proposed is left out: the ranks may never run it.
+    The number is a value in Prometheus, so that its series do not grow with the trials.
     """
-    runs = of_job("trials", where='state="running"')
-    numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")} and {runs} == 1)'
+    numbers = f'count_values by (job_name) ("trial", {of_job("current_trial")})'
     return f"{expression} * on (job_name) group_left (trial) {numbers}"
 
 

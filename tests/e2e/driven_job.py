@@ -47,8 +47,11 @@ class DrivenJob:
                 self._report()
                 trial = {**trial, "state": "running"}
 
-    def begin_trial(self) -> None:
-        """Run the first step of the open trial."""
+    def begin_confirming(self) -> None:
+        """Run the trials of the search, and the first step of the one after; a search trial might
+        end with it."""
+        while self.state["trial"]["purpose"] == "search":
+            self._report()
         self._report(1)
 
     def finish(self) -> None:

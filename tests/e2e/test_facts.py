@@ -108,12 +108,10 @@ def service(folder: Path) -> Iterator[ServeProcess]:
         drifted.finish()
         drifted.drift(2.0)
         tuning = driven("being-tuned")
-        tuning.run_trials(3)
-        tuning.begin_trial()
+        tuning.begin_confirming()
         with service_of_the_past(database, SILENT_SECONDS) as url:
             silent = DrivenJob(url, "silent", name="silent", fingerprint="silent", **few)
-            silent.run_trials(4)
-            silent.begin_trial()
+            silent.begin_confirming()
         yield running
 
 
@@ -354,7 +352,7 @@ def test_the_jobs_stand_as_they_are_called(service: ServeProcess) -> None:
     known = {job_id: of_api(service.url, job_id) for job_id in JOBS}
     assert known["finished"]["reason code"] == known["drifted"]["reason code"] == "winner"
     assert known["nothing-faster"]["reason code"] == "nothing_faster"
-    assert known["being-tuned"]["phase"] == known["silent"]["phase"] == "tuning"
+    assert known["being-tuned"]["phase"] == known["silent"]["phase"] == "confirming"
     drifted = known["drifted"]
     assert drifted["step now"] == pytest.approx(0.4)
     assert drifted["best's step"] < 0.3

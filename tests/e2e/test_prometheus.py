@@ -94,7 +94,7 @@ class ScrapedJob(DrivenJob):
         scrapes: by their times.
     """
 
-    steps_of_a_report = 2  # so that no trial is over before it was scraped
+    steps_of_a_report = 1  # so that no trial is over before it was scraped
 
     def __init__(self, service: ServiceProcess, **changes: Any) -> None:
         self._metrics = f"{service.url}/metrics"

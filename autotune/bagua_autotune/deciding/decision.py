@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.infeasible import needs_as_much, too_large
+from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.earlier.restart import carried_over, offered_again
 from bagua_autotune.measuring.confirmation import being_confirmed, confirm, confirmed_gain
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
+from bagua_autotune.measuring.visits import Visits, undisturbed
 from bagua_autotune.model.job import Job, Purpose, Trial
 from bagua_autotune.model.knobs import LOSSLESS_KNOBS, Configuration, Value
 from bagua_autotune.model.reasons import (
@@ -151,6 +153,12 @@ def _search(
     if not ends:
         return Propose("search", searcher.ask())
     winner = searcher.best()
+    begun = sum(trial.was_tried for trial in searches)
+    if not is_confirming and begun < job.limits.max_samples:
+        lowest = searcher.expected_cost(winner) * scale
+        again = denied_once(undisturbed(trials, scale), problem, lowest, scale)
+        if again is not None:
+            return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)
     return winner if gain >= SMALLEST_GAIN or is_confirming else job.baseline
 
@@ -203,11 +211,13 @@ def _tell(job: Job, trials: Sequence[Trial], searcher: Searcher, scale: float) -
     """Tell the searcher the trials' costs in parts of the default's: it knows what a cost of 0.01
     means.
     """
-    banned = _banned(job, trials)
-    for trial in trials:
+    banned, visits = _banned(job, trials), Visits.of(trials, scale)
+    for trial in undisturbed(trials, scale):
         found = trial.estimate
-        if trial.purpose == "search" and found and trial.configuration not in banned:
-            searcher.tell(trial.configuration, found.center / scale, found.standard_error / scale)
+        if found and trial.configuration not in banned:
+            # What visits differ by the search finds by itself, from all that it is told.
+            error = visits.error_inside(found) / scale
+            searcher.tell(trial.configuration, found.center / scale, error)
     return searcher
 
 

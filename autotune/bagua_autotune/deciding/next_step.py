@@ -20,7 +20,8 @@ from bagua_autotune.measuring.ceiling import read_ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps
 from bagua_autotune.measuring.standing import lowest
-from bagua_autotune.measuring.trial_end import measured, warmup_steps
+from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
@@ -109,17 +110,43 @@ class NextStep:
         if not objective.closes_itself:
             return None
         steps = self._counted(job, trial, stored)
+        costs = self._costs(round_, trial, steps)
+        if costs is None:
+            return None
+        baseline, rival = round_.defaults.first, _rival(round_, trial)
+        scale = objective.scale(baseline.center) if baseline else 1.0
+        seconds = [step.seconds for step in steps]
+        visits = Visits.of(round_.trials, scale) if baseline else None
+        return measured(costs, seconds, job.limits, trial.purpose, rival, scale, visits)
+
+    def with_late_steps(self, round_: Round) -> Trial | None:
+        """The last measured trial, estimated from all its steps; None if that changes nothing.
+
+        Its ranks went on with it until they had switched, so most of its steps came after it had
+        been closed.
+        """
+        own = [trial for trial in round_.trials if not trial.is_open]
+        if not (own and own[-1].estimate and round_.objective.closes_itself):
+            return None
+        trial = own[-1]
+        costs = self._costs(round_, trial, self._steps(round_.job, trial))
+        if not costs:
+            return None
+        baseline = round_.defaults.first
+        scale = round_.objective.scale(baseline.center) if baseline else 1.0
+        found = settled(costs, scale)
+        return replace(trial, estimate=found) if found != trial.estimate else None
+
+    def _costs(self, round_: Round, trial: Trial, steps: Sequence[_Counted]) -> list[float] | None:
+        """The steps' costs, corrected for their data; None while that is still being learned."""
         costs, first = [step.cost for step in steps], _first(round_)
         if told := _told(trial, steps):
             is_first = trial.index == first.index
             if is_first and len(told) < correction.LEARNING_STEPS:
                 return None
-            if learned := _learned(first, steps if is_first else self._steps(job, first)):
-                costs = [objective.cost((each,)) for each in learned.seconds(told)]
-        baseline, rival = round_.defaults.first, _rival(round_, trial)
-        scale = objective.scale(baseline.center) if baseline else 1.0
-        seconds = [step.seconds for step in steps]
-        return measured(costs, seconds, job.limits, trial.purpose, rival, scale)
+            if learned := _learned(first, steps if is_first else self._steps(round_.job, first)):
+                return [round_.objective.cost((each,)) for each in learned.seconds(told)]
+        return costs
 
     def remark(self, round_: Round, closed: Trial) -> str:
         """Return a remark on a measured trial for the job's users; mostly empty."""

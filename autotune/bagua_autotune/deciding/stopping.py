@@ -22,7 +22,7 @@ SWITCH_STEPS = 1.0
 PATIENCE_TRIALS = 7
 # With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
 # searcher mistakes for hope.
-PATIENCE_WITH_MODEL = (4, 6)
+PATIENCE_WITH_MODEL = (3, 5)
 PATIENCE_STEPS = 26
 # Nor more of them than take so many steps of the training.
 PATIENCE_STEPS_IN_ALL = 75

@@ -22,6 +22,7 @@ from bagua_autotune.costs import (
 )
 from bagua_autotune.earlier.restart import told_before
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round
+from bagua_autotune.measuring.visits import undisturbed
 from bagua_autotune.model.job import Job, Trial
 from bagua_autotune.model.knobs import PARTITION_KNOB, Configuration, Partition
 from bagua_autotune.model.layout import Tensor
@@ -80,6 +81,7 @@ class Knowledge:
             seed=zlib.crc32(job.fingerprint.encode()),
             predictor=model,
             horizon_trials=min(remaining, LONGEST_HORIZON_TRIALS),
+            without=lambda index: self._fit(round_, told, without=index),
         )
 
     def fit_whole(self, job: Job) -> CostModel | None:
@@ -90,11 +92,18 @@ class Knowledge:
         """What the job leaves to others: what it found itself, or else had from others."""
         return self._learned(job.id, job.created_at, job.revision)
 
-    def _fit(self, round_: Round, told: Sequence[Configuration]) -> Predictor | None:
-        """The cost model of this round; the search goes on without one if it cannot be fitted."""
+    def _fit(
+        self, round_: Round, told: Sequence[Configuration], without: int | None = None
+    ) -> Predictor | None:
+        """The cost model of this round; the search goes on without one if it cannot be fitted.
+
+        Args:
+            without: index of a trial from which nothing is learned.
+        """
         job = round_.job
         candidates, layouts = self._fixed(job.id, job.created_at)
-        profiled = _profiled_in(self._store.profiles(job.id), round_.trials)
+        own = [trial for trial in undisturbed(round_.trials) if trial.index != without]
+        profiled = _profiled_in(self._store.profiles(job.id), own)
         try:
             if is_sharded(profiled):
                 return ShardedModel(layouts, profiled)
@@ -131,7 +140,8 @@ class Knowledge:
             return None
         _, layouts = self._fixed(job_id, created_at)
         for earlier in reversed(range(number)):
-            profiled = _profiled_in(profiles, [trial for trial in trials if trial.round == earlier])
+            own = [trial for trial in trials if trial.round == earlier]
+            profiled = _profiled_in(profiles, undisturbed(own))
             if is_sharded(profiled):  # What it gathers is learned anew in every round.
                 return None
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))

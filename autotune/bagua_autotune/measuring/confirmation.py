@@ -2,7 +2,7 @@
 
 The winner of a search is partly the luckiest one, so it is measured again beside the default and
 the trials of the search do not count here, unless the gain is far larger than luck; turns (winner,
-baseline, baseline, winner, ...) let a drift of the machine cancel. What was best in an earlier run
+baseline, winner, baseline, ...) keep both close together in time. What was best in an earlier run
 of the same job was confirmed there: one trial says whether it still is.
 """
 
@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from operator import attrgetter
 from statistics import fmean
 
 from bagua_autotune.measuring.rounds import Round
+from bagua_autotune.measuring.visits import Visits, in_bad_moments
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate, Interval, difference
@@ -26,7 +28,7 @@ MOST_PAIRS = 6
 GAIN_THAT_MATTERS = 0.01
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
 # neither luck nor drift: one pair is enough.
-CLEAR_GAIN = 0.1
+CLEAR_GAIN, LUCK = 0.05, 2.0
 # Where the search saw so much, so many pairs are measured before it is given up.
 PROMISE, PROMISED_PAIRS = 0.04, 4
 # By what the gain of one run differs from that of another, as a share of the gain, and at least.
@@ -55,19 +57,20 @@ def confirm(round_: Round, winner: Configuration, scale: float) -> Confirmation:
     trials, baseline = round_.trials, round_.job.baseline
     measured = confirming_trials(winner, trials)
     # The winner first: its trial says from then on who is being confirmed.
-    upcoming = winner if len(measured) % 4 in (0, 3) else baseline
+    upcoming = baseline if len(measured) % 2 else winner
     pairs, half_done = divmod(len(measured), 2)
     if half_done or not pairs:
         return Confirmation(upcoming)
     if pairs < FEWEST_PAIRS:
         both = _searched(trials, (winner, baseline)) + measured
         clear = _gain(trials, both, baseline, scale)
-        if clear and clear.low > 0 and _distance(both, baseline) >= CLEAR_GAIN * scale:
+        if clear and clear.low > 0 and _is_clear(trials, both, baseline, scale):
             return Confirmation(None, clear)
         return Confirmation(upcoming)
     # The winner's trials of the search were chosen for being low; the default's were not.
     gain = _gain(trials, _searched(trials, (baseline,)) + measured, baseline, scale)
-    assert gain is not None  # there are two pairs
+    if gain is None:  # most were in bad moments
+        return Confirmation(upcoming if pairs < MOST_PAIRS else None)
     is_undecided = gain.low <= 0 and gain.high > GAIN_THAT_MATTERS * scale
     is_hopeful = gain.center > GAIN_THAT_MATTERS * scale
     # A lucky block of the default is not the end of what the search saw clearly.
@@ -108,13 +111,15 @@ def _gain(
     Args:
         trials: all of the round: what was repeated shows what blocks differ by.
     """
+    bad = in_bad_moments(trials, scale)
+    chosen = [trial for trial in chosen if trial.index not in bad]
     sides = [trial.configuration == baseline for trial in chosen]
     if min(sides.count(True), sides.count(False)) < 2:
         return None
     others: defaultdict[Configuration, list[Estimate]] = defaultdict(list)
     compared = {trial.configuration for trial in chosen}
     for trial in trials:
-        if trial.estimate and trial.configuration not in compared:
+        if trial.estimate and trial.configuration not in compared and trial.index not in bad:
             others[trial.configuration].append(trial.estimate)
     return difference(
         [trial.estimate for trial in chosen if trial.estimate],
@@ -136,13 +141,22 @@ def _promise(trials: Sequence[Trial], winner: Configuration, baseline: Configura
     return fmean(centers[baseline]) - fmean(centers[winner])
 
 
-def _distance(trials: Sequence[Trial], baseline: Configuration) -> float:
-    """Return how far the intervals of the winner's slowest block and the default's fastest are
-    apart.
-    """
-    lows = [t.estimate.low for t in trials if t.estimate and t.configuration == baseline]
-    highs = [t.estimate.high for t in trials if t.estimate and t.configuration != baseline]
-    return min(lows) - max(highs)
+def _is_clear(
+    trials: Sequence[Trial], chosen: Sequence[Trial], baseline: Configuration, scale: float
+) -> bool:
+    """Whether even the winner's slowest visit and the default's fastest are apart by more than luck
+    and drift explain."""
+    visits, bad = Visits.of(trials, scale), in_bad_moments(trials, scale)
+    sides: dict[bool, list[Estimate]] = {True: [], False: []}
+    for trial in chosen:
+        if trial.estimate and trial.index not in bad:
+            sides[trial.configuration == baseline].append(trial.estimate)
+    fastest = min(sides[True], key=attrgetter("center"), default=None)
+    slowest = max(sides[False], key=attrgetter("center"), default=None)
+    if fastest is None or slowest is None:
+        return False
+    luck = math.hypot(visits.error(fastest), visits.error(slowest))
+    return fastest.center - slowest.center >= CLEAR_GAIN * scale + LUCK * luck
 
 
 def _searched(trials: Sequence[Trial], sides: Collection[Configuration]) -> list[Trial]:

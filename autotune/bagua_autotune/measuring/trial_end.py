@@ -6,31 +6,27 @@ observations always close it at the same step, after a restart as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from statistics import median
 
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Purpose
 from bagua_autotune.model.statistics import Estimate, estimate
 
-# Looking again after each batch until the interval is narrow favours intervals that are too
-# narrow; a spread known from several steps makes up for it: 93 to 97 % hold the truth at 0.5 to
-# 5 % noise (tests/autotune/measuring/test_trial_end.py measures it).
-NARROW = 0.025
-NARROW_STEPS = 6
-# Of fewer steps, none of them an outlier, the interval must be narrower by these factors: a quiet
-# machine needs no more.
-NARROWER = {3: 0.25, 4: 0.5, 5: 0.75}
-# An interval is narrow, too, if it is so small a part of the difference that it is to show.
-NARROW_SHARE = 0.25
+# The default comes first, and shows what steps differ by: that takes so many at least.
+FEWEST_OF_FIRST = 6
+# A trial is known well enough if its own error is no larger than what visits differ by: more steps
+# of the same visit teach little. Steps that come after it was closed count as well.
+OWN_SHARE = 1.0
+# Or if it is so small a part of the difference that it is to show.
+SHOWN_SHARE = 0.12
 # A search trial is one of several points of a curve, and may be repeated; what switching to it
 # took is spent.  A confirming one stands for itself.
+FEWEST_STEPS: dict[Purpose, int] = {"search": 1, "confirm": 2}
 MOST_STEPS: dict[Purpose, int] = {"search": 7, "confirm": 10}
-CLEARLY_WORSE = 0.05
-FEWEST_STEPS = 3
-# Every step that much slower than the best so far: no noise, and no need to wait for a third.
-FAR_WORSE = 0.5
-FEWEST_STEPS_FAR_WORSE = 2
+CLEARLY_WORSE, SURELY = 0.05, 2.0
 # Connections that were idle begin slowly, beyond the steps that the ranks drop after a switch.
 # First steps that are so much slower than all of the later half do not count, and while the last
 # step is so much faster than all before it nobody can tell yet how slow the configuration is.
@@ -66,6 +62,7 @@ def measured(
     purpose: Purpose,
     rival: Estimate | None = None,
     scale: float = 1.0,
+    visits: Visits | None = None,
 ) -> Estimate | None:
     """The trial's estimate if it is good enough to close the trial, else None.
 
@@ -77,32 +74,35 @@ def measured(
         rival: what it is compared with: a search trial with the best so far, and one that is
             clearly worse is closed early; a confirming one with the other side.
         scale: the difference of costs that is 100 %.
+        visits: what visits differ by; None: of the first trial, before any is known.
     """
-    if len(costs) < FEWEST_STEPS_FAR_WORSE:
+    if not costs:
         return None
-    is_falling = costs[-1] < min(costs[:-1]) - SETTLING * scale
-    first = _settled_from(costs, SETTLING * scale)
-    costs, seconds = costs[first:], seconds[first:]
-    found = estimate(costs)
+    is_falling = len(costs) > 1 and costs[-1] < min(costs[:-1]) - SETTLING * scale
+    found = settled(costs, scale)
+    fewest = FEWEST_STEPS[purpose] if visits else FEWEST_OF_FIRST
+    if found.count + found.outliers >= MOST_STEPS[purpose]:
+        return found
+    if sum(seconds) >= limits.trial_seconds and found.count >= 2:
+        return found
+    if found.count < fewest or is_falling:
+        return None
+    if visits is None:
+        return found
+    error = visits.error_inside(found)
+    apart = abs(found.center - rival.center) if rival else 0.0
+    if error <= max(OWN_SHARE * visits.visit_error, SHOWN_SHARE * apart):
+        return found
     # A confirming trial is measured to the end: stopping it early would favour one side.
-    incumbent = rival if purpose == "search" and not is_falling else None
-    if incumbent is not None and min(costs) > incumbent.center + FAR_WORSE * scale:
-        return found
-    if found.count < FEWEST_STEPS:
-        return None
-    if sum(seconds) >= limits.trial_seconds or found.count >= MOST_STEPS[purpose]:
-        return found
-    narrow = NARROW * scale
-    if rival is not None:
-        narrow = max(narrow, NARROW_SHARE * abs(found.center - rival.center))
-    if found.count >= NARROW_STEPS and found.half_width <= narrow:
-        return found
-    quiet = purpose == "search" and not found.outliers
-    if quiet and found.half_width <= NARROWER.get(found.count, 0.0) * NARROW * scale:
-        return found
-    if incumbent is not None and found.low > incumbent.high + CLEARLY_WORSE * scale:
-        return found
+    if purpose == "search" and rival is not None:
+        worse = found.center - rival.center - CLEARLY_WORSE * scale
+        return found if worse > SURELY * math.hypot(error, visits.error(rival)) else None
     return None
+
+
+def settled(costs: Sequence[float], scale: float = 1.0) -> Estimate:
+    """Estimate from the steps of a trial, without first ones in which it had not settled."""
+    return estimate(costs[_settled_from(costs, SETTLING * scale) :])
 
 
 def _settled_from(costs: Sequence[float], margin: float) -> int:

@@ -105,11 +105,17 @@ def _failures(job: JobSum) -> Samples:
 
 
 def _current_trial(job: JobSum) -> float | None:
-    return job.summary.trial.index if job.summary.trial else None
+    return job.totals.running.index if job.totals.running else None
+
+
+def _running(job: JobSum) -> Mapping[str, Value]:
+    """The configuration that the ranks run."""
+    trial = job.totals.running
+    return trial.configuration if trial else job.summary.configuration
 
 
 def _configuration(job: JobSum) -> Samples:
-    return {(knob, _words(knob, value)): 1 for knob, value in job.summary.configuration.items()}
+    return {(knob, _words(knob, value)): 1 for knob, value in _running(job).items()}
 
 
 def _result(job: JobSum) -> Samples:
@@ -196,7 +202,7 @@ FAMILIES = (
         "bagua_autotune_knob_value",
         "The running configuration: the value of each knob that is a number.",
         ("knob",),
-        lambda job: _numbers(job.summary.configuration),
+        lambda job: _numbers(_running(job)),
     ),
     Family(
         "bagua_autotune_incumbent_knob_value",

@@ -168,7 +168,8 @@ class _Outliers:
         self.contradicted: NDArray[np.bool_] = costs > own_lowest + limit
         count = Counter(t.configuration for t in told)
         is_single = np.array([count[t.configuration] == 1 for t in told])
-        is_slow = is_single & (costs > expected + limit)
+        # What is fastest is no outlier, whatever the model expects of it.
+        is_slow = is_single & (costs > np.maximum(expected + limit, costs.min() + PROMISING))
         lowest = costs[~is_slow].min(initial=math.inf)
         self.doubtful: NDArray[np.bool_] = is_slow & (expected < lowest + PROMISING)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bagua_autotune.costs import Layouts, Predictor
@@ -22,6 +22,7 @@ class Problem:
             what a better configuration is worth, compared with the cost of a trial.
         layouts: of the tensors: gives the real average bucket of a candidate. None: its bucket
             size is used.
+        without: the cost model without what was learned from a trial, by its index.
     """
 
     space: Space
@@ -30,3 +31,4 @@ class Problem:
     predictor: Predictor | None = None
     horizon_trials: float = 50.0
     layouts: Layouts | None = None
+    without: Callable[[int], Predictor | None] | None = None

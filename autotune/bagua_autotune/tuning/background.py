@@ -119,6 +119,10 @@ class Decisions:
         job, closed = round_.job, round_.open_trial
         if job.is_over:
             return True
+        if (late := self._next.with_late_steps(round_)) and late.estimate:
+            self._store.update_estimate(job.id, late.index, late.estimate)
+            known = [late if trial.index == late.index else trial for trial in round_.trials]
+            round_ = replace(round_, trials=known)
         if closed:
             if measured is None or measured.trial != closed.index:
                 return True

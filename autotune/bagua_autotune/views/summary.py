@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagua_autotune.measuring.rounds import is_settled
-from bagua_autotune.model.job import Api, TrialState
+from bagua_autotune.model.job import Api, Trial, TrialState
 from bagua_autotune.model.reasons import failure_code, result_code
 from bagua_autotune.model.view import Moment
 from bagua_autotune.store import Contact, Store
@@ -72,15 +72,17 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
 
 @dataclass(frozen=True)
 class Totals:
-    """The steps and seconds of all rounds, and whether the latest steps are of what runs now.
+    """The steps and seconds of all rounds, and what the ranks run.
 
     Attributes:
         trials: how many are in each state.
         failures: how many failed, by the code of the reason.
         drifts: lasting changes of the step times that the ranks told of.
         search_steps, search_seconds: of all rounds, as the figures tell them of one.
-        is_current: not so between a trial's begin and its first steps: the latest steps are then
-            of the trial before.
+        running: the trial that the ranks run; until they have switched to one that is proposed,
+            the one before it.
+        is_current: whether the latest steps are of what runs now; not so between a trial's begin
+            and its first steps.
     """
 
     trials: Mapping[TrialState, int]
@@ -88,13 +90,14 @@ class Totals:
     drifts: int
     search_steps: int
     search_seconds: float
+    running: Trial | None
     is_current: bool
 
 
 def make_totals(reading: Reading) -> Totals:
     """Add up what was read."""
     job, trials = reading.job, reading.trials
-    last = trials[-1] if trials else None
+    running = _running(reading)
     searches = [spent(reading, number) for number in range(job.round + 1)]
     return Totals(
         trials=Counter(trial.state for trial in trials),
@@ -102,8 +105,20 @@ def make_totals(reading: Reading) -> Totals:
         drifts=reading.drifts,
         search_steps=sum(search.bill.steps for search in searches),
         search_seconds=sum(search.seconds for search in searches),
-        is_current=job.is_over or not last or not last.is_open or last.index in reading.steps,
+        running=running,
+        is_current=job.is_over or (running is not None and running.index in reading.steps),
     )
+
+
+def _running(reading: Reading) -> Trial | None:
+    trials = reading.trials
+    if reading.job.is_over or not trials or not trials[-1].is_open:
+        return None
+    *others, last = trials
+    if last.state != "proposed":
+        return last
+    before = others[-1] if others and others[-1].round == last.round else None
+    return before if before and before.estimate else None
 
 
 # A few kilobytes each.

@@ -7,18 +7,13 @@ and are read at the end of the next, by when they have arrived. A switch takes t
    follows in a message of its own;
 2. vote: the digest of the buckets that each rank would cut.
 
-If all agree, every rank re-cuts before its next forward pass; else all return to the default.
+If all agree, every rank re-cuts before its next forward pass; else all return to the default. One
+more report, from one trial to the next, tells the last steps before the switch.
 
 After the tuning reports become rare; from them rank 0 sees whether step times change for good, and
 a command may then begin another round; and all ranks see whether the loss turns back under what was
 kept, if that changes the numbers (see second_look), and return to the default. After an error in a
-tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is. A
-model's agent is, in turn, in these states:
-
-- tuning: configurations are tried;
-- settling: the last command was given, and its configuration is not in force yet;
-- watching: as above; a command leads back to tuning;
-- off: for good.
+tuning nothing is watched, and the agent ends; after one of the reporter's the loss still is.
 
 Under an algorithm in which no rank waits for another, a report is read some steps later, so that it
 holds no rank up; a switch comes after as many steps on all. Afterwards such a job is not watched.
@@ -29,7 +24,6 @@ ranks. An error of a collective is not caught here: the training's next collecti
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,14 +38,23 @@ from bagua_client.agent.job import describe_job, is_warming_up, without_unwatche
 from bagua_client.agent.loss_guard import LossGuard
 from bagua_client.agent.outcome import Outcome
 from bagua_client.agent.pace import Pace
-from bagua_client.agent.report import LARGEST_REPORT, Exchange, Message, Report, Stop, ending
+from bagua_client.agent.report import (
+    LARGEST_REPORT,
+    Exchange,
+    Message,
+    Report,
+    Stop,
+    ending,
+    gathered,
+)
+from bagua_client.agent.state import State
 from bagua_client.agent.turns import Turn
 from bagua_client.agent.waiting import awaited
 from bagua_client.configuration_file import ConfigurationFile
 from bagua_client.environment import Environment
 from bagua_client.layout import Layout
 from bagua_client.measuring.rank_measurement import RankMeasurement
-from bagua_client.reporter import Event, GatheredTimes, Handover, Reporter
+from bagua_client.reporter import Event, Handover, Reporter
 from bagua_client.tunable.memory import fullest, why_given_up
 from bagua_client.tunable.reconfiguration import Reconfiguration, way_back
 from bagua_client.tunable.tunable import Tunable
@@ -60,22 +63,11 @@ logger = logging.getLogger(__name__)
 
 DROPPED_STEPS = 2
 """Steps after a switch that are not measured: the re-cut itself, and the caches it emptied."""
-FIRST_REPORT_STEPS = 3
-"""Measured steps of a trial after which the first report is made: enough to see that it is far
-slower.
-"""
+FIRST_REPORT_STEPS = 1
+"""Measured steps of a trial after which the first report is made: mostly that is enough."""
 STEPS_APART = 16
 """A report is read so many steps later where an algorithm has no rank wait for another."""
 CPU = torch.device("cpu")
-
-
-class State(enum.Enum):
-    """The state of an agent; the same on all ranks in the same step."""
-
-    TUNING = enum.auto()
-    SETTLING = enum.auto()
-    WATCHING = enum.auto()
-    OFF = enum.auto()
 
 
 class Agent:
@@ -240,20 +232,27 @@ class Agent:
         following = self._follow_command(reports[0], command)
         self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._observe(self._hand_over, reports)
+        self._observe(self._hand_over, reports, self._trial)
         return following
 
-    def _hand_over(self, reports: Sequence[Report]) -> None:
-        """Give rank 0's reporter what there is to tell."""
+    def _start_late_report(self) -> Message:
+        """The last steps of a trial that the ranks leave, and nothing else: they switch now."""
+        report = Report()
+        self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
+        self._exchange.send(report)
+        due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
+        trial, read = self._trial, self._exchange.conclude
+        return Message(due, lambda: self._observe(self._hand_over, read(), trial))
+
+    def _hand_over(self, reports: Sequence[Report], trial: int | None) -> None:
+        """Give rank 0's reporter what there is to tell of a trial."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._turn.is_anothers
-        by_rank = [report.times for report in reports]
-        if any(times.seconds for times in by_rank) and not (before or self._disturbed):
-            _, memory = fullest([report.memory for report in reports])
-            told = memory.to_json() if memory.device_bytes else None
-            self._reporter.put(GatheredTimes(self._trial, by_rank, told))
+        told = gathered(reports, trial)
+        if told is not None and not (before or self._disturbed):
+            self._reporter.put(told)
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -273,9 +272,12 @@ class Agent:
         change = Reconfiguration(self._tunable, command.configuration, self._group, CPU)
         return Message(self._reductions + 1, partial(self._read_vote, change, command))
 
-    def _read_vote(self, change: Reconfiguration, command: Command) -> None:
+    def _read_vote(self, change: Reconfiguration, command: Command) -> Message | None:
         trial, watch, told, _ = command
-        self._switch(change.conclude())
+        layout, late = change.conclude(), None
+        if change.agreed and trial is not None and self._trial is not None:
+            late = self._start_late_report()
+        self._switch(layout)
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
@@ -291,13 +293,14 @@ class Agent:
             # The guard needs no service.
             kept = self._tunable.layout_to_come.configuration
             self._end(watch or kept.numbers != self._tunable.default.numbers)
-            return
+            return None
         self.state = State.TUNING
         # The end of the round before may not have been settled.
         self._tunable.attach()
         self._follow_steps()
         if change.agreed:
             self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
+        return late
 
     def _switch(self, layout: Layout) -> None:
         self._tunable.schedule(layout)

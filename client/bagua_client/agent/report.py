@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from bagua_client.agent.losses import Losses
 from bagua_client.measuring.clock import StepTime
-from bagua_client.reporter import RankTimes
-from bagua_client.tunable.memory import Footprint, Lack
+from bagua_client.reporter import GatheredTimes, RankTimes
+from bagua_client.tunable.memory import Footprint, Lack, fullest
 from bagua_client.tuning import State
 
-FORMAT = 9
+FORMAT = 10
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 15
@@ -76,6 +76,15 @@ class Report:
             computed = _known(step.compute_seconds for step in steps) if in_detail else ()
             complexities = _known(step.complexity for step in steps) if in_detail else ()
             self.times = RankTimes(steps[0].step, seconds, computed, complexities)
+
+
+def gathered(reports: Sequence[Report], trial: int | None) -> GatheredTimes | None:
+    """What all ranks tell of a trial; None if no step."""
+    by_rank = [report.times for report in reports]
+    if not any(times.seconds for times in by_rank):
+        return None
+    _, memory = fullest([report.memory for report in reports])
+    return GatheredTimes(trial, by_rank, memory.to_json() if memory.device_bytes else None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -137,6 +146,11 @@ class Exchange:
         self._own[: len(values)] = values
         if 0 < len(report.command) <= ROOM_BYTES:
             self._own[ROOM_AT:] = array("d", report.command.ljust(ROOM_BYTES))
+
+    def send(self, report: Report) -> None:
+        """Put this rank's report and send it; see ``start``."""
+        self.put(report)
+        self.start()
 
     def start(self) -> None:
         """Send it. All ranks must come to this together, after the last conclusion."""

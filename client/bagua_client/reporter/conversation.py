@@ -202,14 +202,9 @@ class Conversation:
                 break
             complete += self._steps.add(more)
             memory = more.memory or memory  # of all until then
-        if not complete or self._is_closed(message.trial):
-            return None
+        if not complete or not self.is_tuning:
+            return None  # The steps before a switch count, but not those of the last trial.
         return self._send_steps(message.trial, complete, memory)
-
-    def _is_closed(self, trial: int) -> bool:
-        """Whether the service has had its last step of this trial: it told of what comes after."""
-        commanded = self._commanded
-        return commanded is None or (isinstance(commanded, int) and trial < commanded)
 
     def _send_steps(
         self, trial: int, steps: list[StepTimes], memory: Mapping[str, Any] | None

@@ -7,10 +7,12 @@ from statistics import fmean
 import pytest
 
 from bagua_autotune.measuring.trial_end import measured, warmup_steps
+from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Purpose
-from bagua_autotune.model.statistics import Estimate, estimate
+from bagua_autotune.model.statistics import Estimate
 
 LIMITS = Limits(trial_seconds=60.0)
+VISITS = Visits(visit_error=0.02, step_spread=0.03)
 
 
 def costs(count: int, noise: float, seconds: float = 0.1) -> list[float]:
@@ -24,29 +26,31 @@ def measure(
     rival: Estimate | None = None,
     seconds: float | None = None,
     purpose: Purpose = "confirm",
+    visits: Visits | None = VISITS,
 ) -> Estimate | None:
     took = [seconds or math.exp(cost) for cost in found]
-    return measured(found, took, limits, purpose, rival)
+    return measured(found, took, limits, purpose, rival, visits=visits)
 
 
-def test_quiet_steps_close_a_trial_after_six_and_noisy_ones_later() -> None:
-    assert measure(costs(5, 0.001)) is None
-    assert measure(costs(6, 0.001)) is not None
-    assert measure(costs(9, 0.1)) is None
+def test_the_first_trial_shows_what_steps_differ_by() -> None:
+    assert measure(costs(5, 0.001), purpose="search", visits=None) is None
+    assert measure(costs(6, 0.001), purpose="search", visits=None) is not None
 
 
-def test_a_noisy_trial_of_the_search_is_closed_sooner_than_one_that_confirms() -> None:
-    noisy = costs(20, 0.1)
-    assert estimate(noisy).outliers == 0
-    assert measure(noisy[:6], purpose="search") is None
-    assert measure(noisy[:7], purpose="search") is not None
-    assert measure(noisy[:9]) is None
-    assert measure(noisy[:10]) is not None
+def test_a_trial_ends_when_more_steps_say_less_than_another_visit_would() -> None:
+    quiet, noisy = Visits(0.02, 0.01), Visits(0.02, 0.1)
+    assert measure(costs(1, 0.001), purpose="search", visits=quiet) is not None
+    assert measure(costs(1, 0.001), purpose="confirm", visits=quiet) is None
+    assert measure(costs(2, 0.001), purpose="confirm", visits=quiet) is not None
+    assert measure(costs(6, 0.1), purpose="search", visits=noisy) is None
+    assert measure(costs(7, 0.1), purpose="search", visits=noisy) is not None
+    assert measure(costs(9, 0.1), visits=noisy) is None
+    assert measure(costs(10, 0.1), visits=noisy) is not None
 
 
 def test_outliers_do_not_count_as_measured_steps() -> None:
     quiet = costs(5, 0.001)
-    assert measure([*quiet, 0.0]) is None
+    assert measure([*quiet, 0.0], purpose="search", visits=None) is None
 
 
 def closings(
@@ -57,14 +61,16 @@ def closings(
     found = []
     for _ in range(600):
         trial: list[float] = []
-        while (closed := measure(trial, limits, rival, 1.0, purpose)) is None:
+        visits = Visits(0.015, noise)
+        while (closed := measure(trial, limits, rival, 1.0, purpose, visits)) is None:
             trial.append(rng.gauss(0, noise))
         found.append(closed)
     return found
 
 
-def coverage(found: list[Estimate]) -> float:
-    return fmean(one.low <= 0 <= one.high for one in found)
+def coverage(found: list[Estimate], noise: float) -> float:
+    visits = Visits(0.0, noise)
+    return fmean(abs(one.center) <= 1.96 * visits.error(one) for one in found)
 
 
 def steps(found: list[Estimate]) -> float:
@@ -74,61 +80,52 @@ def steps(found: list[Estimate]) -> float:
 @pytest.mark.parametrize(
     ("noise", "purpose", "longest"),
     [
-        (0.005, "search", 4.5),
-        (0.02, "search", 7),
+        (0.005, "search", 1.0),
+        (0.02, "search", 3.5),
         (0.05, "search", 7.1),
-        (0.005, "confirm", 6.5),
-        (0.02, "confirm", 9),
+        (0.005, "confirm", 2.0),
+        (0.02, "confirm", 4),
         (0.05, "confirm", 10.1),
     ],
 )
-def test_stopping_when_narrow_leaves_the_interval_honest_and_trials_short(
+def test_the_error_of_a_trial_that_closes_itself_is_honest_and_trials_are_short(
     noise: float, purpose: Purpose, longest: float
 ) -> None:
     found = closings(noise, purpose)
-    assert 0.92 <= coverage(found) <= 0.99
+    assert 0.9 <= coverage(found, noise) <= 0.995
     assert steps(found) <= longest
 
 
 def test_what_is_far_from_its_rival_need_not_be_known_as_well() -> None:
     far = closings(0.05, "confirm", rival=Estimate(0.4, 0.01, 20))
     near = closings(0.05, "confirm", rival=Estimate(0.0, 0.01, 20))
-    assert 0.92 <= coverage(far) <= 0.99
+    assert 0.9 <= coverage(far, 0.05) <= 0.995
     assert steps(far) < 0.8 * steps(near)
 
 
 @pytest.mark.parametrize("level", [0.1, -0.1, 0.3, -0.3])
-def test_the_interval_of_a_trial_that_is_closed_early_is_honest(level: float) -> None:
-    """It is closed where it looks worse than it is; that must not make its interval wrong."""
+def test_the_error_of_a_trial_that_is_closed_early_is_honest(level: float) -> None:
+    """It is closed where it looks worse than it is; that must not make its error wrong."""
     found = closings(0.03, "search", rival=Estimate(-level, 0.01, 10))
-    assert 0.92 <= coverage(found) <= 0.99
+    assert 0.9 <= coverage(found, 0.03) <= 0.995
 
 
-def test_time_closes_a_noisy_trial_but_not_before_three_steps() -> None:
-    limits = Limits(trial_seconds=1.0)
-    assert measure(costs(9, 0.3), limits, seconds=0.1) is None
-    assert measure(costs(11, 0.3), limits, seconds=0.1) is not None
-    assert measure(costs(2, 0.3), limits, seconds=10) is None
-    assert measure(costs(3, 0.3), limits, seconds=10) is not None
+def test_time_closes_a_noisy_trial_but_not_a_single_step() -> None:
+    limits, noisy = Limits(trial_seconds=1.0), Visits(0.01, 0.3)
+    assert measure(costs(9, 0.3), limits, seconds=0.1, visits=noisy) is None
+    assert measure(costs(10, 0.3), limits, seconds=0.1, visits=noisy) is not None
+    assert measure(costs(1, 0.3), limits, seconds=10, visits=noisy) is None
+    assert measure(costs(2, 0.3), limits, seconds=10, visits=noisy) is not None
 
 
 RIVAL = Estimate(math.log(0.1), 0.002, 20)
 
 
-def test_a_clearly_worse_trial_is_closed_early() -> None:
-    slow = [math.log(0.13) + wobble for wobble in (0.0, 0.004, -0.004)]
-    assert measure(slow, rival=RIVAL, purpose="search") is not None
-    assert measure(slow[:2], rival=RIVAL, purpose="search") is None
-    assert measure(slow, purpose="search") is None
-    assert measure([cost - 0.2 for cost in slow], rival=RIVAL, purpose="search") is None
-
-
-def test_a_far_slower_trial_is_closed_after_two_steps_that_both_say_so() -> None:
-    far = math.log(0.2)
-    assert measure([far], rival=RIVAL, purpose="search") is None
-    assert measure([far, far + 0.3], rival=RIVAL, purpose="search") is not None
-    assert measure([far, math.log(0.12)], rival=RIVAL, purpose="search") is None
-    assert measure([far, far], purpose="search") is None
+def test_a_clearly_worse_trial_is_closed_at_once_and_a_near_one_is_not() -> None:
+    noisy = Visits(0.001, 0.04)
+    assert measure([math.log(0.2)], rival=RIVAL, purpose="search", visits=noisy) is not None
+    assert measure([math.log(0.108)], rival=RIVAL, purpose="search", visits=noisy) is None
+    assert measure([math.log(0.08)], rival=RIVAL, purpose="search", visits=noisy) is None
 
 
 def test_a_trial_whose_steps_still_get_faster_is_not_closed_for_being_worse() -> None:
@@ -153,7 +150,8 @@ def test_slow_first_steps_do_not_count() -> None:
 def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
     slow = [math.log(0.2) + wobble for wobble in (0.0, 0.004, -0.004, 0.002, -0.002)]
     for count in range(2, 6):
-        assert measure(slow[:count], rival=RIVAL) is None
+        noisy = Visits(0.001, 0.5)
+        assert measure(slow[:count], rival=RIVAL, visits=noisy) is None
 
 
 @pytest.mark.parametrize(

@@ -88,18 +88,33 @@ def test_the_warm_up_does_not_count(tuner: Tuner) -> None:
     assert first.outliers == 0
 
 
-def test_a_trial_that_is_far_slower_is_over_after_two_steps(tuner: Tuner) -> None:
+def test_a_trial_that_is_far_slower_is_over_after_a_step(tuner: Tuner) -> None:
     tuner.register("job", make_spec())
     ranks = Ranks(noise=0.001)
     while tuner.open_trial("job").index < 1:
         drive(tuner, "job", ranks, polls=1)
     # Nobody runs a tenfold step more often than needed to be sure of it.
     tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
-    assert tuner.open_trial("job").index == 1
-    tuner.observe("job", 1, [Observation(1002, (2.0,) * 4)])
     assert tuner.open_trial("job").index == 2
     first = every_trial(tuner.store, "job")[1]
-    assert (first.state, first.steps) == ("measured", 2)
+    assert (first.state, first.steps) == ("measured", 1)
+
+
+def test_steps_that_come_before_the_ranks_have_switched_count_in_the_next_decision(
+    tuner: Tuner,
+) -> None:
+    tuner.register("job", make_spec())
+    ranks = Ranks(noise=0.001)
+    while tuner.open_trial("job").index < 1:
+        drive(tuner, "job", ranks, polls=1)
+    tuner.observe("job", 1, [Observation(1001, (2.0,) * 4)])
+    # The first one was a pause.
+    tuner.observe("job", 1, [Observation(step, (0.15,) * 4) for step in range(1002, 1007)])
+    assert tuner.store.trials("job")[1].estimate.count == 1
+    tuner.observe("job", 2, [Observation(1010, (2.0,) * 4)])
+    found = tuner.store.trials("job")[1].estimate
+    assert found.center == pytest.approx(math.log(0.15))
+    assert found.count == 5
 
 
 def test_a_short_training_is_searched_for_less_long(tuner: Tuner) -> None:

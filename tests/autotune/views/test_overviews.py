@@ -143,7 +143,9 @@ def test_the_curve_goes_through_what_was_measured_and_is_fitted_once_per_trial(
     assert math.isfinite(curve.expected_gain)
     open_trial = tuner.open_trial("job")
     assert open_trial is not None
-    tuner.observe("job", open_trial.index, [Observation(10**6, (0.2,) * 4)])
+    before = tuner.store.job("job").revision
+    tuner.take_event("job", Event("switched", open_trial.index, 10**6))
+    assert tuner.store.job("job").revision > before
     assert overviews.curve("job") is curve
     run(tuner, ranks, trials=8)
     assert overviews.curve("job").trials == 8

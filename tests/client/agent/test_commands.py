@@ -81,6 +81,21 @@ def test_all_ranks_run_what_the_service_says(four_ranks: RankPool) -> None:
 @pytest.mark.skipif(
     not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
 )
+def test_all_steps_until_a_switch_are_told_but_the_two_of_the_switch(two_ranks: RankPool) -> None:
+    with ScriptedService([[configuration.to_json() for configuration in TRIED[:3]]]) as service:
+        two_ranks.run(_tune, service.url, TRIED[2])
+        told: dict[int, list[int]] = {}
+        for body in service.bodies("observations"):
+            told.setdefault(body["trial"], []).extend(step["step"] for step in body["steps"])
+    for trial in (0, 1):
+        first, last = told[trial][0], told[trial][-1]
+        assert told[trial] == list(range(first, last + 1))
+        assert told[trial + 1][0] - last <= 3
+
+
+@pytest.mark.skipif(
+    not torchs.HAS_BUCKET_CAPS, reason="torch before 2.11 cannot set the size of each bucket"
+)
 def test_a_command_that_no_report_has_room_for_comes_too(two_ranks: RankPool) -> None:
     listing = Configuration(1000, buckets=(1,) * 200)
     assert len(json.dumps(listing.to_json())) > ROOM_BYTES

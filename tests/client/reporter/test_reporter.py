@@ -395,16 +395,17 @@ def _steps_of(service: ScriptedService) -> list[int]:
     return [step["step"] for body in service.bodies("observations") for step in body["steps"]]
 
 
-def test_a_trial_that_is_over_is_told_no_more_of(start: Start) -> None:
+def test_the_steps_before_the_ranks_switch_are_told_as_well(start: Start) -> None:
     with ScriptedService([[SMALL, LARGE]]) as service:
         reporter = start(service)
         command_of(reporter)
         tell(reporter, 0, 1, [0.1] * 3)
         assert command_of(reporter)["trial"] == 1
-        tell(reporter, 0, 4, [0.1] * 3)  # of the steps before the ranks switch
+        tell(reporter, 0, 4, [0.1] * 3)
         tell(reporter, 1, 7, [0.1])
         wait_for(lambda: 7 in _steps_of(service))
-        assert _steps_of(service) == [1, 2, 3, 7]
+        assert _steps_of(service) == [1, 2, 3, 4, 5, 6, 7]
+        assert not reporter.has_command  # what they tell late changes nothing
 
 
 def test_what_was_dropped_while_the_service_was_away_is_said_once(
