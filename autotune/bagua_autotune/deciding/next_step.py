@@ -134,7 +134,8 @@ class NextStep:
             return None
         baseline = round_.defaults.first
         scale = round_.objective.scale(baseline.center) if baseline else 1.0
-        found = settled(costs, scale)
+        visits = Visits.of(round_.trials, scale) if baseline else None
+        found = settled(costs, scale, visits)
         return replace(trial, estimate=found) if found != trial.estimate else None
 
     def _costs(self, round_: Round, trial: Trial, steps: Sequence[_Counted]) -> list[float] | None:

@@ -79,7 +79,7 @@ def measured(
     if not costs:
         return None
     is_falling = len(costs) > 1 and costs[-1] < min(costs[:-1]) - SETTLING * scale
-    found = settled(costs, scale)
+    found = settled(costs, scale, visits)
     fewest = FEWEST_STEPS[purpose] if visits else FEWEST_OF_FIRST
     if found.count + found.outliers >= MOST_STEPS[purpose]:
         return found
@@ -100,9 +100,12 @@ def measured(
     return None
 
 
-def settled(costs: Sequence[float], scale: float = 1.0) -> Estimate:
+def settled(
+    costs: Sequence[float], scale: float = 1.0, visits: Visits | None = None
+) -> Estimate:
     """Estimate from the steps of a trial, without first ones in which it had not settled."""
-    return estimate(costs[_settled_from(costs, SETTLING * scale) :])
+    usual_spread = visits.step_spread if visits else math.inf
+    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread)
 
 
 def _settled_from(costs: Sequence[float], margin: float) -> int:
