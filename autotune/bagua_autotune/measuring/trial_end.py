@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from statistics import median
+from itertools import accumulate, groupby
+from statistics import fmean, median
 
-from bagua_autotune.measuring.visits import Visits
+from bagua_autotune.measuring.visits import BAD_MOMENT, Visits
 from bagua_autotune.model.job import Limits, Purpose
-from bagua_autotune.model.statistics import Estimate, estimate
+from bagua_autotune.model.statistics import OUTLIER_SPREADS, Estimate, estimate
 
 # The default comes first, and shows what steps differ by: that takes so many at least.
 FEWEST_OF_FIRST = 6
@@ -32,6 +32,9 @@ CLEARLY_WORSE, SURELY = 0.05, 2.0
 # step is so much faster than all before it nobody can tell yet how slow the configuration is.
 SETTLING = 0.05
 FEWEST_TO_SETTLE = 6
+# A bad moment inside a visit: on average so many steps in succession are slow, and elsewhere so many
+# in succession are fast.
+FEWEST_BAD, FEWEST_FAST = 2, 3
 SETTLED = 0.1
 SETTLED_STEPS = 5
 
@@ -104,8 +107,23 @@ def settled(
     costs: Sequence[float], scale: float = 1.0, visits: Visits | None = None
 ) -> Estimate:
     """Estimate from the steps of a trial, without first ones in which it had not settled."""
-    usual_spread = visits.step_spread if visits else math.inf
-    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread)
+    usual_spread = visits.step_spread if visits else 0.0
+    costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, OUTLIER_SPREADS * usual_spread))
+    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread or math.inf)
+
+
+def _without_bad_moment(costs: Sequence[float], margin: float) -> Sequence[float]:
+    """The steps without those in which something else made all slow for a while: nothing makes
+    several steps in succession fast by accident. What alternates between fast and slow is slow.
+    """
+    if len(costs) <= FEWEST_FAST:
+        return costs
+    windows = (costs[at : at + FEWEST_FAST] for at in range(len(costs) - FEWEST_FAST + 1))
+    limit = min(max(window) for window in windows) + margin
+    lasted = [len(list(run)) for is_slow, run in groupby(costs, lambda c: c > limit) if is_slow]
+    if not lasted or fmean(lasted) < FEWEST_BAD:
+        return costs
+    return [cost for cost in costs if cost <= limit]
 
 
 def _settled_from(costs: Sequence[float], margin: float) -> int:
