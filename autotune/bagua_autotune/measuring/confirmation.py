@@ -28,7 +28,7 @@ MOST_PAIRS = 6
 GAIN_THAT_MATTERS = 0.01
 # Where so much lies between all blocks of the two sides, those of the search too, the gain is
 # neither luck nor drift: one pair is enough.
-CLEAR_GAIN, LUCK = 0.05, 2.0
+CLEAR_GAIN, LUCK = 0.1, 2.0
 # Where the search saw so much, so many pairs are measured before it is given up.
 PROMISE, PROMISED_PAIRS = 0.04, 4
 # By what the gain of one run differs from that of another, as a share of the gain, and at least.

@@ -32,8 +32,8 @@ CLEARLY_WORSE, SURELY = 0.05, 2.0
 # step is so much faster than all before it nobody can tell yet how slow the configuration is.
 SETTLING = 0.05
 FEWEST_TO_SETTLE = 6
-# A bad moment inside a visit: on average so many steps in succession are slow, and elsewhere so many
-# in succession are fast.
+# A bad moment inside a visit: on average so many steps in succession are slow, and elsewhere so
+# many in succession are fast.
 FEWEST_BAD, FEWEST_FAST = 2, 3
 SETTLED = 0.1
 SETTLED_STEPS = 5
@@ -103,9 +103,7 @@ def measured(
     return None
 
 
-def settled(
-    costs: Sequence[float], scale: float = 1.0, visits: Visits | None = None
-) -> Estimate:
+def settled(costs: Sequence[float], scale: float = 1.0, visits: Visits | None = None) -> Estimate:
     """Estimate from the steps of a trial, without first ones in which it had not settled."""
     usual_spread = visits.step_spread if visits else 0.0
     costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, OUTLIER_SPREADS * usual_spread))

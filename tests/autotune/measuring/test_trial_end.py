@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from bagua_autotune.measuring.trial_end import measured, warmup_steps
+from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Limits, Purpose
-from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.statistics import Estimate, estimate
 
 LIMITS = Limits(trial_seconds=60.0)
 VISITS = Visits(visit_error=0.02, step_spread=0.03)
@@ -145,6 +145,29 @@ def test_slow_first_steps_do_not_count() -> None:
         assert found is not None
         assert found.center == pytest.approx(math.log(0.1), abs=0.005)
         assert found.half_width < 0.02
+
+
+@pytest.mark.parametrize("bad", [[5, 6, 7, 8], [0, 1, 2], [0, 1, 6, 7, 8]])
+def test_a_bad_moment_inside_a_visit_does_not_count(bad: list[int]) -> None:
+    found = [cost + 0.7 * (place in bad) for place, cost in enumerate(costs(9, 0.02))]
+    good = [cost for place, cost in enumerate(found) if place not in bad]
+    assert settled(found, visits=VISITS) == estimate(good, VISITS.step_spread)
+    # Not even if it lasted longer than the rest.
+    longer = [*found, *(cost + 0.7 for cost in costs(9, 0.02))]
+    assert settled(longer, visits=VISITS).center == pytest.approx(math.log(0.1), abs=0.03)
+
+
+def test_what_is_slow_every_other_step_is_slow() -> None:
+    found = [cost + 0.7 * (place % 2) for place, cost in enumerate(costs(11, 0.02))]
+    assert settled(found, visits=VISITS) == estimate(found)
+    assert settled([0.0, 0.0, 0.7, 0.7], visits=VISITS).center == 0.35  # two steps may be luck
+
+
+def test_one_slow_step_of_four_is_an_outlier_where_others_show_it() -> None:
+    found = [-1.19, -1.14, -0.6, -1.16]
+    assert settled(found, visits=VISITS).outliers == 1
+    assert settled(found, visits=None).outliers == 0  # four steps alone cannot tell
+    assert settled(found, visits=Visits(0.02, 0.2)).outliers == 0
 
 
 def test_a_confirming_trial_is_not_closed_for_being_worse() -> None:
