@@ -13,11 +13,10 @@ from statistics import median
 
 import numpy as np
 
-from bagua_autotune.costs import Predictor
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical, Configuration
-from bagua_autotune.search import Problem
+from bagua_autotune.search import Predictor, Problem
 
 # Expected of a level whose visit was as slow as that, a visit is worth it.
 WORTH_A_VISIT = 0.008

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bagua_autotune.costs import Predictor
 from bagua_autotune.search import bayesian, random  # noqa: F401  (they register themselves)
 from bagua_autotune.search.problem import Problem
 from bagua_autotune.search.searcher import Predicts, Searcher, make_searcher, names
 
-__all__ = ["Predicts", "Problem", "Searcher", "make_searcher", "names"]
+__all__ = ["Predictor", "Predicts", "Problem", "Searcher", "make_searcher", "names"]
