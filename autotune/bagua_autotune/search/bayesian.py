@@ -33,7 +33,7 @@ from bagua_autotune.search.searcher import register
 LARGEST_JUMP = math.log2(4)
 OTHER_SIZE = math.log2(3)
 # Another size is worth a trial of its own if it is expected to be slower by less.
-NEAR = 0.1
+NEAR = 0.03
 # So many standard deviations on both sides hold 95 % of a normal distribution.
 NORMAL_QUANTILE = 1.96
 
@@ -153,17 +153,19 @@ class BayesianSearcher:
         if np.ptp(known) < OTHER_SIZE and finer.any():
             # From buckets of one size alone, latency and bandwidth cannot be told apart.
             return finer
-        return self._other_sizes(allowed)
+        # Later what was measured itself says whether another size is worth a trial.
+        is_early = len(self._told) <= self.initial_trials + 1
+        return self._other_sizes(allowed) if is_early else None
 
     def _other_sizes(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Candidates like the best so far but for their size, if no other size was tried with as
         many channels: what the size costs was then seen only where less travels at once."""
-        best = self.best()
+        channels = self.best().get(CHANNELS_KNOB)
         own, known = self._exponents()
-        alike = [t.configuration.get(CHANNELS_KNOB) == best.get(CHANNELS_KNOB) for t in self._told]
+        alike = [told.configuration.get(CHANNELS_KNOB) == channels for told in self._told]
         if np.ptp(known[alike]) >= OTHER_SIZE:
             return None
-        is_like = np.array([c.get(CHANNELS_KNOB) == best.get(CHANNELS_KNOB) for c in self._candidates])
+        is_like = np.array([c.get(CHANNELS_KNOB) == channels for c in self._candidates])
         is_other = np.abs(own[:, None] - known[alike]).min(axis=1) >= OTHER_SIZE
         is_near = self._means < self._posterior().lowest + NEAR
         found: NDArray[np.bool_] = allowed & is_like & is_other & is_near
