@@ -3,7 +3,7 @@
     python benchmarks/algorithms.py                       # 100 Mbit/s, 1 Gbit/s, unshaped
     python benchmarks/algorithms.py --nodes 4 --ranks-per-node 1 --networks 1gbit --no-tuning
     python benchmarks/algorithms.py --device cuda --ranks-per-node 1 --models bert-base vgg16 \\
-        --networks 10gbit --channels 8
+        --networks 10gbit --channels 8 --gpus 0 0
 
 Each algorithm runs under a few settings (``--sizes-mib``, ``--channels``, flat and by node); the
 fastest of each takes turns with the others in a run-off. A live tuning that may try all of them but
@@ -110,8 +110,9 @@ def measured(cell: Cell, options: argparse.Namespace, folder: Path) -> dict[str,
     swept = groups(cell, options.sizes_mib, options.channels)
     if options.algorithms:
         swept = {name: swept[name] for name in options.algorithms}
+    gpus = options.gpus or cell.device == "cuda"
     with Testbed(
-        Network.parse(cell.network), cell.nodes, cell.ranks_per_node, gpus=cell.device == "cuda"
+        Network.parse(cell.network), cell.nodes, cell.ranks_per_node, gpus=gpus
     ) as testbed:
         if testbed.fallback:
             raise CellError(testbed.fallback)
@@ -232,6 +233,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gradient-megabytes", type=float, default=20.0)
     parser.add_argument("--compute-seconds", type=float, default=DEFAULT_COMPUTE_SECONDS)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--gpus", nargs="+", metavar="GPU",
+                        help="of each rank; hosts may share one (0 0)")  # fmt: skip
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--sizes-mib", type=int, nargs="+", default=[1, 5, 25])
     parser.add_argument("--channels", type=int, nargs="+", default=[1])

@@ -46,8 +46,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-small"])
     parser.add_argument("--networks", nargs="+", metavar="NETWORK", default=["unshaped"])
     parser.add_argument("--gpus", nargs="+", metavar="GPU",
-                        help="of each host, which may share one (0 0); none: the CPU")  # fmt: skip
-    parser.add_argument("--hosts", type=int, default=2, help="on the CPU (default: 2)")
+                        help="of each rank; hosts may share one (0 0); none: the CPU")  # fmt: skip
+    parser.add_argument("--hosts", type=int,
+                        help="default: one for each GPU, 2 on the CPU; 1: over NVLink")  # fmt: skip
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each rank in a step")
     parser.add_argument("--allow", nargs="+", default=[], metavar="NAME",
                         help="tune again with these allowed: bfloat16, quantized, ...")  # fmt: skip
@@ -67,6 +68,9 @@ def arguments() -> argparse.Namespace:
                         help="run a small model on the CPU; no figure counts")  # fmt: skip
     options = parser.parse_args()
     options.channels = options.channels or ([1, 2, 4, 8] if options.gpus else [1, 2])
+    options.hosts = options.hosts or (len(options.gpus) if options.gpus else 2)
+    if options.gpus and len(options.gpus) % options.hosts:
+        parser.error(f"{len(options.gpus)} GPUs cannot be shared out to {options.hosts} hosts")
     if options.smoke:
         options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
     return options
@@ -106,14 +110,13 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
     name = f"{model}-{network}"
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    hosts = len(options.gpus) if options.gpus else options.hosts
     workload = {
         "workload": model,
         "sharding": "fully_shard",
         "samples": options.samples,
         "device": "cuda" if options.gpus else "cpu",
     }
-    with Testbed(Network.parse(network), hosts, 1, gpus=options.gpus or False) as testbed:
+    with _testbed(network, options) as testbed:
         if testbed.fallback:
             print(f"{name}: over loopback: {testbed.fallback}", flush=True)
         jobs = _Jobs(name, workload, folder, testbed)
@@ -122,12 +125,17 @@ def run_cell(model: str, network: str, options: argparse.Namespace) -> dict[str,
             tunings[ALLOWED] = jobs.tune(",".join(options.allow))
         stage = _stage(model, tunings, options)
         return {
-            "cell": {"model": model, "network": network, "hosts": hosts, **workload},
+            "cell": {"model": model, "network": network, "hosts": options.hosts, **workload},
             "conditions": conditions(testbed),
             "fallback": testbed.fallback,
             "tunings": tunings,
             **jobs.run("measure", "measure", stage),
         }
+
+
+def _testbed(network: str, options: argparse.Namespace) -> Testbed:
+    ranks = len(options.gpus or ()) // options.hosts or 1
+    return Testbed(Network.parse(network), options.hosts, ranks, gpus=options.gpus or False)
 
 
 def _stage(
@@ -159,14 +167,13 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
     name = f"{model}-{network}-memory"
     folder = (options.output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    hosts = len(options.gpus) if options.gpus else options.hosts
     workload = {
         "workload": model,
         "sharding": "fully_shard",
         "samples": options.samples,
         "device": "cuda" if options.gpus else "cpu",
     }
-    with Testbed(Network.parse(network), hosts, 1, gpus=options.gpus or False) as testbed:
+    with _testbed(network, options) as testbed:
         token, database = secrets.token_urlsafe(16), folder / "autotune.db"
         database.unlink(missing_ok=True)
         variables = {
@@ -186,7 +193,7 @@ def run_in_memory(model: str, network: str, options: argparse.Namespace) -> dict
             states = [trial["state"] for trial in stored["trials"]]
             each["trials"] = {state: states.count(state) for state in sorted(set(states))}
         return {
-            "cell": {"model": model, "network": network, "hosts": hosts, **workload},
+            "cell": {"model": model, "network": network, "hosts": options.hosts, **workload},
             "conditions": conditions(testbed),
             "swept": found["swept"],
             "tunings": tunings,
