@@ -21,6 +21,7 @@ MANIFESTS = ROOT / "deploy" / "kubernetes"
 # Of whose resources Kubernetes knows nothing.
 OPERATORS = ("monitoring.coreos.com/", "trainer.kubeflow.org/")
 POSTGRESQL = "secret.database=postgresql+pg8000://user@host/autotune"
+FROM = "networkPolicy.from[0].namespaceSelector.matchLabels.team=vision"
 NODE_TERM = (
     "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
     ".matchExpressions[0]"
@@ -31,7 +32,7 @@ DIGEST = f"sha256:{'0' * 64}"
 WAYS = {
     "own secret": OWN_SECRET,
     "token as a value": ("secret.token=a-token",),
-    "replicas": ("secret.token=a-token", POSTGRESQL, "replicas=3"),
+    "replicas": ("secret.token=a-token", POSTGRESQL, "replicas=3", FROM),
     "nothing stays": (*OWN_SECRET, "persistence.enabled=false", "networkPolicy.enabled=false"),
     "a claim of one's own": (*OWN_SECRET, "persistence.existingClaim=mine"),
     "everything": (
@@ -67,6 +68,7 @@ REFUSED = {
     "pullPolicy": (*OWN_SECRET, "image.pullPolicy=Sometimes"),
     "name a version": (*OWN_SECRET, "image.tag=latest"),
     "digest": (*OWN_SECRET, "image.digest=sha256:123"),
+    "networkPolicy": (*OWN_SECRET, "networkPolicy.from[0].namespace=vision"),
     "olderThanDays": (*OWN_SECRET, "prune.enabled=true,prune.olderThanDays=0"),
 }
 
@@ -148,6 +150,26 @@ def test_several_replicas_reach_postgresql_and_claim_no_volume() -> None:
     assert found["Secret"]["stringData"]["database"] == POSTGRESQL.partition("=")[2]
     assert found["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress"]
     assert render(OWN_SECRET)["NetworkPolicy"]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_several_replicas_are_spread_and_go_one_at_a_time() -> None:
+    found, alone = render(WAYS["replicas"]), render(OWN_SECRET)
+    assert found["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    labels = found["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    spread = found["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"].partition("/")[2] for each in spread] == ["hostname", "zone"]
+    assert all(each["labelSelector"]["matchLabels"] == labels for each in spread)
+    # A budget would only keep the node of a single one from being drained.
+    assert "PodDisruptionBudget" not in alone
+    assert "topologySpreadConstraints" not in alone["Deployment"]["spec"]["template"]["spec"]
+
+
+def test_who_may_reach_the_service_can_be_named() -> None:
+    (rule,) = render(WAYS["replicas"])["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]
+    (anyone,) = render(OWN_SECRET)["NetworkPolicy"]["spec"]["ingress"]
+    assert "from" not in anyone and anyone["ports"] == rule["ports"]
 
 
 def test_the_image_is_that_of_the_release_and_can_be_pinned() -> None:

@@ -48,6 +48,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* What the pods read of the Secret, empty if that is not known: a Secret of one's own is looked up in
+the cluster, which `helm template` does not. */}}
+{{- define "autotune.secretData" -}}
+{{- if .Values.secret.existing -}}
+{{- with lookup "v1" "Secret" .Release.Namespace .Values.secret.existing -}}
+{{- .data | toJson -}}
+{{- end -}}
+{{- else -}}
+{{- .Values.secret | toJson -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Not empty if SQLite's file is on a volume that stays. */}}
 {{- define "autotune.isPersistent" -}}
 {{- if and .Values.persistence.enabled (not .Values.secret.database) -}}
