@@ -78,7 +78,10 @@ def test_the_table_is_sorted_by_click_and_by_key(page: Page, tuned: DrivenJob) -
     trials[1] |= {"configuration": small, "words": "bucket 512 KiB, flat"}
     page.route("**/overview", lambda route: route.fulfill(json={**overview, "trials": trials}))
     page.goto("/jobs/tuned")
-    page.locator("#trials th", has_text="Configuration").get_by_role("button").click()
+    expect(rows).to_have_count(len(trials))
+    head = page.locator("#trials th", has_text="Configuration")
+    head.get_by_role("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
     sizes = {str(trial["index"]): trial["configuration"]["bucket_bytes"] for trial in trials}
     shown = [sizes[index] for index in rows.all_inner_texts()]
     assert shown == sorted(shown)
