@@ -15,7 +15,8 @@ from statistics import fmean, median, stdev
 # outlier.  That many standard deviations are exceeded with this probability on one side; from
 # few costs the deviation is not known well, and Student's t asks for more of them.
 OUTLIER_TAIL = 2.3263e-4
-# The same where what costs usually differ by is known from others; at most so few may be left out.
+# Where it is known from others what costs differ by: so many standard deviations, unless less than
+# this share of the costs would be kept.
 OUTLIER_SPREADS, LEAST_KEPT = 6.0, 0.6
 # A normal's standard deviation over its median and over its mean absolute deviation.
 SIGMA_PER_MEDIAN_DEVIATION = 1.4826
@@ -81,12 +82,12 @@ class Estimate:
 def estimate(costs: Sequence[float], usual_spread: float = math.inf) -> Estimate:
     """Estimate the centre of ``costs``.
 
+    Its 95 % interval holds the truth 94 to 97 % of the time, from 3 normal or moderately skewed
+    costs on (tests/autotune/model/test_statistics.py measures it).
+
     Args:
         usual_spread: the standard deviation of other such costs, if it is known. From four costs
             alone nobody can tell that one of them is an outlier.
-
-    Its 95 % interval holds the truth 94 to 97 % of the time, from 3 normal or moderately skewed
-    costs on (tests/autotune/model/test_statistics.py measures it).
 
     Raises:
         ValueError: no cost, or one that is not finite.
