@@ -26,7 +26,7 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 # The demo needs a small part of what the other targets need. PyTorch's usual build brings 4.5 GB of
-# CUDA's libraries; TORCH_INDEX is where another build of it comes from, and it alone.
+# CUDA's libraries; TORCH_INDEX is where another build of it comes from, but not what that needs.
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet torch --extra-index-url $(TORCH_INDEX) --constraint constraints.txt)

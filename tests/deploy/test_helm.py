@@ -169,7 +169,8 @@ def test_who_may_reach_the_service_can_be_named() -> None:
     (rule,) = render(WAYS["replicas"])["NetworkPolicy"]["spec"]["ingress"]
     assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "vision"}}}]
     (anyone,) = render(OWN_SECRET)["NetworkPolicy"]["spec"]["ingress"]
-    assert "from" not in anyone and anyone["ports"] == rule["ports"]
+    assert "from" not in anyone
+    assert anyone["ports"] == rule["ports"]
 
 
 def test_the_image_is_that_of_the_release_and_can_be_pinned() -> None:

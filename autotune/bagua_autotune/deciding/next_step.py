@@ -46,6 +46,16 @@ def _rival(round_: Round, trial: Trial) -> Estimate | None:
     return winner.estimate if winner else None
 
 
+def _known(round_: Round) -> tuple[float, Visits | None]:
+    """The difference of costs that is 100 %, and what visits differ by; of both nothing is known
+    before the default is measured."""
+    baseline = round_.defaults.first
+    if baseline is None:
+        return 1.0, None
+    scale = round_.objective.scale(baseline.center)
+    return scale, Visits.of(round_.trials, scale)
+
+
 def step_cost(job: Job, trial: Trial, observation: Observation) -> float:
     """Return what a step of the trial cost."""
     apart = algorithm_of(trial.configuration).when == "apart"
@@ -113,11 +123,8 @@ class NextStep:
         costs = self._costs(round_, trial, steps)
         if costs is None:
             return None
-        baseline, rival = round_.defaults.first, _rival(round_, trial)
-        scale = objective.scale(baseline.center) if baseline else 1.0
-        seconds = [step.seconds for step in steps]
-        visits = Visits.of(round_.trials, scale) if baseline else None
-        return measured(costs, seconds, job.limits, trial.purpose, rival, scale, visits)
+        seconds, rival = [step.seconds for step in steps], _rival(round_, trial)
+        return measured(costs, seconds, job.limits, trial.purpose, rival, *_known(round_))
 
     def with_late_steps(self, round_: Round) -> Trial | None:
         """The last measured trial, estimated from all its steps; None if that changes nothing.
@@ -132,10 +139,7 @@ class NextStep:
         costs = self._costs(round_, trial, self._steps(round_.job, trial))
         if not costs:
             return None
-        baseline = round_.defaults.first
-        scale = round_.objective.scale(baseline.center) if baseline else 1.0
-        visits = Visits.of(round_.trials, scale) if baseline else None
-        found = settled(costs, scale, visits)
+        found = settled(costs, *_known(round_))
         return replace(trial, estimate=found) if found != trial.estimate else None
 
     def _costs(self, round_: Round, trial: Trial, steps: Sequence[_Counted]) -> list[float] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from statistics import median
 
 import numpy as np
@@ -36,12 +37,15 @@ def denied_once(
         lowest: the expected cost of the best, in the trials' own unit.
         scale: the difference of costs that is 100 %.
     """
+    if problem.without is None:
+        return None
+    fitted = cache(problem.without)  # A trial may be of several levels.
     measured = [trial for trial in trials if trial.estimate]
     visits = Visits.of(measured, scale)
     found: list[tuple[float, Configuration]] = []
     for trial, members in _rarely_visited(measured, problem, lowest + DENIED * scale):
         others = [each for each in measured if each.index != trial.index]
-        model = problem.without(trial.index) if problem.without else None
+        model = fitted(trial.index)
         if model is None or len(others) < 2 or not trial.estimate:
             continue
         level = _level(model, others, scale)

@@ -107,7 +107,7 @@ def settled(costs: Sequence[float], scale: float = 1.0, visits: Visits | None = 
     """Estimate from the steps of a trial, without first ones in which it had not settled."""
     usual_spread = visits.step_spread if visits else 0.0
     costs = _without_bad_moment(costs, max(BAD_MOMENT * scale, OUTLIER_SPREADS * usual_spread))
-    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread or math.inf)
+    return estimate(costs[_settled_from(costs, SETTLING * scale) :], usual_spread)
 
 
 def _without_bad_moment(costs: Sequence[float], margin: float) -> Sequence[float]:

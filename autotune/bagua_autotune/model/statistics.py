@@ -79,14 +79,14 @@ class Estimate:
         return self.center + self.half_width
 
 
-def estimate(costs: Sequence[float], usual_spread: float = math.inf) -> Estimate:
+def estimate(costs: Sequence[float], usual_spread: float = 0.0) -> Estimate:
     """Estimate the centre of ``costs``.
 
     Its 95 % interval holds the truth 94 to 97 % of the time, from 3 normal or moderately skewed
     costs on (tests/autotune/model/test_statistics.py measures it).
 
     Args:
-        usual_spread: the standard deviation of other such costs, if it is known. From four costs
+        usual_spread: the standard deviation of other such costs; 0: not known. From four costs
             alone nobody can tell that one of them is an outlier.
 
     Raises:
@@ -102,7 +102,7 @@ def estimate(costs: Sequence[float], usual_spread: float = math.inf) -> Estimate
         limit = _student_quantile(len(costs) - 1, 1 - OUTLIER_TAIL) * _sigma(costs)
     kept = [cost for cost in costs if abs(cost - center) <= limit]
     usual = [cost for cost in kept if abs(cost - center) <= OUTLIER_SPREADS * usual_spread]
-    if len(usual) >= LEAST_KEPT * len(costs):
+    if usual_spread and len(usual) >= LEAST_KEPT * len(costs):
         kept = usual
     center = median(kept)
     error = math.inf

@@ -155,13 +155,17 @@ class BayesianSearcher:
             return finer
         # Later what was measured itself says whether another size is worth a trial.
         is_early = len(self._told) <= self.initial_trials + 1
-        return self._other_sizes(allowed) if is_early else None
+        return self._other_sizes(allowed, own, known) if is_early else None
 
-    def _other_sizes(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    def _other_sizes(
+        self,
+        allowed: NDArray[np.bool_],
+        own: NDArray[np.float64],
+        known: NDArray[np.float64],
+    ) -> NDArray[np.bool_] | None:
         """Candidates like the best so far but for their size, if no other size was tried with as
         many channels: what the size costs was then seen only where less travels at once."""
         channels = self.best().get(CHANNELS_KNOB)
-        own, known = self._exponents()
         alike = [told.configuration.get(CHANNELS_KNOB) == channels for told in self._told]
         if np.ptp(known[alike]) >= OTHER_SIZE:
             return None
