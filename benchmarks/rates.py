@@ -14,11 +14,16 @@ At its limit: 16 connections report one step of 8 ranks at a time, in turns for 
 process on SQLite and, where it is installed, on a PostgreSQL of its own. Nothing is decided
 meanwhile. Goals: 1,200 reports a second on SQLite, 500 on PostgreSQL.
 
+Its scrapes: ``/metrics`` of a SQLite store with 10,000 jobs that are over, and 200 that report
+before each scrape or do not. Goal: a median below 200 ms. The first scrape after a start makes all
+texts: it takes longer, and stands in a column of its own.
+
 The clients share the machine, so all rates are lower bounds.
 
     python benchmarks/rates.py --json rates.json
     python benchmarks/rates.py --parts cluster --jobs 250 --cluster-seconds 10
     python benchmarks/rates.py --parts limit
+    python benchmarks/rates.py --parts scrapes
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ from benchmarks.support.harness import print_table, write_json
 from benchmarks.support.load import Connection, results, working
 from benchmarks.support.many_jobs import MOST_P99_MS, Load, find_most
 from benchmarks.support.one_process import Rate, measure_rates
+from benchmarks.support.scrapes import MOST_SCRAPE_MS, Scrapes, measure_scrapes
 from benchmarks.support.serving import serving
 from benchmarks.testbed import Host
 
@@ -55,7 +61,7 @@ TUNED_PAUSE_SECONDS = 0.1
 SETTLING_SECONDS = 2.0
 TUNED_SETTLING_SECONDS = 5.0
 """Bagua's first 20 proposals are drawn, not computed."""
-PARTS = ("bagua", "cluster", "limit")
+PARTS = ("bagua", "cluster", "limit", "scrapes")
 BAGUA, OURS = "Bagua 0.9.2", "ours"
 
 
@@ -245,6 +251,28 @@ def show_limit(rates: Sequence[Rate]) -> None:
         show_goal(goal, f"{found:.0f}", found >= each.goal)
 
 
+def show_scrapes(found: Sequence[Scrapes]) -> None:
+    """Of each store, and whether the goal is met; medians with their range."""
+    head = ("jobs over", "which", "live", "shown", "first ms", "unchanged ms", "live reported, ms")
+    rows = [
+        (
+            f"{each.jobs:,}",
+            each.past,
+            str(each.live),
+            f"{each.shown:,}",
+            f"{each.first_ms:.0f}",
+            _spread(each.still_ms, 0),
+            _spread(each.changed_ms, 0),
+            f"{each.answer_bytes / 1e6:.1f}",
+        )
+        for each in found
+    ]
+    print_table((*head, "MB"), rows)
+    for each in found:
+        goal = f"{each.past}: a scrape's median below {MOST_SCRAPE_MS:g} ms"
+        show_goal(goal, f"{each.worst_median_ms:.0f} ms", each.holds)
+
+
 def show_goal(goal: str, found: str, is_met: bool) -> None:
     print(f"{goal}: {found}: {'met' if is_met else 'missed'}", flush=True)
 
@@ -267,11 +295,15 @@ def main() -> None:
         "--cluster-seconds", type=float, default=20.0, help="time for each number of jobs"
     )
     parser.add_argument("--limit-seconds", type=float, default=8.0, help="time for each database")
+    parser.add_argument("--stored", type=int, default=10_000, help="jobs of a store, for scrapes")
+    parser.add_argument("--live", type=int, default=200, help="further jobs of it, which report")
+    parser.add_argument("--scrapes", type=int, default=15, help="scrapes of each kind")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     options = parser.parse_args()
     windows: list[Window] = []
     loads: list[Load] = []
     rates: list[Rate] = []
+    scrapes: list[Scrapes] = []
     if "bagua" in options.parts:
         for condition in (
             Condition(False, options.connections, options.seconds),
@@ -288,12 +320,16 @@ def main() -> None:
     if "limit" in options.parts:
         rates = measure_rates(options.limit_seconds)
         show_limit(rates)
+    if "scrapes" in options.parts:
+        scrapes = measure_scrapes(options.stored, options.live, options.scrapes)
+        show_scrapes(scrapes)
     if options.json:
         content = {
             "options": {name: str(value) for name, value in vars(options).items()},
             "beside": [asdict(each) for each in windows],
             "cluster": [asdict(each) | {"bound": each.bound} for each in loads],
             "limit": [asdict(each) for each in rates],
+            "scrapes": [asdict(each) for each in scrapes],
         }
         write_json(options.json, content)
 

@@ -69,7 +69,7 @@ def _report(port: int, seconds: float, job_ids: Sequence[str]) -> list[float]:
     end, step = time.perf_counter() + seconds, 0
     while True:
         step += 1
-        content = _content(step)
+        content = report_content(step)
         for job_id in job_ids:
             if (began := time.perf_counter()) >= end:
                 return latencies
@@ -77,7 +77,7 @@ def _report(port: int, seconds: float, job_ids: Sequence[str]) -> list[float]:
             latencies.append(time.perf_counter() - began)
 
 
-def _content(step: int) -> bytes:
+def report_content(step: int) -> bytes:
     """Steps take turns in being long: the job never seems warm, and no trial ends."""
     seconds, computing = [1e-3 * (1 + step % 2)] * RANKS, [5e-4] * RANKS
     told = {"step": step, "seconds": seconds, "compute_seconds": computing}

@@ -18,6 +18,7 @@ from benchmarks.rates import (
 from benchmarks.support import one_process
 from benchmarks.support.bagua_0_9.environment import prepare
 from benchmarks.support.many_jobs import Load, measure
+from benchmarks.support.scrapes import PASTS, Past, measure_past
 from tests.autotune.store.postgresql import find_binaries
 
 PATIENCE = 5
@@ -73,6 +74,14 @@ def test_one_process_takes_reports_and_is_judged_by_its_database(
     assert rate.reports_per_second > 0
     assert rate.cpu_ms > 0
     assert 0 < rate.median_ms <= rate.p99_ms
+
+
+@pytest.mark.parametrize(("past", "shown"), list(zip(PASTS, (3, 3, 22), strict=True)))
+def test_a_store_of_jobs_that_are_over_is_scraped(past: Past, shown: int) -> None:
+    found = measure_past(past, jobs=20, live=2, scrapes=2)
+    assert found.shown == shown, "one of them has just ended"
+    assert min(found.first_ms, *found.still_ms, *found.changed_ms) > 0
+    assert (len(found.still_ms), len(found.changed_ms)) == (2, 2)
 
 
 def test_a_goal_that_is_missed_says_what_holds_and_what_bounds_it(

@@ -73,8 +73,10 @@ def _number(value: float) -> bytes:
 
 def join(headers: Sequence[bytes], jobs: Sequence[Sequence[bytes]]) -> bytes:
     """Join the samples of all jobs, family by family."""
+    if not jobs:
+        return b"".join(headers)
     parts: list[bytes] = []
-    for family, header in enumerate(headers):
+    for header, pieces in zip(headers, zip(*jobs, strict=True), strict=True):
         parts.append(header)
-        parts.extend(job[family] for job in jobs)
+        parts.extend(pieces)
     return b"".join(parts)

@@ -71,6 +71,18 @@ CONTACT_AND_CLAIM = Statement(
     .where(JobRow.id == bindparam("job_id"))
 )
 
+# A store has many more jobs that ended than others: the database leaves them out.
+CONTACTS_SINCE = Statement(
+    select(*CONTACT)
+    .where(JobRow.last_contact_at >= bindparam("at"))
+    .where(
+        JobRow.ended_at.is_(None)
+        | (JobRow.phase == "lost")
+        | (JobRow.last_contact_at >= bindparam("ended_at"))
+    )
+    .order_by(*NEWEST_FIRST)
+)
+
 
 class Jobs:
     """The part of the store that keeps jobs.
@@ -222,11 +234,15 @@ class Jobs:
                 query = query.where((JobRow.created_at < created_at) | is_later)
             return [Contact._make(row) for row in session.connection().execute(query)]
 
-    def contacts_since(self, at: float) -> list[Contact]:
-        """The jobs that have reported since then, newest first."""
-        query = select(*CONTACT).where(JobRow.last_contact_at >= at).order_by(*NEWEST_FIRST)
-        with self.database.reading() as session:
-            return [Contact._make(row) for row in session.connection().execute(query)]
+    def contacts_since(self, at: float, ended_at: float | None = None) -> list[Contact]:
+        """The jobs that have reported since then, newest first.
+
+        Args:
+            ended_at: of jobs that told of their end, only those that have reported since this.
+        """
+        ended_at = at if ended_at is None else ended_at
+        found = self.database.ask(CONTACTS_SINCE, at=at, ended_at=ended_at)
+        return [Contact._make(row) for row in found]
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""

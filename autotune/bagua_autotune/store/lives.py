@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.store.database import Database
+from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import NEWEST_FIRST
-from bagua_autotune.store.rows import check_job, locked_row
+from bagua_autotune.store.rows import locked_row
 from bagua_autotune.store.tables import JobRow, LifeRow
+
+PLACE = Statement(
+    select(LifeRow.previous, LifeRow.first, LifeRow.number)
+    .select_from(JobRow)
+    .outerjoin(LifeRow, LifeRow.job_id == JobRow.id)
+    .where(JobRow.id == bindparam("job_id"))
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,11 @@ class Lives:
 
     def place_of(self, job_id: str) -> Place:
         """The job's place among the lives of its training."""
-        with self.database.reading() as session:
-            row = session.get(LifeRow, job_id)
-            if row is not None:
-                return Place(row.previous, row.first, row.number)
-            check_job(session, job_id)
-            return Place(None, job_id, 1)
+        found = self.database.ask(PLACE, job_id=job_id)
+        if not found:
+            raise UnknownJob(job_id)
+        previous, first, number = found[0]
+        return Place(None, job_id, 1) if first is None else Place(previous, first, number)
 
     def lives(self, job_id: str) -> list[tuple[str, int]]:
         """All stored lives of its training in order, each with its number."""

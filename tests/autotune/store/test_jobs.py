@@ -69,6 +69,17 @@ def test_contacts_tell_who_was_heard_of_and_what_changed(store: Store, job: str)
     assert (found.last_contact_at, found.version > before.version) == (60.0, True)
 
 
+def test_of_jobs_that_ended_only_contacts_of_late_are_told(store: Store) -> None:
+    for job_id, at in (("ended", 10.0), ("just_ended", 20.0), ("lost", 10.0), ("runs", 10.0)):
+        store.create_job(job_id, make_spec(), at=at)
+    store.end_gone(["ended", "just_ended"], Event("ended", at=30.0))
+    lost = store.lose_silent("v2", 11.0, Event("lost", at=30.0))
+    assert sorted(lost) == ["lost", "runs"]
+    store.resume_job("runs", 10.0)
+    found = {contact.id for contact in store.contacts_since(5.0, ended_at=15.0)}
+    assert found == {"just_ended", "lost", "runs"}
+
+
 def test_contacts_are_listed_newest_first(store: Store, job: str) -> None:
     for number in range(3):
         store.create_job(f"new{number}", make_spec(name=f"n{number % 2}"), at=10.0 + number)
