@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flask import Flask
 
-from bagua_autotune.api import admission, errors, health, page, v2
+from bagua_autotune.api import admission, errors, health, page, teams, v2
 from bagua_autotune.api.bodies import LARGEST_BODY_BYTES
 from bagua_autotune.bagua import routes as bagua
 from bagua_autotune.bagua.tuning import BaguaTuning
@@ -35,6 +35,7 @@ def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListen
     errors.install(app, metrics.service.count_store_error)
     metrics.service.watch(app)
     admission.install(app, settings)
+    teams.install(app, store)
     app.register_blueprint(health.blueprint(store, metrics))
     app.register_blueprint(page.blueprint())
     app.register_blueprint(v2.blueprint(tuner, overviews))

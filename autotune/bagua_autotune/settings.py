@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from bagua_autotune.model.job import MOST_SAMPLES, Limits
+from bagua_autotune.model.team import TEAMS, Team, digest_of
 from bagua_autotune.store.location import default_url
 
 ENVIRONMENT = {
@@ -20,6 +30,7 @@ ENVIRONMENT = {
     "database": "BAGUA_AUTOTUNE_DATABASE",
     "token": "BAGUA_AUTOTUNE_TOKEN",
     "previous_token": "BAGUA_AUTOTUNE_PREVIOUS_TOKEN",
+    "teams": "BAGUA_AUTOTUNE_TEAMS",
     "allowed_hosts": "BAGUA_AUTOTUNE_ALLOWED_HOSTS",
     "world_size": "WORLD_SIZE",
     "thin_days": "BAGUA_AUTOTUNE_THIN_DAYS",
@@ -44,6 +55,18 @@ def host_name(host: str) -> str:
     return name.rstrip(".")
 
 
+def read_teams(path: Path) -> tuple[Team, ...]:
+    """The teams of a JSON file. Raises ValueError, which says what is wrong but no token."""
+    try:
+        return TEAMS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ValueError(f"{path}: {where}: {wrong['msg']}") from None
+
+
 class Settings(BaseModel):
     """All settings of the service, checked."""
 
@@ -55,6 +78,8 @@ class Settings(BaseModel):
     token: SecretStr | None = None
     # Accepted, too, while trainings are given a new token one after the other.
     previous_token: SecretStr | None = None
+    # Whose tokens reach their own jobs only; given as the path of a JSON file.
+    teams: tuple[Team, ...] = ()
     # Further host names of this service, such as that of a reverse proxy.
     allowed_hosts: tuple[str, ...] = ()
     searcher: str = "bayesian"
@@ -83,6 +108,24 @@ class Settings(BaseModel):
         if token is not None and info.data.get("token") is None:
             raise ValueError("needs BAGUA_AUTOTUNE_TOKEN, the token that takes its place")
         return token
+
+    @field_validator("teams", mode="before")
+    @classmethod
+    def _in_a_file(cls, teams: Any) -> Any:
+        return read_teams(Path(teams)) if isinstance(teams, str) else teams
+
+    @field_validator("teams")
+    @classmethod
+    def _can_be_told_apart(cls, teams: tuple[Team, ...], info: ValidationInfo) -> tuple[Team, ...]:
+        own = [info.data.get("token"), info.data.get("previous_token")]
+        tokens = [digest_of(token.get_secret_value().encode()) for token in own if token]
+        if teams and not tokens:
+            raise ValueError("needs BAGUA_AUTOTUNE_TOKEN, the token of whoever runs the service")
+        tokens += [team.digest for team in teams]
+        for what, values in (("name", [team.name for team in teams]), ("token", tokens)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"two teams, or a team and the service, have the same {what}")
+        return teams
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

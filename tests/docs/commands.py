@@ -73,6 +73,7 @@ INSTEAD: tuple[tuple[str, Check, str], ...] = (
         "takes minutes; one is in tests/e2e",
     ),
     (r"bagua-autotune serve .*postgresql.*", Parsed(), "tests/autotune/store has a PostgreSQL"),
+    (r"bagua-autotune serve .*--teams .*", Parsed(), "tests/autotune/api/test_teams.py has a file"),
     (r"bagua-autotune serve .*", Serve(), "a free port, and no network"),
     (r"bagua-autotune check .*", Parsed(), "ends the run after a minute, not as a tuning does"),
     (r".*bagua-autotune system .*", Parsed(), "takes minutes; tests/e2e/test_system.py runs it"),

@@ -19,16 +19,18 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Flask, abort, request
+from flask import Flask, abort, g, request
 from pydantic import SecretStr
 from werkzeug.exceptions import HTTPException
 
 from bagua_autotune.api import bodies
+from bagua_autotune.model.team import Team, digest_of
 from bagua_autotune.settings import Settings, host_name
 
 logger = logging.getLogger(__name__)
 
 GUARDED = "/api/"
+BEARER = b"Bearer "
 OWN_PAGE = ("same-origin", "none")  # none: a typed address, or a bookmark
 LONGEST_SHOWN = 100
 # Between two lines that the previous token is still used.
@@ -51,7 +53,7 @@ def install(app: Flask, settings: Settings) -> None:
         if not request.path.startswith(GUARDED):
             return
         if tokens:
-            _check_token(tokens, previous)
+            g.team = _check_token(tokens, previous, settings.teams)
         is_taken = request.url_rule and request.method in ("POST", "PUT")
         if is_taken and request.mimetype != "application/json":
             abort(415, "The body must be JSON, sent with Content-Type: application/json.")
@@ -142,16 +144,24 @@ class _PreviousToken:
             )
 
 
-def _check_token(tokens: Sequence[SecretStr], previous: _PreviousToken) -> None:
+def _check_token(
+    tokens: Sequence[SecretStr], previous: _PreviousToken, teams: Sequence[Team]
+) -> Team | None:
+    """The team whose token it is; None: it is the service's own. Aborts with 401 if it is neither.
+    Each is compared in constant time."""
     # WSGI decodes headers as latin-1.
     given = request.headers.get("Authorization", "").encode("latin-1", "replace")
-    expected = [b"Bearer " + token.get_secret_value().encode() for token in tokens]
+    expected = [BEARER + token.get_secret_value().encode() for token in tokens]
     is_one = [hmac.compare_digest(given, each) for each in expected]
     if any(is_one[1:]) and not is_one[0]:
         previous.used()
-    if not any(is_one):
+    digest = digest_of(given.removeprefix(BEARER) if given.startswith(BEARER) else b"")
+    found = [team for team in teams if hmac.compare_digest(digest, team.digest)]
+    if not any(is_one) and not found:
+        or_teams = ", or a team's token" if teams else ""
         abort(
             401,
             "This service needs the header Authorization: Bearer TOKEN, where TOKEN is its "
-            "BAGUA_AUTOTUNE_TOKEN.",
+            f"BAGUA_AUTOTUNE_TOKEN{or_teams}.",
         )
+    return None if any(is_one) else found[0]

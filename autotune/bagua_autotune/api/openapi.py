@@ -29,13 +29,16 @@ STATUS_TEXTS = {
     304: "Not changed since the version in If-None-Match",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
-    403: "The request comes from a page of another site, or its Host is not the service's",
+    403: "The request comes from a page of another site, or its Host is not the service's, or a "
+    "team's token came where only the service's own is good",
     404: "There is no such job",
     409: "In conflict with what is stored",
     411: "The body comes without a Content-Length",
     413: "The body is too large for this route",
     415: "The body is not declared as JSON",
     422: "The body, the job's id or the query is not valid",
+    429: "The team has as many jobs that have not ended as it may have: send the same again after "
+    "Retry-After seconds",
     503: "Nothing can be stored or read now, or too many large bodies come at once: send the same "
     "again after Retry-After seconds",
 }
@@ -80,7 +83,7 @@ OPERATIONS = (
         "Register a job, or resume it",
         views.JobState,
         reports.Registration,
-        statuses=(200, 201, 400, 409, 422),
+        statuses=(200, 201, 400, 409, 422, 429),
     ),
     Operation(
         "get", "/jobs/{job_id}", "Everything about a job", views.JobDetail, statuses=(200, 404)

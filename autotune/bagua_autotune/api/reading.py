@@ -11,6 +11,7 @@ from bagua_autotune.api.answers import answer, answer_if_changed, download
 from bagua_autotune.api.errors import failure, query_number
 from bagua_autotune.api.export import job_json, trials_csv
 from bagua_autotune.api.openapi import JOB_ID, document
+from bagua_autotune.api.teams import team_name
 from bagua_autotune.model.job import LONGEST_NAME
 from bagua_autotune.views.lists import MOST_LISTED
 from bagua_autotune.views.overviews import MOST_JOBS_LISTED
@@ -39,7 +40,7 @@ def _show_at_a_glance(api: Blueprint, overviews: views.Overviews, look: Callable
         if name is not None and not (name.isprintable() and len(name) <= LONGEST_NAME):
             abort(422, f"name: must be printable and of at most {LONGEST_NAME} characters.")
         look()
-        return answer_if_changed(overviews.job_list(name, limit, after))
+        return answer_if_changed(overviews.job_list(name, limit, after, team_name()))
 
     @api.get("/jobs/<job_id>/overview")
     def get_overview(job_id: str) -> Response:

@@ -13,6 +13,7 @@ from bagua_autotune.api.answers import answer
 from bagua_autotune.api.bodies import parse, parse_both
 from bagua_autotune.api.errors import failure, query_flag
 from bagua_autotune.api.openapi import JOB_ID
+from bagua_autotune.api.teams import check_quota, team_name
 from bagua_autotune.earlier.copies import Copy, adopt, copy_of
 from bagua_autotune.model.job import Event, Observation
 from bagua_autotune.model.profile import TrialProfile
@@ -52,7 +53,11 @@ def _take_from_ranks(api: Blueprint, tuner: Tuner) -> None:
 
     @api.put("/jobs/<job_id>")
     def put_job(job_id: str) -> Response:
+        check_quota(tuner.store, job_id)
         spec = parse_both(reports.Outline, reports.Registration)
+        if spec.team is not None:
+            abort(422, "team: the token says whose job it is, not the registration.")
+        spec = spec.model_copy(update={"team": team_name()})
         try:
             is_new = tuner.register(job_id, spec)
         except JobConflict as error:
@@ -139,4 +144,6 @@ def _delete(api: Blueprint, store: Store) -> None:
 def _audit(what: str, job_ids: Sequence[str]) -> None:
     """Log who asked for what cannot be undone."""
     shown = ", ".join(job_ids[:MOST_TOLD]) + (", ..." if len(job_ids) > MOST_TOLD else "")
-    logger.info("audit: %s: %d jobs (%s), by %s", what, len(job_ids), shown, request.remote_addr)
+    team = team_name()
+    who = f"{request.remote_addr}, team {team}" if team else request.remote_addr
+    logger.info("audit: %s: %d jobs (%s), by %s", what, len(job_ids), shown, who)

@@ -59,6 +59,11 @@ class _Misused(click.ClickException):
     help="A host name of this service, such as that of a reverse proxy; may be repeated.",
 )
 @click.option(
+    "--teams",
+    metavar="FILE",
+    help="JSON file of teams, whose tokens reach their own jobs only.",
+)
+@click.option(
     "--trust-network",
     is_flag=True,
     help="Serve a network without a token: everyone who reaches the port may use the service.",
@@ -75,8 +80,8 @@ def serve(log_level: str, **options: Any) -> None:
 
     Environment variables set what no option sets: BAGUA_SERVICE_PORT, BAGUA_AUTOTUNE_DATABASE,
     BAGUA_AUTOTUNE_TOKEN, BAGUA_AUTOTUNE_PREVIOUS_TOKEN (accepted, too, while trainings change to
-    the new one), BAGUA_AUTOTUNE_ALLOWED_HOSTS (separated by commas), WORLD_SIZE, and Bagua's limits
-    for jobs of its own protocol.
+    the new one), BAGUA_AUTOTUNE_TEAMS, BAGUA_AUTOTUNE_ALLOWED_HOSTS (separated by commas),
+    WORLD_SIZE, and Bagua's limits for jobs of its own protocol.
     """
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -173,6 +173,7 @@ def _spec(job: Job, tensors: tuple[Tensor, ...]) -> JobSpec:
         limits=job.limits,
         software=job.software,
         run=job.run,
+        team=job.team,
     )
 
 
@@ -180,7 +181,7 @@ def _copied(store: Store, knowledge: Knowledge, job: Job, tensors: int) -> Copie
     ready, costs = knowledge.learned(job)
     place = store.place_of(job.id)
     spec = _spec(job, tuple(store.tensors(job.id))).model_dump(mode="json")
-    del spec["tensors"]
+    del spec["tensors"], spec["team"]  # it is brought to another service, with other teams
     return CopiedJob(
         id=job.id,
         spec=spec,

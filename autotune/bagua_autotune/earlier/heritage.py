@@ -31,15 +31,17 @@ MOST_ALIKE = 20
 
 
 def model_key(spec: JobSpec) -> str:
-    """Return a key that is equal for jobs that train the same model: tensors and their order."""
-    return _key([[tensor.bytes, tensor.dtype, tensor.group] for tensor in spec.tensors])
+    """Return a key that is equal for jobs that train the same model: tensors and their order. Those
+    of several teams have nothing in common.
+    """
+    return _key(spec, [[tensor.bytes, tensor.dtype, tensor.group] for tensor in spec.tensors])
 
 
 def network_key(spec: JobSpec) -> str:
     """Return a key that is equal for jobs whose collectives cost the same: topology, hardware and
-    software.
+    software; and whose team is the same.
     """
-    return _key([spec.ranks_per_node, sorted(spec.software.items())])
+    return _key(spec, [spec.ranks_per_node, sorted(spec.software.items())])
 
 
 def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | None:
@@ -53,7 +55,8 @@ def inherit(spec: JobSpec, store: Store, knowledge: Knowledge) -> Inherited | No
     """
     if spec.fresh:
         return _begun_with(spec)
-    same = store.latest_job(fingerprint=spec.fingerprint, finished=True)
+    own = model_key(spec) if spec.team else None  # a fingerprint is the same in all teams
+    same = store.latest_job(fingerprint=spec.fingerprint, model_key=own, finished=True)
     alike = [store.job(each) for each in store.alike(spec.name, model_key(spec), MOST_ALIKE)]
     previous = next((job for job in alike if job.fingerprint == spec.fingerprint), None)
     previous = previous or next(iter(alike), None)
@@ -192,5 +195,6 @@ def _is_telling(job: Job) -> bool:
     return is_nothing_faster and 1 < result.trials < job.limits.max_samples
 
 
-def _key(content: Sequence[Any]) -> str:
+def _key(spec: JobSpec, content: Sequence[Any]) -> str:
+    content = [*content, spec.team] if spec.team else content
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from bagua_autotune.model.algorithms import choices
 from bagua_autotune.model.characters import printable
@@ -28,6 +29,7 @@ from bagua_autotune.model.knobs import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
+from bagua_autotune.model.team import TeamName
 from bagua_autotune.model.view import Moment
 
 # By which a job's ranks speak: Bagua's own, or this project's.
@@ -94,7 +96,8 @@ class JobSpec(BaseModel):
 
     ``begin_with``: what is tried first, after the default. ``run``: what its launcher calls the
     run, the same in all of its lives; None: it has no name. ``fresh``: it takes over nothing from
-    earlier jobs.
+    earlier jobs. ``team``: whose job it is, which its registration does not say but its token;
+    None: nobody's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -115,6 +118,7 @@ class JobSpec(BaseModel):
     begin_with: dict[KnobName, Given] | None = Field(default=None, max_length=MOST_KNOBS)
     run: ShortText | None = None
     fresh: bool = False
+    team: SkipJsonSchema[TeamName | None] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -315,6 +319,7 @@ class Job:
     run: str | None = None
     saved: Saved = Saved()
     fresh: bool = False
+    team: str | None = None
 
     @property
     def is_over(self) -> bool:

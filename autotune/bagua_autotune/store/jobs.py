@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, bindparam, case, null, select, update
+from sqlalchemy import ColumnElement, bindparam, case, func, null, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bagua_autotune.model.job import (
@@ -215,10 +215,14 @@ class Jobs:
         return Contact._make(contact), until
 
     def contacts(
-        self, name: str | None = None, limit: int = 100, after: str | None = None
+        self,
+        name: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+        team: str | None = None,
     ) -> list[Contact]:
-        """Jobs of this name, or all, newest first, from the one behind ``after`` on. Of a training
-        with several lives only the newest is listed.
+        """Jobs of this name and team, or all, newest first, from the one behind ``after`` on. Of a
+        training with several lives only the newest is listed.
 
         Raises:
             UnknownJob: there is no job ``after``.
@@ -227,6 +231,8 @@ class Jobs:
         query = select(*CONTACT).where(~is_continued).order_by(*NEWEST_FIRST).limit(limit)
         if name is not None:
             query = query.where(JobRow.name == name)
+        if team is not None:
+            query = query.where(_is_of(team))
         with self.database.reading() as session:
             if after is not None:
                 created_at = job_row(session, after).created_at
@@ -243,6 +249,12 @@ class Jobs:
         ended_at = at if ended_at is None else ended_at
         found = self.database.ask(CONTACTS_SINCE, at=at, ended_at=ended_at)
         return [Contact._make(row) for row in found]
+
+    def count_running(self, team: str) -> int:
+        """How many of the team's jobs have not ended, nor been taken for lost."""
+        query = select(func.count()).where(JobRow.ended_at.is_(None), _is_of(team))
+        with self.database.reading() as session:
+            return session.scalar(query) or 0
 
     def touch(self, job_id: str, at: float) -> None:
         """Note that the job's ranks still run. Its revision stays, as nothing else has changed."""
@@ -352,6 +364,11 @@ class Jobs:
             last = last_trial_row(session, job_id)
             if failed is not None and failed.index == (last.index + 1 if last else 0):
                 session.add(rows.failed_trial_row(job_id, failed))
+
+
+def _is_of(team: str) -> ColumnElement[bool]:
+    is_of: ColumnElement[bool] = JobRow.spec["team"].as_string() == team
+    return is_of
 
 
 Answer = TypeVar("Answer")

@@ -133,6 +133,8 @@ def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
     """A registration as the two columns ``spec`` and ``tensors``."""
     content = spec.model_dump(mode="json")
     tensors = content.pop("tensors")
+    if spec.team is None:
+        del content["team"]  # as releases before teams store it, which can read it
     return content, tensors
 
 
@@ -154,6 +156,7 @@ class _Spec:
     software: dict[str, str]
     run: str | None
     fresh: bool
+    team: str | None
 
 
 @lru_cache(maxsize=SPECS_KEPT)
@@ -169,6 +172,7 @@ def _spec(text: str) -> _Spec:
         software=spec["software"],
         run=spec.get("run"),
         fresh=spec.get("fresh", False),
+        team=spec.get("team"),
     )
 
 

@@ -137,14 +137,18 @@ class Overviews:
         self._one_fit = threading.Lock()
 
     def job_list(
-        self, name: str | None = None, limit: int = 100, after: str | None = None
+        self,
+        name: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+        team: str | None = None,
     ) -> JobList:
-        """Newest first, those behind the job ``after``.
+        """Newest first, those behind the job ``after``; of all teams, or of one.
 
         A job that cannot be read is left out. Where many changed, some have the figures, and the
         ``revision``, of a while ago; never another state, and never an older last contact.
         """
-        newest = self.store.contacts(name, limit + 1, after)
+        newest = self.store.contacts(name, limit + 1, after, team)
         following = newest[limit - 1].id if len(newest) > limit else None
         newest = newest[:limit]
         until = self._stopwatch() + LIST_BUDGET_SECONDS

@@ -28,7 +28,7 @@ class JobSummary(JobState):
     and is that of the figures, which in a list may be of a while ago. ``reason``: for programs, why
     a tuned job was left with what it has; null while it is being tuned, and without a result.
     ``life``: which one of its training it is, see Life. ``saved_rank_seconds``: time of its ranks
-    that tuning has saved, less what it cost; null where that is not known.
+    that tuning has saved, less what it cost; null where that is not known. ``team``: whose it is.
     """
 
     protocol: Api
@@ -43,6 +43,7 @@ class JobSummary(JobState):
     figures: Figures
     life: int = 1
     saved_rank_seconds: float | None = None
+    team: str | None = None
 
 
 def make_summary(store: Store, reading: Reading) -> JobSummary:
@@ -67,6 +68,7 @@ def make_summary(store: Store, reading: Reading) -> JobSummary:
         figures=figures,
         life=store.place_of(job.id).number,
         saved_rank_seconds=saved_rank_seconds(reading),
+        team=job.team,
     )
 
 

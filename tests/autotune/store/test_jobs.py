@@ -93,6 +93,21 @@ def test_contacts_are_listed_newest_first(store: Store, job: str) -> None:
         store.contact("nobody")
 
 
+def test_jobs_are_listed_and_counted_by_team(every_store: Store) -> None:
+    for job_id, team in (("one", "vision"), ("two", "vision"), ("other", "speech"), ("no", None)):
+        spec = make_spec(name=job_id).model_copy(update={"team": team})
+        every_store.create_job(job_id, spec, at=1.0)
+        assert not every_store.create_job(job_id, spec, at=2.0)
+        assert every_store.job(job_id).team == team
+    every_store.end_job("one", 3.0)
+    assert {contact.id for contact in every_store.contacts(team="vision")} == {"one", "two"}
+    assert [contact.id for contact in every_store.contacts("other", team="vision")] == []
+    counts = [every_store.count_running(team) for team in ("vision", "speech", "none")]
+    assert counts == [1, 1, 0]
+    with pytest.raises(JobConflict):
+        every_store.create_job("two", make_spec(name="two"), at=4.0)
+
+
 def test_jobs_of_the_same_moment_are_listed_once(store: Store) -> None:
     for number in range(3):
         store.create_job(f"job{number}", make_spec(), at=0.1 + 0.2)
