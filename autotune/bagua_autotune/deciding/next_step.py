@@ -19,7 +19,7 @@ from bagua_autotune.measuring import correction
 from bagua_autotune.measuring.ceiling import read_ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps
-from bagua_autotune.measuring.standing import lowest
+from bagua_autotune.measuring.standing import lowest, standing
 from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
@@ -209,8 +209,13 @@ class NextStep:
         "Kriging is well-suited to parallelize optimization": the kriging believer).
         """
         baseline, job = round_.defaults.first, round_.job
-        is_first = running.configuration in (job.baseline, round_.stored_best)
-        if baseline is None or is_first or running.purpose != "search":
+        if baseline is None:
+            return None
+        if running.purpose == "confirm":
+            expected = standing(round_.trials, running.configuration)
+            as_if = replace(running, state="measured", estimate=expected)
+            round_ = replace(round_, trials=[*round_.trials[:-1], as_if])
+        elif running.configuration in (job.baseline, round_.stored_best):
             return None
         decision = self._decide(round_, self._store.observed_steps(job.id))
         if not isinstance(decision, Propose) or decision.purpose != running.purpose:
@@ -221,7 +226,7 @@ class NextStep:
         # What may harm the training has to be judged before anything follows it, or it anything.
         if any(numbers_changed(c, job.baseline) for c in (following, running.configuration)):
             return None
-        return Trial(round_.next_index, "search", following, round=round_.number)
+        return Trial(round_.next_index, decision.purpose, following, round=round_.number)
 
     def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
         now = replace(round_.job, limits=as_of_now(round_, observed.values()))
