@@ -19,13 +19,13 @@ from bagua_autotune.model.statistics import OUTLIER_SPREADS, Estimate, estimate
 FEWEST_OF_FIRST = 6
 # A trial is known well enough if its own error is no larger than what visits differ by: more steps
 # of the same visit teach little. Steps that come after it was closed count as well.
-OWN_SHARE = 1.0
+OWN_SHARE = 1.5
 # Or if it is so small a part of the difference that it is to show.
 SHOWN_SHARE = 0.12
 # A search trial is one of several points of a curve, and may be repeated; what switching to it
 # took is spent.  A confirming one stands for itself.
 FEWEST_STEPS: dict[Purpose, int] = {"search": 1, "confirm": 2}
-MOST_STEPS: dict[Purpose, int] = {"search": 7, "confirm": 10}
+MOST_STEPS: dict[Purpose, int] = {"search": 4, "confirm": 10}
 CLEARLY_WORSE, SURELY = 0.05, 2.0
 # Connections that were idle begin slowly, beyond the steps that the ranks drop after a switch.
 # First steps that are so much slower than all of the later half do not count, and while the last
