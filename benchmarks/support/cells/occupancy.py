@@ -100,7 +100,7 @@ def of_trace(trace: Mapping[str, Any], steps: int) -> Occupancy | None:
     """The account of the steps between the two marks of a Chrome trace as torch's profiler writes
     it; None: the profiler has lost a mark."""
     events = [each for each in trace["traceEvents"] if each.get("cat") in CATEGORIES]
-    # From the first on: as seconds since 1970 they would be rounded.
+    # Counted from the first: a trace counts from long ago, and sums would lose digits.
     zero = min((each["ts"] for each in events), default=0.0)
     ran = [
         Ran(each["name"], (each["ts"] - zero) / 1e6, (each["ts"] - zero + each["dur"]) / 1e6)
