@@ -25,7 +25,7 @@ SHOWN_SHARE = 0.12
 # A search trial is one of several points of a curve, and may be repeated; what switching to it
 # took is spent.  A confirming one stands for itself.
 FEWEST_STEPS: dict[Purpose, int] = {"search": 1, "confirm": 2}
-MOST_STEPS: dict[Purpose, int] = {"search": 4, "confirm": 10}
+MOST_STEPS: dict[Purpose, int] = {"search": 7, "confirm": 10}
 CLEARLY_WORSE, SURELY = 0.05, 2.0
 # Connections that were idle begin slowly, beyond the steps that the ranks drop after a switch.
 # First steps that are so much slower than all of the later half do not count, and while the last
