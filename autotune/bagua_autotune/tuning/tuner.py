@@ -202,9 +202,7 @@ class Tuner:
         self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
 
-    def _came_late(
-        self, job: Job, trials: Sequence[Trial], index: int, has_new: bool
-    ) -> JobState:
+    def _came_late(self, job: Job, trials: Sequence[Trial], index: int, has_new: bool) -> JobState:
         """The last steps of a trial, told once the next one runs: now it is the time to choose what
         follows that one, so that its ranks need not wait for it."""
         running = trials[-1]
