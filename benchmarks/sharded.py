@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # where benchmarks and tests are
 
-from benchmarks.support.cells import memory
+from benchmarks.support.cells import memory, occupancy
 from benchmarks.support.cells.conditions import conditions
 from benchmarks.support.cells.spread import ratio, spread
 from benchmarks.support.cells.stored import export_job, tail
@@ -35,6 +35,7 @@ STOCK, OFF, DEFAULT = "fully_shard", "tune(), no tuning", "ours at its default"
 TUNED, ALLOWED = "tuned", "tuned, fewer bits"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 MOST_TUNING_STEPS = 300
+PROFILED_STEPS = 3
 JOB_TIMEOUT_SECONDS = 400.0
 MEMORY_TIMEOUT_SECONDS = 1500.0
 MOST_MEMORY_STEPS = 5000
@@ -59,6 +60,8 @@ def arguments() -> argparse.Namespace:
                         help="in the sweep (default: 1 2, on GPUs 1 2 4 8)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=4,
                         help="blocks of two steps of what is compared in the end")  # fmt: skip
+    parser.add_argument("--profile", action="store_true",
+                        help="then profile these on the GPUs, for a few steps each")  # fmt: skip
     parser.add_argument("--memory-tunings", type=int, default=0, metavar="N",
                         help="instead: tune N times, each time with another limit of memory; on "
                         "the CPU with a memory on paper")  # fmt: skip
@@ -71,6 +74,8 @@ def arguments() -> argparse.Namespace:
     options.hosts = options.hosts or (len(options.gpus) if options.gpus else 2)
     if options.gpus and len(options.gpus) % options.hosts:
         parser.error(f"{len(options.gpus)} GPUs cannot be shared out to {options.hosts} hosts")
+    if options.profile and (not options.gpus or options.memory_tunings):
+        parser.error("--profile needs --gpus and a comparison: it tells what the GPUs do in that")
     if options.smoke:
         options.models, options.networks, options.rounds = ["gpt2-tiny"], ["200mbit"], 1
     return options
@@ -154,7 +159,13 @@ def _stage(
         tuned = [_ours(found["configuration"], arm) for arm, found in tunings.items()]
         arms += [*exact, *narrow, *tuned]
         groups += [[arm["name"] for arm in each] for each in (tuned[:1], tuned[1:], exact, narrow)]
-    again = {"rounds": options.rounds, "steps": 2, "groups": [each for each in groups if each]}
+    again: dict[str, Any] = {
+        "rounds": options.rounds,
+        "steps": 2,
+        "groups": [each for each in groups if each],
+    }
+    if options.profile:
+        again["profiled_steps"] = PROFILED_STEPS
     return {"arms": arms, "rounds": 1, "steps": 2, "warmup_steps": 1, "run_off": again}
 
 
@@ -288,6 +299,8 @@ def show(result: Mapping[str, Any]) -> None:
             ]
         )
     print_table(["setting", "ms per step", "times as fast as fully_shard", "peak MiB"], rows)
+    if "profile" in result:
+        occupancy.show(result["profile"])
     for name, tuning in result["tunings"].items():
         ended = "" if tuning["ended"] else "not ended after "
         took = f"{ended}{tuning['tuning_steps']} steps, {tuning['tuning_seconds']:.0f} s"

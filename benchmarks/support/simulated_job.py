@@ -28,6 +28,7 @@ VOTE_STEPS = 2
 SWITCH_STEPS = 5  # as rivals are charged, all in all
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
+DECISION_SECONDS = 0.1  # and what is said of it
 # Equal devices differ by so much in what they compute.
 COMPUTE_SPREAD = 0.01
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
@@ -135,7 +136,7 @@ class SimulatedJob:
             if self._profiled < PROFILED_STEPS:
                 self._profiled += 1
                 self.tuner.take_profile(self.job_id, self._trial, self._profile(factor))
-        if self.step >= self._next_report:
+        if self.step >= self._next_report and self._switch_at is None:
             self._next_report = self.step + self._pace
             self._report()
 
@@ -164,17 +165,19 @@ class SimulatedJob:
 
     def _report(self) -> None:
         reported, self._reported = self._reported, []
+        before = self.tuner.open_trial(self.job_id)
+        was_open = before.index if before else None
         if self._trial is not None and reported:
             self.tuner.observe(self.job_id, self._trial, reported)
         trial = self.tuner.open_trial(self.job_id)
         index = trial.index if trial else None
         if self._switch_at is None and (index != self._trial or not self.switches):
-            self._switch_at = self.step + self._pace + VOTE_STEPS + 1
+            known = was_open == index and self._is_decided
+            self._switch_at = self.step + (0 if known else self._pace) + VOTE_STEPS + 1
 
     def _switch(self) -> None:
         self._switch_at = None
-        if self._trial is not None and self._reported:
-            self.tuner.observe(self.job_id, self._trial, self._reported)  # late
+        left, late = self._trial, self._reported
         status = self.status
         self._trial = status.trial.index if status.trial else None
         before, self.configuration = self.configuration, status.configuration
@@ -191,6 +194,15 @@ class SimulatedJob:
         else:
             event = Event("switched", self._trial, self.step, "", recut_seconds)
             self.tuner.take_event(self.job_id, event)
+        if left is not None and late:
+            self.tuner.observe(self.job_id, left, late)
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether what follows was decided by now, where that began with the first step after the
+        switch."""
+        since = self.step - (self._measured_from - DROPPED_STEPS)
+        return since * self.true_seconds(self.configuration) >= DECISION_SECONDS
 
     def _look(self, watch: DriftWatch, seconds: float) -> None:
         drift = watch.add(self.step, seconds)

@@ -28,6 +28,16 @@ def test_each_setting_is_swept_once_under_a_name_of_its_own(
     assert [each.get("algorithm") for each in used] == [None] * 8 + ["quantized"] * 8
 
 
+@pytest.mark.parametrize("given", [[], ["--gpus", "0", "0", "--memory-tunings", "2"]])
+def test_only_a_comparison_on_gpus_is_profiled(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharded.py", "--profile", *given])
+    with pytest.raises(SystemExit):
+        sharded.arguments()
+    assert "--profile needs --gpus" in capsys.readouterr().err
+
+
 def test_what_the_default_costs_is_measured_beside_torch(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/sharded.py", "--models", "gpt2-tiny", "--overhead"]
     command += ["--rounds", "1", "--output", str(tmp_path)]

@@ -19,7 +19,7 @@ from bagua_autotune.measuring.confirmation import being_confirmed, confirm, conf
 from bagua_autotune.measuring.rounds import TRIAL_STEPS, Round, measured_in
 from bagua_autotune.measuring.visits import Visits, undisturbed
 from bagua_autotune.model.job import Job, Purpose, Trial
-from bagua_autotune.model.knobs import LOSSLESS_KNOBS, Configuration, Value
+from bagua_autotune.model.knobs import Configuration, Value, numbers_changed
 from bagua_autotune.model.reasons import (
     BEST_BEFORE,
     DISAGREED,
@@ -67,7 +67,7 @@ def decide(
     """Decide what follows when no trial is open.
 
     Args:
-        round_: none of its trials is open.
+        round_: what is open of its trials is taken for what the search expects of it.
         problem: all that may be tried, the default first; takes a while.
         make_searcher: builds a fresh searcher.
         trial_steps: of the training, from one trial to the next.
@@ -146,6 +146,11 @@ def _search(
     """The next search trial, or the winner of the search."""
     searches = [trial for trial in trials if trial.purpose == "search"]
     searcher = _tell(job, trials, make_searcher(problem), scale)
+    for trial in trials:
+        if trial.is_open:
+            expected = searcher.expected_cost(trial.configuration)
+            error = Visits.of(trials, scale).step_spread / scale
+            searcher.tell(trial.configuration, expected, error)
     is_confirming = len(searches) < len(trials)
     ends = is_confirming or search_has_ended(
         searches, problem, searcher, job.limits, trial_steps, most_gain
@@ -238,8 +243,5 @@ def _hopeless_values(job: Job, trials: Sequence[Trial]) -> set[tuple[str, Value]
     hopeless = {item for item, count in failed.items() if count >= MOST_FAILURES} - measured
     harmful = [t.configuration for t in failures if failure_code(t.failure or "") == DIVERGED_CODE]
     return hopeless | {
-        (knob, c[knob])
-        for c in harmful
-        for knob in c
-        if knob not in LOSSLESS_KNOBS and c[knob] != job.baseline.get(knob)
+        (knob, c[knob]) for c in harmful for knob in numbers_changed(c, job.baseline)
     }

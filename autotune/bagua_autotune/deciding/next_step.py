@@ -19,11 +19,12 @@ from bagua_autotune.measuring import correction
 from bagua_autotune.measuring.ceiling import read_ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES
 from bagua_autotune.measuring.rounds import Round, as_of_now, trial_steps
-from bagua_autotune.measuring.standing import lowest
+from bagua_autotune.measuring.standing import lowest, standing
 from bagua_autotune.measuring.trial_end import measured, settled, warmup_steps
 from bagua_autotune.measuring.visits import Visits
 from bagua_autotune.model.algorithms import algorithm_of
 from bagua_autotune.model.job import Job, Observation, Trial
+from bagua_autotune.model.knobs import numbers_changed
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
 from bagua_autotune.store import Step, StepCost, Steps, Store
@@ -126,21 +127,23 @@ class NextStep:
         seconds, rival = [step.seconds for step in steps], _rival(round_, trial)
         return measured(costs, seconds, job.limits, trial.purpose, rival, *_known(round_))
 
-    def with_late_steps(self, round_: Round) -> Trial | None:
-        """The last measured trial, estimated from all its steps; None if that changes nothing.
+    def with_late_steps(self, round_: Round) -> list[Trial]:
+        """The last measured trial and those that were left unmeasured, estimated from all their
+        steps; without those of which that says nothing new.
 
-        Its ranks went on with it until they had switched, so most of its steps came after it had
-        been closed.
+        The ranks went on with a trial until they had switched, so most of its steps came after it
+        had been closed.
         """
-        own = [trial for trial in round_.trials if not trial.is_open]
-        if not (own and own[-1].estimate and round_.objective.closes_itself):
-            return None
-        trial = own[-1]
-        costs = self._costs(round_, trial, self._steps(round_.job, trial))
-        if not costs:
-            return None
-        found = settled(costs, *_known(round_))
-        return replace(trial, estimate=found) if found != trial.estimate else None
+        if not round_.objective.closes_itself:
+            return []
+        own = [trial for trial in round_.trials if trial is not round_.open_trial]
+        late = [trial for trial in own if trial.is_open or (trial is own[-1] and trial.estimate)]
+        found = []
+        for trial in late:
+            if costs := self._costs(round_, trial, self._steps(round_.job, trial)):
+                estimated = settled(costs, *_known(round_))
+                found.append(replace(trial, state="measured", estimate=estimated))
+        return [new for new in found if new not in own]
 
     def _costs(self, round_: Round, trial: Trial, steps: Sequence[_Counted]) -> list[float] | None:
         """The steps' costs, corrected for their data; None while that is still being learned."""
@@ -197,6 +200,33 @@ class NextStep:
             return replace(step, next_trial=trial)
         cost = bill(round_, observed, self._store.switch_seconds(round_.job.id))
         return replace(step, result=make_result(round_, decision, cost, at))
+
+    def ahead(self, round_: Round, running: Trial) -> Trial | None:
+        """What follows the trial that runs, whatever is measured of it; None where that has to be
+        seen first.
+
+        It is chosen as if the trial turned out as the search expects (Ginsbourger et al. 2010,
+        "Kriging is well-suited to parallelize optimization": the kriging believer).
+        """
+        baseline, job = round_.defaults.first, round_.job
+        if baseline is None:
+            return None
+        if running.purpose == "confirm":
+            expected = standing(round_.trials, running.configuration)
+            as_if = replace(running, state="measured", estimate=expected)
+            round_ = replace(round_, trials=[*round_.trials[:-1], as_if])
+        elif running.configuration in (job.baseline, round_.stored_best):
+            return None
+        decision = self._decide(round_, self._store.observed_steps(job.id))
+        if not isinstance(decision, Propose) or decision.purpose != running.purpose:
+            return None
+        following = decision.configuration
+        if following == running.configuration:
+            return None
+        # What may harm the training has to be judged before anything follows it, or it anything.
+        if any(numbers_changed(c, job.baseline) for c in (following, running.configuration)):
+            return None
+        return Trial(round_.next_index, decision.purpose, following, round=round_.number)
 
     def _decide(self, round_: Round, observed: Mapping[int, Steps]) -> Propose | Keep:
         now = replace(round_.job, limits=as_of_now(round_, observed.values()))

@@ -219,6 +219,12 @@ class Configuration(Mapping[str, Value]):
         )
 
 
+def numbers_changed(configuration: Configuration, baseline: Configuration) -> list[str]:
+    """The knobs by which a configuration changes the numbers that the default computes."""
+    lossy = (knob for knob in configuration if knob not in LOSSLESS_KNOBS)
+    return [knob for knob in lossy if configuration[knob] != baseline.get(knob)]
+
+
 def check_configuration(configuration: Mapping[str, Value], space: Space) -> None:
     """Raise ValueError, naming the knob, unless each knob has a value of its domain."""
     for knob in configuration:

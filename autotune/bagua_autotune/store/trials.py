@@ -21,7 +21,8 @@ class Step:
     Exactly one of ``estimate`` and ``failure`` is set when a trial closes, and one of
     ``next_trial`` and ``result`` follows, or neither if that is decided later. ``is_infeasible``:
     its failure is that it does not fit in the ranks' memory; ``memory`` is what it would take, if
-    they told.
+    they told. ``leaves``: the trial that runs and stays unmeasured while its ranks go on to the
+    next one.
     """
 
     at: float
@@ -32,6 +33,7 @@ class Step:
     result: Result | None = None
     is_infeasible: bool = False
     memory: Memory | None = None
+    leaves: int | None = None
 
 
 class Trials:
@@ -72,8 +74,12 @@ class Trials:
         with self.database.writing() as session:
             row = locked_row(session, job_id)
             last = last_trial_row(session, job_id)
+            if row.phase in OVER:
+                return False
+            if last and step.failure is not None and step.closes != last.index:
+                return _fail_left(trial_row(session, job_id, step.closes or 0), step)
             open_index = last.index if last and last.state in ("proposed", "running") else None
-            if row.phase in OVER or open_index != step.closes:
+            if open_index != (step.closes if step.leaves is None else step.leaves):
                 return False
             expected = last.index + 1 if last else 0
             if step.next_trial and step.next_trial.index != expected:
@@ -95,6 +101,24 @@ class Trials:
             row = trial_row(session, job_id, index)
             if row.state == "measured":
                 rows.write_estimate(row, measured)
+
+    def close_left(self, job_id: str, index: int, measured: Estimate, at: float) -> bool:
+        """Close a trial that the ranks had left unmeasured; False if it was closed before."""
+        with self.database.writing() as session:
+            locked_row(session, job_id)
+            row = trial_row(session, job_id, index)
+            is_left = row.state == "running"
+            if is_left:
+                _close(row, Step(at, index, measured))
+            return is_left
+
+
+def _fail_left(row: TrialRow, step: Step) -> bool:
+    """Close what failed after its ranks had been told what follows, which stands."""
+    if row.state != "running":
+        return False
+    _close(row, step)
+    return True
 
 
 def _close(row: TrialRow, step: Step) -> None:

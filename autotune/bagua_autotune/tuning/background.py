@@ -39,6 +39,12 @@ class Measured(NamedTuple):
     estimate: Estimate
 
 
+class Ahead(NamedTuple):
+    """A trial that runs, by its index: what follows it is chosen before it is measured."""
+
+    trial: int
+
+
 class Failed(NamedTuple):
     """A trial that the ranks gave up, by its index, and why; ``memory``: that it took, or would
     have taken, where they tell."""
@@ -82,10 +88,10 @@ class Decisions:
         self._clock = clock
         self._background = background
 
-    def start(self, job_id: str, measured: Measured | None = None) -> None:
-        """Move the job on soon, if its open trial is the one that was measured, or if none is
-        open."""
-        self._background.start(job_id, lambda: self._decide(job_id, measured))
+    def start(self, job_id: str, of: Measured | Ahead | None = None) -> None:
+        """Move the job on soon, if its open trial is the one that was measured, or runs, or if none
+        is open."""
+        self._background.start(job_id, lambda: self._decide(job_id, of))
 
     def is_busy(self, job_id: str) -> bool:
         """Whether this process decides what follows in the job, or will do so."""
@@ -100,10 +106,10 @@ class Decisions:
             self.start(job_id)
         return closed
 
-    def _decide(self, job_id: str, measured: Measured | None) -> None:
+    def _decide(self, job_id: str, of: Measured | Ahead | None) -> None:
         try:
             with claims.claimed(self._store, job_id, self._clock) as is_ours:
-                while is_ours and not self._advance(job_id, measured):
+                while is_ours and not self._advance(job_id, of):
                     pass  # a trial failed while this was decided
         except UnknownJob:
             logger.info("job %s: deleted before it was decided what follows", job_id)
@@ -112,19 +118,19 @@ class Decisions:
                 listener.on_failed(error)
             raise
 
-    def _advance(self, job_id: str, measured: Measured | None) -> bool:
+    def _advance(self, job_id: str, of: Measured | Ahead | None) -> bool:
         """Take one step, if it is due; False if the job moved on meanwhile."""
         with self._store.database.reading():
             round_ = Round.of(self._store.job(job_id), self._store.trials(job_id))
-        job, closed = round_.job, round_.open_trial
-        if job.is_over:
+        if round_.job.is_over:
             return True
-        if (late := self._next.with_late_steps(round_)) and late.estimate:
-            self._store.update_estimate(job.id, late.index, late.estimate)
-            known = [late if trial.index == late.index else trial for trial in round_.trials]
-            round_ = replace(round_, trials=known)
+        round_ = self._with_late_steps(round_)
+        job, closed = round_.job, round_.open_trial
         if closed:
-            if measured is None or measured.trial != closed.index:
+            if of is None or of.trial != closed.index:
+                return True
+            measured = of if isinstance(of, Measured) else self._look_ahead(round_, closed)
+            if measured is None:
                 return True
             closed = replace(closed, state="measured", estimate=measured.estimate)
             round_ = replace(round_, trials=[*round_.trials[:-1], closed])
@@ -145,6 +151,36 @@ class Decisions:
         for listener in self._listeners:
             listener.on_superfluous()
         return False
+
+    def _with_late_steps(self, round_: Round) -> Round:
+        """The round with what the last steps of its trials say, which is stored."""
+        for late in self._next.with_late_steps(round_):
+            assert late.estimate is not None
+            if round_.trials[late.index - round_.before].is_open:
+                self._store.close_left(round_.job.id, late.index, late.estimate, self._clock())
+                for listener in self._listeners:
+                    listener.on_measured(round_.job, late)
+            else:
+                self._store.update_estimate(round_.job.id, late.index, late.estimate)
+            known = [late if trial.index == late.index else trial for trial in round_.trials]
+            round_ = replace(round_, trials=known)
+        return round_
+
+    def _look_ahead(self, round_: Round, running: Trial) -> Measured | None:
+        """Open what follows the trial that runs, if that need not be measured for it; else what
+        was measured of it meanwhile, if that suffices."""
+        started = time.perf_counter()
+        following = self._next.ahead(round_, running)
+        for listener in self._listeners:
+            listener.on_decided(time.perf_counter() - started)
+        job_id = round_.job.id
+        if following is not None:
+            step = Step(self._clock(), next_trial=following, leaves=running.index)
+            self._store.advance(job_id, step)
+            return None
+        costs = self._store.step_costs(job_id, running.index)
+        found = self._next.estimate(round_, running, costs)
+        return Measured(running.index, found) if found else None
 
     def _announce(self, job: Job, closed: Trial | None, step: Step) -> None:
         if closed:

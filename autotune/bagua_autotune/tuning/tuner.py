@@ -41,7 +41,14 @@ from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
 from bagua_autotune.store import Contact, Store, UnknownJob
-from bagua_autotune.tuning.background import AtOnce, Background, Decisions, Failed, Measured
+from bagua_autotune.tuning.background import (
+    Ahead,
+    AtOnce,
+    Background,
+    Decisions,
+    Failed,
+    Measured,
+)
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.lost_jobs import Leases
@@ -183,13 +190,26 @@ class Tuner:
             for listener in self._listeners:
                 listener.on_observed(job, found.new)
         deciding, current = self.is_deciding(job_id), trials[index]
-        if deciding or job.is_over or not current.is_open:
+        if deciding or job.is_over:
             return job_state(job, trials, deciding)
+        if current is not trials[-1]:
+            return self._came_late(job, trials, index, has_new=bool(found.new))
+        if not current.is_open:
+            return job_state(job, trials)
         estimated = self._next.estimate(Round.of(job, trials), current, found.costs)
         if estimated is None:
             return job_state(job, trials)
         self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
+
+    def _came_late(self, job: Job, trials: Sequence[Trial], index: int, has_new: bool) -> JobState:
+        """The last steps of a trial, told once the next one runs: now it is the time to choose what
+        follows that one, so that its ranks need not wait for it."""
+        running = trials[-1]
+        if has_new and index == running.index - 1 and running.state == "running":
+            self._decisions.start(job.id, Ahead(running.index))
+            return self.status(job.id)
+        return job_state(job, trials)
 
     def _polled(self, job_id: str) -> JobState:
         contact, status = self._look(job_id)

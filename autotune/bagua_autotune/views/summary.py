@@ -120,7 +120,7 @@ def _running(reading: Reading) -> Trial | None:
     if last.state != "proposed":
         return last
     before = others[-1] if others and others[-1].round == last.round else None
-    return before if before and before.estimate else None
+    return before if before and (before.estimate or before.is_open) else None
 
 
 # A few kilobytes each.

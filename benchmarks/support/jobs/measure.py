@@ -21,7 +21,9 @@ OUT: of each arm, by round, the seconds of its steps on the slowest rank. With
 in SPEC too, the arms that ``benchmarks/support/cells`` then chooses for the cell are measured once
 more, and OUT is ``{"sweep": ..., "run_off": ...}``. With
 ``"groups": [["flat", "default"], ["compute"]]`` in the place of cell and effort it is the fastest
-of each group.
+of each group. With ``"profiled_steps": 3`` beside them each of these arms then makes so many steps
+more under torch's profiler, on GPUs only, and OUT also has ``"profile"``: by arm, what rank 0's GPU
+was busy with in a step, in seconds (see ``benchmarks/support/cells/occupancy.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +52,11 @@ from bagua_client import Configuration, DistributedDataParallel, tune
 from bagua_client.algorithms import QAdamAlgorithm, QAdamOptimizer
 from benchmarks.support.cells.arms import Effort
 from benchmarks.support.cells.cell import Cell
+from benchmarks.support.cells.occupancy import of_trace
 from benchmarks.support.cells.selection import run_off_arms
 from benchmarks.support.cells.spread import spread
 from benchmarks.support.jobs.rank import TimedSteps, gradients, peak_bytes, run, sent_bytes
+from benchmarks.support.jobs.traced import traced
 from benchmarks.support.recut import hooked, recut
 from benchmarks.support.workloads import training
 from benchmarks.support.workloads.training import Training
@@ -205,12 +209,26 @@ def measure(spec: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     # All ranks know the same times, and choose the same.
     if "groups" in again:
         names = [min(group, key=lambda name: times[name].seconds) for group in again["groups"]]
-        chosen = {name: arms[name] for name in names}
-        return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
-    cell, effort = Cell.from_json(again["cell"]), Effort(**again["effort"])
-    names = [arm["name"] for arm in run_off_arms(spec["arms"], times, cell, effort)]
+    else:
+        cell, effort = Cell.from_json(again["cell"]), Effort(**again["effort"])
+        names = [arm["name"] for arm in run_off_arms(spec["arms"], times, cell, effort)]
     chosen = {name: arms[name] for name in names}
-    return {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
+    found = {"sweep": sweep, "run_off": stage(chosen, again["rounds"], again["steps"])}
+    if "profiled_steps" in again:
+        found["profile"] = _profile(chosen, again["profiled_steps"], spec["warmup_steps"])
+    return found
+
+
+def _profile(arms: Mapping[str, Arm], steps: int, warmup_steps: int) -> dict[str, Any]:
+    """By arm, what rank 0's GPU was busy with in a step; None: not known, also on other ranks."""
+    found: dict[str, Any] = {}
+    for name, arm in arms.items():
+        arm.prepare()
+        reads = dist.get_rank() == 0
+        trace = traced(arm.step, steps, warmup_steps, reads)
+        account = of_trace(trace, steps) if reads else None
+        found[name] = None if account is None else asdict(account)
+    return found
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ import time
 from collections import deque
 from statistics import median
 
-SHORTEST_SECONDS = 0.15
+SHORTEST_SECONDS = 0.1
 """A report wakes the reporter's thread, which then competes for the interpreter."""
 LARGEST_SHARE = 0.004
 """The largest share of the step time for reports on the training thread; 0.5 % may be spent in
 all."""
 MOST_REDUCTIONS = 16
-MOST_FOR_COST = 6
+MOST_FOR_COST = 3
 """Most steps between reports where a report is dear: where the gradients fill the link it waits
 behind them, and a trial that goes on unread for longer costs more.
 """

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_POLL_SECONDS = 0.02
 LAST_POLL_SECONDS = 0.2
+POLLS_APART = 1.5
+"""How many times as long it waits for the next poll as for the one before."""
 MOST_REFUSALS = 10
 """Refused requests in a row after which the service and this client do not understand each other.
 """
@@ -295,7 +297,7 @@ class Conversation:
     def _next_poll(self) -> float:
         if self._poll_seconds is None:
             return FIRST_POLL_SECONDS
-        return min(2 * self._poll_seconds, LAST_POLL_SECONDS)
+        return min(POLLS_APART * self._poll_seconds, LAST_POLL_SECONDS)
 
     def _leave_trial(self) -> None:
         """The service is away for long, and what it had the ranks try may be slow."""

@@ -68,6 +68,36 @@ def test_a_step_decided_on_an_old_view_changes_nothing(store: Store, job: str) -
     )
 
 
+def test_what_follows_a_trial_may_be_open_before_it_is_measured(store: Store, job: str) -> None:
+    assert store.advance(job, FIRST)
+    following = Trial(1, "search", Configuration(BASELINE, bucket_bytes=4 << 20))
+    ahead = Step(3.0, next_trial=following, leaves=0)
+    store.start_trial(job, 0, 2.0)
+    assert store.advance(job, ahead)
+    assert not store.advance(job, ahead)
+    assert [trial.state for trial in store.trials(job)] == ["running", "proposed"]
+    estimate = Estimate(-1.5, 0.01, 3)
+    assert store.close_left(job, 0, estimate, 4.0)
+    assert not store.close_left(job, 0, replace(estimate, center=-1.0), 5.0)
+    first, second = store.trials(job)
+    assert (first.state, first.estimate, first.ended_at) == ("measured", estimate, 4.0)
+    assert second == following
+
+
+def test_what_fails_after_its_ranks_were_told_what_follows_is_closed_alone(
+    store: Store, job: str
+) -> None:
+    assert store.advance(job, FIRST)
+    store.start_trial(job, 0, 2.0)
+    following = Trial(1, "search", Configuration(BASELINE, bucket_bytes=4 << 20))
+    assert store.advance(job, Step(3.0, next_trial=following, leaves=0))
+    assert store.advance(job, Step(4.0, closes=0, failure="they disagreed"))
+    assert not store.advance(job, Step(5.0, closes=0, failure="again"))
+    first, second = store.trials(job)
+    assert (first.state, first.failure) == ("failed", "they disagreed")
+    assert second == following
+
+
 def test_an_explicit_list_of_buckets_survives_storing(store: Store) -> None:
     spec = make_spec(**with_buckets_of_its_own())
     assert store.create_job("job", spec, at=1.0)
