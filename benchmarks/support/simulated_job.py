@@ -177,7 +177,8 @@ class SimulatedJob:
 
     def _switch(self) -> None:
         self._switch_at = None
-        left, late = self._trial, self._reported
+        if self._trial is not None and self._reported:
+            self.tuner.observe(self.job_id, self._trial, self._reported)  # late
         status = self.status
         self._trial = status.trial.index if status.trial else None
         before, self.configuration = self.configuration, status.configuration
@@ -194,8 +195,6 @@ class SimulatedJob:
         else:
             event = Event("switched", self._trial, self.step, "", recut_seconds)
             self.tuner.take_event(self.job_id, event)
-        if left is not None and late:
-            self.tuner.observe(self.job_id, left, late)
 
     @property
     def _is_decided(self) -> bool:

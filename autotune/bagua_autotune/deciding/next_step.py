@@ -209,7 +209,7 @@ class NextStep:
         "Kriging is well-suited to parallelize optimization": the kriging believer).
         """
         baseline, job = round_.defaults.first, round_.job
-        if baseline is None:
+        if baseline is None or not round_.objective.closes_itself:
             return None
         if running.purpose == "confirm":
             expected = standing(round_.trials, running.configuration)

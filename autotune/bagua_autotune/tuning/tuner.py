@@ -190,26 +190,14 @@ class Tuner:
             for listener in self._listeners:
                 listener.on_observed(job, found.new)
         deciding, current = self.is_deciding(job_id), trials[index]
-        if deciding or job.is_over:
+        is_last = current is trials[-1]  # else its ranks go on already, and it is closed later
+        if deciding or job.is_over or not (is_last and current.is_open):
             return job_state(job, trials, deciding)
-        if current is not trials[-1]:
-            return self._came_late(job, trials, index, has_new=bool(found.new))
-        if not current.is_open:
-            return job_state(job, trials)
         estimated = self._next.estimate(Round.of(job, trials), current, found.costs)
         if estimated is None:
             return job_state(job, trials)
         self._decisions.start(job_id, Measured(index, estimated))
         return self.status(job_id)
-
-    def _came_late(self, job: Job, trials: Sequence[Trial], index: int, has_new: bool) -> JobState:
-        """The last steps of a trial, told once the next one runs: now it is the time to choose what
-        follows that one, so that its ranks need not wait for it."""
-        running = trials[-1]
-        if has_new and index == running.index - 1 and running.state == "running":
-            self._decisions.start(job.id, Ahead(running.index))
-            return self.status(job.id)
-        return job_state(job, trials)
 
     def _polled(self, job_id: str) -> JobState:
         contact, status = self._look(job_id)
@@ -297,6 +285,8 @@ class Tuner:
             raise TrialNotNamed("a disagreement must name its trial while the job is being tuned")
         if event.trial is not None and event.kind == "switched":
             self.store.start_trial(job_id, event.trial, now)
+            if not job.is_over:
+                self._decisions.start(job_id, Ahead(event.trial))
         elif event.trial is not None:
             self.store.trial(job_id, event.trial)
         told_at = self.store.add_event(job_id, replace(event, at=now))

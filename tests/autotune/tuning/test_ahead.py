@@ -39,9 +39,8 @@ class Job:
     def switch(self) -> Trial:
         """The ranks go on to the open trial, and tell the last steps of the one before."""
         before, now = self.trials[-2:]
-        late = self.steps(before, 2)
+        self.tuner.observe("job", before.index, self.steps(before, 2))
         self.tuner.take_event("job", Event("switched", now.index, self.ranks.step))
-        self.tuner.observe("job", before.index, late)
         return self.trials[now.index]
 
 
