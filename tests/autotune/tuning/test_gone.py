@@ -88,9 +88,12 @@ def test_a_paused_job_goes_on_where_it_was(tuner: Tuner, clock: Clock, says: str
         # One of the pause's own length among them.
         tuner.observe("job", 2, [Observation(9_999, (SILENT_SECONDS,) * 4)])
     after = tuner.status("job")
-    assert (after.state, after.configuration) == (before.state, before.configuration)
+    assert after.state == before.state
+    running = tuner.store.trial("job", 2)
+    assert (running.is_open, running.configuration) == (True, before.configuration)
     assert after.trial is not None
-    assert after.trial.index == 2
+    # Once it is told that a trial runs, what follows it is known.
+    assert after.trial.index == (3 if says == "switched" else 2)
     assert tuner.store.job("job").ended_at is None
     assert (("note", HEARD_AGAIN) in events(tuner, "job")) is (says != "registers")
     ranks.step = 10_000
