@@ -61,7 +61,8 @@ def test_a_network_that_changes_for_good_is_tuned_for_again(tuner: Tuner, seed: 
     assert job.is_finished
     assert job.step - changed_at < 400
     assert slower_than_best(job) < 0.03
-    assert round_of(tuner, "job", 1)[:2] == [kept, job.baseline]
+    first = list(dict.fromkeys([kept, job.baseline]))
+    assert round_of(tuner, "job", 1)[: len(first)] == first
     result = job.status.result
     assert result is not None
     truth = job.true_seconds(job.baseline) / job.true_seconds(job.configuration)

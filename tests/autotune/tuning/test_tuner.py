@@ -143,7 +143,8 @@ def test_the_result_says_what_the_search_cost_and_when_that_is_earned(tuner: Tun
     while (trial := tuner.open_trial("job")) is not None:
         if trial.state == "proposed":
             tuner.take_event("job", Event("switched", trial.index, ranks.step, seconds=0.01))
-        drive(tuner, "job", ranks, polls=1)
+        steps = ranks.run(trial.configuration, 4)
+        tuner.observe("job", trial.index, [Observation(step, tuple(made)) for step, made in steps])
     result = tuner.status("job").result
     assert result is not None
     assert result.kept == "winner"

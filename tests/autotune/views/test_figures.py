@@ -29,7 +29,7 @@ def slower_later(step: int) -> float:
 
 
 def ever_faster(step: int) -> float:
-    return max(0.5, 1 - step / 400)
+    return max(0.5, 1 - step / 250)
 
 
 @cache
