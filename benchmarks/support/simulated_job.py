@@ -28,7 +28,8 @@ VOTE_STEPS = 2
 SWITCH_STEPS = 5  # as rivals are charged, all in all
 PROFILED_STEPS = 3
 RECUT_STEPS = 0.2
-DECISION_SECONDS = 0.1  # and what is said of it
+# From when the ranks tell that a trial runs until they know what follows it.
+DECISION_SECONDS = 0.1
 # Equal devices differ by so much in what they compute.
 COMPUTE_SPREAD = 0.01
 KNOBS = ("bucket_bytes", "hierarchical", "channels")
@@ -198,8 +199,8 @@ class SimulatedJob:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether what follows was decided by now, where that began with the first step after the
-        switch."""
+        """Whether the ranks know by now what follows, which is decided from the first step after
+        the switch on."""
         since = self.step - (self._measured_from - DROPPED_STEPS)
         return since * self.true_seconds(self.configuration) >= DECISION_SECONDS
 
