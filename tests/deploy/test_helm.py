@@ -33,6 +33,7 @@ WAYS = {
     "own secret": OWN_SECRET,
     "token as a value": ("secret.token=a-token",),
     "replicas": ("secret.token=a-token", POSTGRESQL, "replicas=3", FROM),
+    "teams": ("secret.token=a-token", "teams.enabled=true", "secret.teams=[]"),
     "nothing stays": (*OWN_SECRET, "persistence.enabled=false", "networkPolicy.enabled=false"),
     "a claim of one's own": (*OWN_SECRET, "persistence.existingClaim=mine"),
     "everything": (
@@ -211,6 +212,19 @@ def test_another_token_starts_the_pods_anew() -> None:
     made = [render((f"secret.token={token}",)) for token in ("one", "two")]
     templates = [found["Deployment"]["spec"]["template"] for found in made]
     assert templates[0]["metadata"]["annotations"] != templates[1]["metadata"]["annotations"]
+
+
+def test_the_file_of_teams_is_where_the_service_looks_for_it() -> None:
+    made = render(WAYS["teams"])
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (its_container,) = pod["containers"]
+    env = {each["name"]: each.get("value") for each in its_container["env"]}
+    (mounted,) = (each for each in its_container["volumeMounts"] if each["name"] == "teams")
+    (volume,) = (each["secret"] for each in pod["volumes"] if each["name"] == "teams")
+    (item,) = volume["items"]
+    assert env["BAGUA_AUTOTUNE_TEAMS"] == f"{mounted['mountPath']}/{item['path']}"
+    assert made["Secret"]["metadata"]["name"] == volume["secretName"]
+    assert made["Secret"]["stringData"][item["key"]] == "[]"
 
 
 @pytest.mark.parametrize("why", REFUSED)
