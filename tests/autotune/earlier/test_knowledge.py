@@ -152,7 +152,7 @@ def test_a_job_whose_profiles_cannot_be_fitted_goes_on(
 ) -> None:
     monkeypatch.setattr(knowledge, "fit_model", unfittable)
     job = tuned(tuner, "job", simulator())
-    assert slower_than_best(job) < 0.05, "found by what was measured"
+    assert slower_than_best(job) < 0.1, "found by what was measured: the default is 0.23"
     assert "job job: no cost model can be fitted to its profiles" in caplog.text
     assert "search failed" not in caplog.text
 
