@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -132,7 +133,11 @@ def test_a_checkout_beside_itself_differs_by_nothing(tmp_path: Path) -> None:
     options = ["--parts=bad moment", "--runs=1", "--draw=77", "--processes=1", "--control"]
     options += ["--beside", str(ROOT), "--json", str(written)]
     script = str(ROOT / "benchmarks" / "tuning.py")
-    printed = subprocess.run([sys.executable, script, *options], check=True, capture_output=True)
+    # More threads would take turns on cores that other tests use: minutes instead of one.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = subprocess.run(
+        [sys.executable, script, *options], check=True, capture_output=True, env=one_thread
+    )
     assert b"regret +0.0 %" in printed.stdout
     figures = json.loads(written.read_text())["figures"]
     for line in ("all of them", "without"):

@@ -109,9 +109,11 @@ class ScrapedJob(DrivenJob):
             self._scrape()
 
     def _report(self, count: int | None = None) -> None:
-        if self.state["trial"]["index"] > self._told:
-            self._told = self.state["trial"]["index"]
+        running = self.state
+        if running["trial"]["index"] > self._told:
+            self._told = running["trial"]["index"]
             self._tell(kind="switched", trial=self._told, seconds=0.01)
+        self.state = running  # What follows may be known by now, but these are its steps.
         super()._report(count)
 
     def _take(self, response: requests.Response) -> None:

@@ -171,10 +171,10 @@ class Decisions:
         was measured of it meanwhile, if that suffices."""
         started = time.perf_counter()
         following = self._next.ahead(round_, running)
-        for listener in self._listeners:
-            listener.on_decided(time.perf_counter() - started)
         job_id = round_.job.id
         if following is not None:
+            for listener in self._listeners:
+                listener.on_decided(time.perf_counter() - started)
             step = Step(self._clock(), next_trial=following, leaves=running.index)
             self._store.advance(job_id, step)
             return None
