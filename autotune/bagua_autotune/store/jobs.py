@@ -71,6 +71,8 @@ CONTACT_AND_CLAIM = Statement(
     .where(JobRow.id == bindparam("job_id"))
 )
 
+TEAM = JobRow.spec["team"].as_string()
+
 # A store has many more jobs that ended than others: the database leaves them out.
 CONTACTS_SINCE = Statement(
     select(*CONTACT)
@@ -232,7 +234,7 @@ class Jobs:
         if name is not None:
             query = query.where(JobRow.name == name)
         if team is not None:
-            query = query.where(_is_of(team))
+            query = query.where(team == TEAM)
         with self.database.reading() as session:
             if after is not None:
                 created_at = job_row(session, after).created_at
@@ -252,7 +254,7 @@ class Jobs:
 
     def count_running(self, team: str) -> int:
         """How many of the team's jobs have not ended, nor been taken for lost."""
-        query = select(func.count()).where(JobRow.ended_at.is_(None), _is_of(team))
+        query = select(func.count()).where(JobRow.ended_at.is_(None), team == TEAM)
         with self.database.reading() as session:
             return session.scalar(query) or 0
 
@@ -364,11 +366,6 @@ class Jobs:
             last = last_trial_row(session, job_id)
             if failed is not None and failed.index == (last.index + 1 if last else 0):
                 session.add(rows.failed_trial_row(job_id, failed))
-
-
-def _is_of(team: str) -> ColumnElement[bool]:
-    is_of: ColumnElement[bool] = JobRow.spec["team"].as_string() == team
-    return is_of
 
 
 Answer = TypeVar("Answer")
