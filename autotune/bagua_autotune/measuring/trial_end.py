@@ -17,8 +17,8 @@ from bagua_autotune.model.statistics import OUTLIER_SPREADS, Estimate, estimate
 
 # The default comes first, and shows what steps differ by: that takes so many at least.
 FEWEST_OF_FIRST = 6
-# A trial is known well enough if its own error is no larger than what visits differ by: more steps
-# of the same visit teach little. Steps that come after it was closed count as well.
+# A trial is known well enough if its own error is at most so many times what visits differ by: more
+# steps of the same visit teach little. Steps that come after it was closed count as well.
 OWN_SHARE = 1.5
 # Or if it is so small a part of the difference that it is to show.
 SHOWN_SHARE = 0.12
