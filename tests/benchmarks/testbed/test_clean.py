@@ -163,19 +163,21 @@ def test_what_is_no_record_of_this_version_is_named_and_left(kept: Path, text: s
     assert path.read_text() == text
 
 
-def test_what_cannot_be_removed_hinders_nothing_else(kept: Path, only: Path) -> None:
+@pytest.mark.parametrize("reason", ["busy", "ip is not installed"])
+def test_what_cannot_be_removed_hinders_nothing_else(
+    kept: Path, only: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str
+) -> None:
     stuck, other = (of_the_dead(Record.create("unshaped", ["host0"])) for _ in range(2))
-    # Of an iproute2 that refuses.
-    (only / "ip").write_text(
-        "#!/bin/sh\n"
-        f'case "$2 $3" in list*) echo {stuck.namespaces[0]};; '
-        "delete*) echo busy >&2; exit 1;; esac\n"
-    )
-    (only / "ip").chmod(0o755)
+    monkeypatch.setattr(records, "NAMESPACES", tmp_path / "netns")
+    (tmp_path / "netns").mkdir()
+    (tmp_path / "netns" / stuck.namespaces[0]).touch()
+    if reason == "busy":  # of an iproute2 that refuses
+        (only / "ip").write_text("#!/bin/sh\n[ $2 = pids ] || { echo busy >&2; exit 1; }\n")
+        (only / "ip").chmod(0o755)
     removed, (problem,) = records.clean()
     assert removed == [other]
     assert problem.startswith(f"run {stuck.run} is not removed: ")
-    assert problem.endswith("failed: busy")
+    assert problem.endswith(reason)
     assert records.read() == ([stuck], [])
 
 
