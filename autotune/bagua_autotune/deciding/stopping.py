@@ -26,8 +26,6 @@ PATIENCE_WITH_MODEL = (3, 5)
 PATIENCE_STEPS = 26
 # Nor more of them than take so many steps of the training.
 PATIENCE_STEPS_IN_ALL = 75
-# A cost model that misses more than so much of what was profiled, as a logarithm, is none.
-MISFIT = 0.06
 
 
 def search_has_ended(
@@ -70,7 +68,7 @@ def search_has_ended(
     if searcher.expected_gain() < worthwhile:
         return True
     patience = PATIENCE_TRIALS
-    if problem.predictor and problem.predictor.misfit < MISFIT:
+    if problem.predictor:
         patience = _patience_with_model(measured)
     in_all = max(round(PATIENCE_STEPS_IN_ALL / trial_steps), PATIENCE_WITH_MODEL[0])
     patience = min(patience, in_all)
