@@ -111,6 +111,8 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
         if self.chunked:
             self.error = _LengthRequired("the body must come with a Content-Length")
             self._end_here()
+        elif self.content_length <= LONGEST_HEADERS_BYTES:
+            pass  # it takes no more than headers do, and the application judges it anyway
         elif not self._channel.takes_body(self):
             consumed += self._drop_body(len(data) - consumed)
         elif self._channel.server.buffered_bytes() > MOST_BUFFERED_BYTES:  # with this one
@@ -155,6 +157,14 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             if not self._unwanted_bytes and self._then_close:
                 self.close_when_flushed = True
         return bool(super().received(data))
+
+    def writable(self) -> bool:
+        """Whether the loop must send. It need not while a thread answers, which sends by itself:
+        for as long as that thread waited for the interpreter, the loop would go round and round.
+        """
+        if self.requests and self.total_outbufs_len <= self.adj.outbuf_high_watermark:
+            return bool(self.will_close)
+        return bool(super().writable())
 
     def takes_body(self, request: _Request) -> bool:
         return takes_body(self.server.app, WSGITask(self, request).get_environment())
