@@ -11,8 +11,8 @@ tuned. Seconds count from when a report was due. Goal: 99 % below 100 ms; where 
 as many jobs are tried, until they hold.
 
 At its limit: 16 connections report one step of 8 ranks at a time, in turns for 400 jobs, to one
-process on SQLite and, where it is installed, on a PostgreSQL of its own. Nothing is decided
-meanwhile. Goals: 1,200 reports a second on SQLite, 500 on PostgreSQL.
+process, or several, on SQLite and, where it is installed, on a PostgreSQL of its own. Nothing is
+decided meanwhile. Goals: 1,200 reports a second on SQLite, 500 on PostgreSQL.
 
 Its scrapes: ``/metrics`` of a SQLite store with 10,000 jobs that are over, and 200 that report
 before each scrape or do not. Goal: a median below 200 ms. The first scrape after a start makes all
@@ -22,7 +22,7 @@ The clients share the machine, so all rates are lower bounds.
 
     python benchmarks/rates.py --json rates.json
     python benchmarks/rates.py --parts cluster --jobs 250 --cluster-seconds 10
-    python benchmarks/rates.py --parts limit
+    python benchmarks/rates.py --parts limit --processes 1 2
     python benchmarks/rates.py --parts scrapes
 """
 
@@ -237,6 +237,7 @@ def show_limit(rates: Sequence[Rate]) -> None:
     rows = [
         (
             each.database,
+            str(each.processes),
             f"{each.reports_per_second:.0f}",
             f"{each.cpu_ms:.2f}",
             f"{each.median_ms:.1f}",
@@ -244,9 +245,12 @@ def show_limit(rates: Sequence[Rate]) -> None:
         )
         for each in rates
     ]
-    print_table(("database", "reports/s", "CPU ms", "median ms", "p99 ms"), rows)
+    print_table(("database", "processes", "reports/s", "CPU ms", "median ms", "p99 ms"), rows)
     for each in rates:
-        goal = f"{each.database}: at least {each.goal:,.0f} reports a second"
+        which = (
+            f"{each.database}, {each.processes} processes" if each.processes > 1 else each.database
+        )
+        goal = f"{which}: at least {each.goal:,.0f} reports a second"
         found = each.reports_per_second
         show_goal(goal, f"{found:.0f}", found >= each.goal)
 
@@ -295,6 +299,9 @@ def main() -> None:
         "--cluster-seconds", type=float, default=20.0, help="time for each number of jobs"
     )
     parser.add_argument("--limit-seconds", type=float, default=8.0, help="time for each database")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1], help="of the service at its limit"
+    )
     parser.add_argument("--stored", type=int, default=10_000, help="jobs of a store, for scrapes")
     parser.add_argument("--live", type=int, default=200, help="further jobs of it, which report")
     parser.add_argument("--scrapes", type=int, default=15, help="scrapes of each kind")
@@ -318,7 +325,7 @@ def main() -> None:
             loads += find_most(*cluster, is_warming_up)
         show_cluster(loads)
     if "limit" in options.parts:
-        rates = measure_rates(options.limit_seconds)
+        rates = measure_rates(options.limit_seconds, options.processes)
         show_limit(rates)
     if "scrapes" in options.parts:
         scrapes = measure_scrapes(options.stored, options.live, options.scrapes)

@@ -13,6 +13,7 @@ from bagua_autotune.bagua import routes as bagua
 from bagua_autotune.bagua.tuning import BaguaTuning
 from bagua_autotune.csv_log import CsvLog
 from bagua_autotune.metrics import Metrics
+from bagua_autotune.metrics.siblings import Siblings
 from bagua_autotune.settings import Settings
 from bagua_autotune.store import Store
 from bagua_autotune.tuning.background import Pool
@@ -21,12 +22,18 @@ from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, Summaries
 
 
-def create_app(settings: Settings, store: Store, listeners: Sequence[TunerListener] = ()) -> Flask:
-    """The WSGI application on an open store; the tuner tells the listeners of what it does."""
+def create_app(
+    settings: Settings,
+    store: Store,
+    listeners: Sequence[TunerListener] = (),
+    siblings: Siblings | None = None,
+) -> Flask:
+    """The WSGI application on an open store; the tuner tells the listeners of what it does, and the
+    metrics are those of all siblings."""
     app = Flask("bagua_autotune", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = LARGEST_BODY_BYTES
     summaries = Summaries(store)
-    metrics = Metrics(store, summaries)
+    metrics = Metrics(store, summaries, siblings)
     listeners = [*listeners, metrics]
     if settings.csv_log:
         listeners.append(CsvLog(Path.cwd()))

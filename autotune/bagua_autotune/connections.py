@@ -1,9 +1,10 @@
 """The connections of waitress, which buffers each body whole before the application sees a request.
 
-Three things are added. Headers alone decide whether a body is buffered: one that is not wanted is
-answered at once, and dropped as it comes. Large bodies wait for one another, so that the memory of
-one is all that they take, and a thread is always free for what is short. Where all connections are
-taken, those that were idle longest make room; one with a request only if nothing more comes of it.
+Four things are added. Headers alone decide whether a long body is buffered: one that is not wanted
+is answered at once, and dropped as it comes. Large bodies wait for one another, so that the memory
+of one is all that they take, and a thread is always free for what is short. Where all connections
+are taken, those that were idle longest make room; one with a request only if nothing more comes of
+it. And idle connections cost nothing (see loop).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from waitress.utilities import Error
 from bagua_autotune.api.admission import takes_body
 from bagua_autotune.api.bodies import USUAL
 from bagua_autotune.api.errors import RETRY_AFTER_SECONDS, ErrorDocument
+from bagua_autotune.loop import Loop
 
 THREADS = 16
 # Every rank of a Bagua job keeps a connection open; waitress's own limit is 100.
@@ -111,6 +113,8 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
         if self.chunked:
             self.error = _LengthRequired("the body must come with a Content-Length")
             self._end_here()
+        elif self.content_length <= LONGEST_HEADERS_BYTES:
+            pass  # it takes no more than headers do, and the application judges it anyway
         elif not self._channel.takes_body(self):
             consumed += self._drop_body(len(data) - consumed)
         elif self._channel.server.buffered_bytes() > MOST_BUFFERED_BYTES:  # with this one
@@ -144,6 +148,16 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         self._then_close = False
         super().__init__(*arguments, **named)
 
+    def add_channel(self, objects: dict[int, Any] | None = None) -> None:
+        super().add_channel(objects)
+        self.server.loop.changes(self._fileno)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it only waits for a request, or for more of one."""
+        is_busy = self.requests or self.total_outbufs_len  # first: who answers closes afterwards
+        return not (is_busy or self.will_close or self.close_when_flushed)
+
     def parser_class(self, adj: Adjustments) -> _Request:
         return _Request(adj, self)
 
@@ -155,6 +169,14 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             if not self._unwanted_bytes and self._then_close:
                 self.close_when_flushed = True
         return bool(super().received(data))
+
+    def writable(self) -> bool:
+        """Whether the loop must send. It need not while a thread answers, which sends by itself:
+        for as long as that thread waited for the interpreter, the loop would go round and round.
+        """
+        if self.requests and self.total_outbufs_len <= self.adj.outbuf_high_watermark:
+            return bool(self.will_close)
+        return bool(super().writable())
 
     def takes_body(self, request: _Request) -> bool:
         return takes_body(self.server.app, WSGITask(self, request).get_environment())
@@ -196,13 +218,13 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         adj = Adjustments(
             threads=THREADS,
             connection_limit=connections,
-            asyncore_use_poll=True,  # select() ends at 1024 descriptors
             ident=None,
             max_request_header_size=LONGEST_HEADERS_BYTES,
             max_request_body_size=sys.maxsize,  # the application says how long each may be
         )
         address = (listener.family, listener.type, listener.proto, listener.getsockname())
         super().__init__(app, _sock=listener, bind_socket=False, sockinfo=address, adj=adj)
+        self.loop = Loop(self._map, adj.asyncore_loop_timeout)
 
     def add_task(self, task: _Channel) -> None:
         is_large = bool(task.requests) and task.requests[0].buffered_bytes > USUAL.bytes
@@ -228,8 +250,17 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
                 return
 
     def run(self) -> None:
-        super().run()
+        try:
+            self.loop.run()
+        except (SystemExit, KeyboardInterrupt):
+            self.task_dispatcher.shutdown()
         self._large.shutdown()
+
+    def maintenance(self, now: float) -> None:
+        super().maintenance(now)
+        for channel in self.active_channels.values():
+            if channel.will_close:
+                self.loop.changes(channel._fileno)
 
     def _make_room(self) -> None:
         """Close the connections that were idle longest; clients make new ones."""
@@ -242,3 +273,4 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
             # in the same round, which would then be closed in its place.
             if not channel.has_unread():
                 channel.will_close = True
+                self.loop.changes(channel._fileno)

@@ -1,4 +1,4 @@
-"""Runs the service: one process with threads, until a signal or the end of its parent."""
+"""Runs the service: one process with threads or several, until a signal or its parent's end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from bagua_autotune.app import create_app
 from bagua_autotune.connections import MOST_CONNECTIONS, Server, raise_descriptors
+from bagua_autotune.metrics.siblings import Siblings, listeners
+from bagua_autotune.processes import Processes, ServeError
 from bagua_autotune.settings import ENVIRONMENT, Settings
 from bagua_autotune.store import Store
+from bagua_autotune.store.location import parse, shown, with_driver
 from bagua_autotune.tuning.listener import InHand
 from bagua_autotune.upkeep import Upkeep
 
@@ -29,10 +34,7 @@ PARENT_LOOK_SECONDS = 0.2
 GRACE_SECONDS = 3.0
 NICENESS = 10
 M_ARENA_MAX = -8  # of malloc.h
-
-
-class ServeError(Exception):
-    """The service cannot start; the message says why and what to do."""
+BACKLOG = 1024
 
 
 class Unguarded(ServeError):
@@ -59,7 +61,46 @@ def serve(settings: Settings) -> None:
             f"{settings.host} can be reached from the network: set BAGUA_AUTOTUNE_TOKEN, "
             "or pass --trust-network if everyone there may use the service"
         )
-    listener = _listen(family, str(address), settings.port)
+    listening = _listen(family, str(address), settings.port, settings.processes)
+    connections = raise_descriptors()
+    host = f"[{address}]" if address.version == 6 else str(address)
+    port = listening[0].getsockname()[1]
+
+    def announce() -> None:
+        elsewhere = _from_other_machines(host, port, address.is_loopback)
+        database = shown(with_driver(parse(settings.database)))
+        logger.info("the database is %s; %s", database, elsewhere)
+        if connections < MOST_CONNECTIONS:
+            logger.warning(
+                "the limit of open files leaves room for %d connections at a time, where %d are "
+                "usual: raise it (LimitNOFILE= of systemd, ulimit -n)",
+                *(connections, MOST_CONNECTIONS),
+            )
+        print(f"listening on http://{host}:{port}", flush=True)
+
+    if settings.processes == 1:
+        _serve(settings, listening[0], connections, announce)
+        return
+    Store(settings.database).close()  # upgraded once, and what is wrong with it is said once
+    sockets, pid = listeners(settings.processes), os.getpid()
+
+    def serve_one(number: int, ready: Callable[[], None]) -> None:
+        _end_with_parent(pid)
+        _serve(settings, listening[number], connections, ready, Siblings(number, sockets))
+
+    with Processes(settings.processes, serve_one) as processes:
+        announce()
+        processes.watch()
+
+
+def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    connections: int,
+    ready: Callable[[], None],
+    siblings: Siblings | None = None,
+) -> None:
+    """Serve in this process; calls ``ready`` once requests are taken."""
     store = Store(settings.database)
     in_hand = InHand(store)
     pause_seconds = 60 * settings.upkeep_minutes
@@ -69,23 +110,12 @@ def serve(settings: Settings) -> None:
             # It must not take the cores of the training on the same machine.
             os.nice(NICENESS)
             _end_with_parent(settings.parent_pid)
-        listeners = [in_hand] if settings.parent_pid is not None else []
-        connections = raise_descriptors()
-        server = Server(create_app(settings, store, listeners), listener, connections)
+        told = [in_hand] if settings.parent_pid is not None else []
+        server = Server(create_app(settings, store, told, siblings), listener, connections)
         # It takes seconds, and only the first proposal needs it: the service starts meanwhile.
         threading.Thread(target=importlib.import_module, args=("skopt",), daemon=True).start()
         upkeep.start()
-        host = f"[{address}]" if address.version == 6 else str(address)
-        port = listener.getsockname()[1]
-        elsewhere = _from_other_machines(host, port, address.is_loopback)
-        logger.info("the database is %s; %s", store.database, elsewhere)
-        if connections < MOST_CONNECTIONS:
-            logger.warning(
-                "the limit of open files leaves room for %d connections at a time, where %d are "
-                "usual: raise it (LimitNOFILE= of systemd, ulimit -n)",
-                *(connections, MOST_CONNECTIONS),
-            )
-        print(f"listening on http://{host}:{port}", flush=True)
+        ready()
         server.run()
     finally:
         listener.close()
@@ -120,9 +150,18 @@ def _resolve(
     return family, ipaddress.ip_address(str(address[0]).partition("%")[0])
 
 
-def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+def _listen(
+    family: socket.AddressFamily, address: str, port: int, count: int
+) -> list[socket.socket]:
+    """So many sockets that listen at the same port, which nobody else has."""
     try:
-        return socket.create_server((address, port), family=family, backlog=1024)
+        found = [socket.create_server((address, port), family=family, backlog=BACKLOG)]
+        if count > 1:
+            port = found[0].getsockname()[1]
+            found.pop().close()
+            of_each: Any = {"family": family, "backlog": BACKLOG, "reuse_port": True}
+            found = [socket.create_server((address, port), **of_each) for _ in range(count)]
+        return found
     except OSError as error:
         raise ServeError(
             f"cannot listen on {address} port {port}: {error.strerror or error}; "

@@ -23,7 +23,7 @@ from pydantic import (
 
 from bagua_autotune.model.job import MOST_SAMPLES, Limits
 from bagua_autotune.model.team import TEAMS, Team, digest_of
-from bagua_autotune.store.location import default_url
+from bagua_autotune.store.location import default_url, is_in_memory, parse
 
 ENVIRONMENT = {
     "port": "BAGUA_SERVICE_PORT",
@@ -85,6 +85,8 @@ class Settings(BaseModel):
     searcher: str = "bayesian"
     trust_network: bool = False
     parent_pid: int | None = None
+    # Each is like a replica, with threads and a pool of connections to the database of its own.
+    processes: int = Field(default=1, ge=1, le=64)
     csv_log: bool = False
     # A job of 8 ranks takes 0.1 to 2 MB, and 0.1 MB when thinned: 100 a day take 0.9 to 2.2 GB.
     thin_days: float = Field(default=7.0, ge=0, le=36_500)
@@ -101,6 +103,15 @@ class Settings(BaseModel):
     @classmethod
     def _unset_port(cls, port: Any) -> Any:
         return 8123 if port == "-1" else port  # Bagua's way of saying unset
+
+    @field_validator("processes")
+    @classmethod
+    def _can_be_several(cls, processes: int, info: ValidationInfo) -> int:
+        if processes > 1 and is_in_memory(parse(info.data.get("database", ""))):
+            raise ValueError("several processes need a database that is not in memory")
+        if processes > 1 and info.data.get("parent_pid") is not None:
+            raise ValueError("a service that ends with its parent has one process")
+        return processes
 
     @field_validator("previous_token")
     @classmethod

@@ -1,10 +1,11 @@
-"""How many reports one process of the service takes, on each database."""
+"""How many reports a service takes on each database, with one process or several."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ GOALS = {"sqlite": 1200.0, "postgresql": 500.0}
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one process of the service; latencies, and its CPU time of a report, in milliseconds."""
+    """Of one service; latencies, and its processes' CPU time of a report, in milliseconds."""
 
     database: str
+    processes: int
     reports_per_second: float
     cpu_ms: float
     median_ms: float
@@ -40,27 +42,31 @@ class Rate:
         return GOALS[self.database.partition("+")[0]]
 
 
-def measure_rates(seconds: float) -> list[Rate]:
-    """On each database that there is; nothing is decided meanwhile."""
+def measure_rates(seconds: float, processes: Sequence[int]) -> list[Rate]:
+    """On each database that there is, with each number of processes in turns; nothing is decided
+    meanwhile."""
     with databases() as urls:
-        return [measure_rate(url, seconds) for url in urls]
+        return [measure_rate(url, seconds, count) for url in urls for count in processes]
 
 
-def measure_rate(url: str, seconds: float) -> Rate:
-    """On an empty database."""
-    job_ids = [f"job-{number:03}" for number in range(JOBS)]
+def measure_rate(url: str, seconds: float, count: int = 1) -> Rate:
+    """With so many processes, of jobs that have no steps yet."""
+    job_ids = [uuid.uuid4().hex for _ in range(JOBS)]
     register(url, job_ids, WARMUP_SECONDS)
     shares = [job_ids[place::CONNECTIONS] for place in range(CONNECTIONS)]
-    with serving(url) as service:
-        process = psutil.Process(service.pid)
-        before = process.cpu_times()
+    with serving(url, "--processes", str(count)) as service:
+        before = _cpu_seconds(service.pid)
         with working(partial(_report, service.port, seconds), shares) as futures:
             latencies = [1e3 * latency for found in results(futures) for latency in found]
-        after = process.cpu_times()
-    cpu_seconds = after.user + after.system - before.user - before.system
-    count, high = len(latencies), quantiles(latencies, n=100)[98]
-    backend = url.partition(":")[0]
-    return Rate(backend, count / seconds, 1e3 * cpu_seconds / count, median(latencies), high)
+        cpu_ms = 1e3 * (_cpu_seconds(service.pid) - before) / len(latencies)
+    rate, high = len(latencies) / seconds, quantiles(latencies, n=100)[98]
+    return Rate(url.partition(":")[0], count, rate, cpu_ms, median(latencies), high)
+
+
+def _cpu_seconds(pid: int) -> float:
+    process = psutil.Process(pid)
+    spent = [each.cpu_times() for each in [process, *process.children()]]
+    return sum(each.user + each.system for each in spent)
 
 
 def _report(port: int, seconds: float, job_ids: Sequence[str]) -> list[float]:

@@ -26,9 +26,10 @@ class Service:
 
 
 @contextmanager
-def serving(url: str, **environment: str) -> Iterator[Service]:
-    """``bagua-autotune serve`` on this database until the block ends, with further variables."""
-    shared = ("--database", url, "--log-level", "error")
+def serving(url: str, *arguments: str, **environment: str) -> Iterator[Service]:
+    """``bagua-autotune serve`` on this database until the block ends, with further arguments and
+    variables."""
+    shared = ("--database", url, "--log-level", "error", *arguments)
     with (
         tempfile.TemporaryDirectory() as folder,
         ServeProcess(Path(folder) / "service.db", *shared, **environment) as service,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import requests
+from flask import Flask
+from pydantic import SecretStr
 
 from bagua_autotune import connections
 from bagua_autotune.app import create_app
@@ -171,3 +173,56 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["384", "1024", "1024"]
+
+
+def test_a_short_body_is_judged_once_and_a_long_one_by_its_headers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+
+    def takes(_app: Flask, environ: dict[str, str]) -> bool:
+        judged.append(int(environ["CONTENT_LENGTH"]))
+        return True
+
+    monkeypatch.setattr(connections, "takes_body", takes)
+    with closing(Store(f"sqlite:///{tmp_path / 'a.db'}")) as store:
+        app = create_app(Settings(token=SecretStr("open")), store)
+        with serving_here(app) as url:
+            for length in (100, 16 * 1024, 16 * 1024 + 1):
+                with announce(url, length) as connection:
+                    connection.sendall(b" " * length)
+                    assert connection.makefile("rb").readline().split()[1] == b"401"
+    assert judged == [16 * 1024 + 1]
+
+
+def test_a_long_answer_comes_whole_to_who_reads_it_slowly() -> None:
+    part = b"x" * MIB
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=lambda: app.response_class(part for _ in range(40)))
+    with serving_here(app) as url, requests.get(url, stream=True, timeout=PATIENCE_SECONDS) as got:
+        received = 0
+        for chunk in got.iter_content(MIB):
+            received += len(chunk)
+            time.sleep(0.01)
+    assert received == 40 * MIB, "more than waitress keeps before it waits for the reader"
+
+
+def test_the_loop_sends_only_what_no_thread_does() -> None:
+    """Asked while a thread answers, it went round and round for the lock, and took half of the
+    interpreter's time."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        server = connections.Server(Flask(__name__), listener, connections.FEWEST_CONNECTIONS)
+        channel = connections._Channel(server, ours, None, server.adj, map={})
+        for answering, unsent_bytes, closes, expected in (
+            (True, 10, False, False),
+            (True, server.adj.outbuf_high_watermark + 1, False, True),  # the thread waits
+            (True, 10, True, True),
+            (False, 10, False, True),
+            (False, 0, False, False),
+        ):
+            channel.requests = [None] * answering
+            channel.total_outbufs_len, channel.will_close = unsent_bytes, closes
+            assert channel.writable() is expected
+        channel.will_close = False
+        server.close()

@@ -29,7 +29,17 @@ LAYERS = {
     "bagua": {"api", "tuning", "measuring", "model", "store"},
     "api": {"views", "metrics", "tuning", "earlier", "model", "store", "settings"},
     "system": {"search", "model"},
-    "cli": {"views", "api", "system", "search", "model", "store", "settings", "server"},
+    "cli": {
+        "views",
+        "api",
+        "system",
+        "search",
+        "model",
+        "store",
+        "settings",
+        "server",
+        "processes",
+    },
 }
 WRITER = "tuning.tuner"
 MAY_WRITE = ("tuning", "api", "bagua")

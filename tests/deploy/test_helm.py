@@ -161,6 +161,9 @@ def test_several_replicas_are_spread_and_go_one_at_a_time() -> None:
     spread = found["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
     assert [each["topologyKey"].partition("/")[2] for each in spread] == ["hostname", "zone"]
     assert all(each["labelSelector"]["matchLabels"] == labels for each in spread)
+    strategy = found["Deployment"]["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert alone["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
     # A budget would only keep the node of a single one from being drained.
     assert "PodDisruptionBudget" not in alone
     assert "topologySpreadConstraints" not in alone["Deployment"]["spec"]["template"]["spec"]

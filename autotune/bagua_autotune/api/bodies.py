@@ -80,6 +80,8 @@ def parse(message: type[Message]) -> Message:
 def parse_both(outline: type[BaseModel], message: type[Message]) -> Message:
     """The same, where an outline of the message is checked before."""
     document = _document()
+    if message.model_config.get("extra") == "forbid":
+        _check_width(document)
     try:
         if outline is not message:
             outline.model_validate(document)
@@ -121,12 +123,12 @@ def _document() -> Any:
         document = from_json(body)
     except ValueError:
         abort(400, "The body is not JSON.")
-    _check_width(document)
     return document
 
 
 def _check_width(document: Any) -> None:
-    """Abort with 422 if an object is too wide: of unknown fields each is an error of its own."""
+    """Abort with 422 if an object is too wide: each unknown field is an error of its own, unless
+    they are ignored."""
     unseen: list[Any] = [[document]]
     while unseen:
         value = unseen.pop()

@@ -105,9 +105,7 @@ class BaguaTuning:
         before, after = found.before.family, found.family
         if before.is_entering(rank, model_name, iteration):
             if before.names and not after.names:
-                logger.info(
-                    "job %s: its ranks start again with the default; tuning goes on", job.id
-                )
+                logger.info(AGAIN, job.id)
             return self._wire(job, job.baseline), False
         if before.apart_count < APART_ITERATIONS <= after.apart_count:
             self._warn_apart(job, after)

@@ -25,6 +25,9 @@ class _Misused(click.ClickException):
 @click.option(
     "--database", metavar="URL", help="SQLAlchemy URL.  [default: SQLite in your data directory]"
 )
+@click.option(
+    "--processes", type=int, metavar="N", help="Processes that serve the port.  [default: 1]"
+)
 @click.option("--searcher", type=click.Choice(names()), help="Search method.  [default: bayesian]")
 @click.option(
     "--world-size",
@@ -93,7 +96,8 @@ def serve(log_level: str, **options: Any) -> None:
     # It would log a warning whenever a request waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     # Imported here: it imports the whole service.
-    from bagua_autotune.server import ServeError, Unguarded, serve
+    from bagua_autotune.processes import ServeError
+    from bagua_autotune.server import Unguarded, serve
 
     try:
         serve(settings)

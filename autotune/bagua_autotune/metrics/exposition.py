@@ -1,7 +1,7 @@
 """The whole of ``/metrics``: what the service counts, and the jobs of its store.
 
 One process, one registry of its own: the client library's multi-process mode is not used, and
-nothing is registered globally.
+nothing is registered globally. Of several processes each shows what all count (see siblings).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from prometheus_client import (
     Info,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune import __version__
-from bagua_autotune.metrics import labels
+from bagua_autotune.metrics import labels, text
 from bagua_autotune.metrics.jobs import Jobs
+from bagua_autotune.metrics.siblings import Counts, Siblings
 from bagua_autotune.metrics.steps import StepHistograms
 from bagua_autotune.model.job import Job, Observation, Result
 from bagua_autotune.store import Store
@@ -37,9 +37,14 @@ REQUEST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class ServiceMetrics:
-    """The registry of one app."""
+    """The registry of one app.
 
-    def __init__(self) -> None:
+    Args:
+        label: of all samples; none if empty.
+    """
+
+    def __init__(self, label: bytes = b"") -> None:
+        self._label = label
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
@@ -93,8 +98,14 @@ class ServiceMetrics:
         for reason in labels.STORE_ERRORS:
             self._store_errors.labels(reason)  # at 0 from the start, so that the first one shows
 
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+    def samples(self) -> list[bytes]:
+        """Of each family as text."""
+        families = text.pieces(self._registry.collect())
+        return [text.labelled(samples, self._label) for samples in families]
+
+    def exposition(self, others: Sequence[Sequence[bytes]]) -> bytes:
+        """The families of this process, and of others the samples."""
+        return text.join(text.headers(self._registry.collect()), [self.samples(), *others])
 
     def count_store_error(self, error: SQLAlchemyError) -> None:
         self._store_errors.labels(labels.of_store_error(error)).inc()
@@ -123,22 +134,36 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics(TunerListener):
-    """Listens to the tuner and answers scrapes."""
+    """Listens to the tuner and answers scrapes.
 
-    def __init__(self, store: Store, summaries: Summaries) -> None:
-        self.service = ServiceMetrics()
-        self._steps = StepHistograms()
+    Args:
+        siblings: the processes of this service; None: there is only this one.
+    """
+
+    def __init__(
+        self, store: Store, summaries: Summaries, siblings: Siblings | None = None
+    ) -> None:
+        label = b'process="%d"' % siblings.number if siblings else b""
+        self.service = ServiceMetrics(label)
+        self._steps = StepHistograms(label)
         self._jobs = Jobs(store, summaries, self._steps)
+        self._siblings = siblings
+        if siblings:
+            siblings.tell(self._counts)
 
     def exposition(self) -> bytes:
         """Prometheus's text format; without the jobs while the store cannot be read."""
+        others = self._siblings.ask() if self._siblings else []
         try:
-            jobs = self._jobs.exposition()
+            jobs = self._jobs.exposition([counts.steps for counts in others])
         except SQLAlchemyError as error:
             jobs = b""
             self.service.count_store_error(error)
             logger.error("the metrics are without the jobs: the store failed: %s", error)
-        return self.service.exposition() + jobs
+        return self.service.exposition([counts.families for counts in others]) + jobs
+
+    def _counts(self) -> Counts:
+        return Counts(self.service.samples(), self._steps.samples(self._steps.job_ids()))
 
     def on_observed(self, job: Job, observations: Sequence[Observation]) -> None:
         self._steps.observe(job, observations)

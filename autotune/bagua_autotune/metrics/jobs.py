@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,8 +71,11 @@ class Jobs:
         self._made: dict[str, _Made] = {}
         self._one_scrape = threading.Lock()
 
-    def exposition(self) -> bytes:
+    def exposition(self, others: Sequence[Mapping[str, bytes]] = ()) -> bytes:
         """The families of all jobs that are shown, of several with one name one (``preferred``).
+
+        Args:
+            others: steps that other processes were told of, by job id.
 
         Raises:
             SQLAlchemyError: the store failed.
@@ -90,7 +93,12 @@ class Jobs:
         told = [state.pieces for state in whole.values()]
         pieces = [found.pieces for _, found in made if found.pieces]
         # These never wait for the rest: they are counted here, and cost next to nothing.
-        counted_steps = [[samples] for samples in self._steps.samples(whole)]
+        counted_steps = [
+            [told_steps[job_id]]
+            for told_steps in (self._steps.samples(whole), *others)
+            for job_id in whole
+            if job_id in told_steps
+        ]
         return (
             text.join(STATE_HEADERS, told)
             + text.join(HEADERS, pieces)

@@ -25,8 +25,9 @@ MOST_JOBS = 5000
 
 
 class _Steps:
-    def __init__(self, job_name: str) -> None:
-        self.template = text.Template([_family(job_name)])
+    def __init__(self, job_name: str, label: bytes) -> None:
+        self._template = text.Template([_family(job_name)])
+        self._label = label
         self.counts = [0] * (len(BUCKETS) + 1)
         self.seconds = 0.0
         self._samples: bytes | None = None
@@ -39,14 +40,20 @@ class _Steps:
     def samples(self) -> bytes:
         if self._samples is None:
             up_to = list(accumulate(self.counts))
-            (self._samples,) = self.template.fill([*up_to, up_to[-1], self.seconds])
+            (samples,) = self._template.fill([*up_to, up_to[-1], self.seconds])
+            self._samples = text.labelled(samples, self._label)
         return self._samples
 
 
 class StepHistograms:
-    """Histograms by job id, so that a new job of the same name begins anew. Thread-safe."""
+    """Histograms by job id, so that a new job of the same name begins anew. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        label: of all samples; none if empty.
+    """
+
+    def __init__(self, label: bytes = b"") -> None:
+        self._label = label
         self._jobs: OrderedDict[str, _Steps] = OrderedDict()
         self._guard = threading.Lock()
 
@@ -59,17 +66,18 @@ class StepHistograms:
             return
         with self._guard:
             if job.id not in self._jobs:
-                self._jobs[job.id] = _Steps(job.name)
+                self._jobs[job.id] = _Steps(job.name, self._label)
             for value in seconds:
                 self._jobs[job.id].add(value)
             self._jobs.move_to_end(job.id)
             if len(self._jobs) > MOST_JOBS:
                 self._jobs.popitem(last=False)
 
-    def samples(self, job_ids: Iterable[str]) -> list[bytes]:
+    def samples(self, job_ids: Iterable[str]) -> dict[str, bytes]:
         """The jobs' histograms as text, as they are now."""
         with self._guard:
-            return [self._jobs[job_id].samples() for job_id in job_ids if job_id in self._jobs]
+            known = [job_id for job_id in job_ids if job_id in self._jobs]
+            return {job_id: self._jobs[job_id].samples() for job_id in known}
 
     def job_ids(self) -> set[str]:
         with self._guard:

@@ -7,12 +7,15 @@ only have to be joined, and where only values change they are written into a kep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+NAME = re.compile(rb"^([^\s{]+)(\{?)", re.MULTILINE)
 
 
 class _Families(Collector):
@@ -42,6 +45,15 @@ def pieces(families: Iterable[Metric]) -> list[bytes]:
         elif line and not line.startswith(b"# "):
             found[-1].append(line + b"\n")
     return [b"".join(lines) for lines in found]
+
+
+def labelled(samples: bytes, label: bytes) -> bytes:
+    """Samples with one more label, such as ``process="0"``; none: as they are."""
+
+    def name(found: re.Match[bytes]) -> bytes:
+        return found[1] + b"{" + label + (b"," if found[2] else b"}")
+
+    return NAME.sub(name, samples) if label else samples
 
 
 class Template:

@@ -22,6 +22,7 @@ SIGNS = (
     ("disk image is malformed", DAMAGED),
     ("not a database", DAMAGED),
 )
+TABLE_IN_USE = ("55p03", "40p01")  # a lock that it waited too long for, and a deadlock
 
 
 class StoreError(Exception):
@@ -86,6 +87,15 @@ def trouble(error: SQLAlchemyError) -> str:
         return FILE_LOST
     if isinstance(error, DiskFull):
         return DISK_FULL
-    orig = getattr(error, "orig", None) or error
-    said = f"{getattr(orig, 'sqlstate', '')} {orig}".lower()
+    said = _said(error)
     return next((words for sign, words in SIGNS if sign in said), NO_ANSWER)
+
+
+def is_table_in_use(error: SQLAlchemyError) -> bool:
+    """Whether PostgreSQL gave the statement up because others use what it wanted to change."""
+    return any(sign in _said(error) for sign in TABLE_IN_USE)
+
+
+def _said(error: SQLAlchemyError) -> str:
+    orig = getattr(error, "orig", None) or error
+    return f"{getattr(orig, 'sqlstate', '')} {orig}".lower()

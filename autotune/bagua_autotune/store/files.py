@@ -32,7 +32,8 @@ class Files:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.resolve()
+        self._path = str(path.resolve())
+        self._logs = {log: self._path + log for log in LOGS}
         self._file: FileId | None = None
 
     def watch(self, engine: Engine) -> None:
@@ -50,7 +51,9 @@ class Files:
         @event.listens_for(engine, "connect")
         def _connected(connection: Any, record: Any) -> None:
             connection.execute("SELECT COUNT(*) FROM sqlite_master")  # opens the logs
-            record.info[LOG_IDS] = {log: found for log in LOGS if (found := self._log_id(log))}
+            record.info[LOG_IDS] = {
+                log: found for log, path in self._logs.items() if (found := _id_of(path))
+            }
             self._check_file()
 
         @event.listens_for(engine, "begin")
@@ -76,9 +79,9 @@ class Files:
     def _check(self, info: dict[str, Any]) -> None:
         self._check_file()
         for log, opened in info[LOG_IDS].items():
-            if self._log_id(log) != opened:
+            if _id_of(self._logs[log]) != opened:
                 raise FileLost(
-                    f"the log {self._path}{log} of the database was deleted or replaced while it "
+                    f"the log {self._logs[log]} of the database was deleted or replaced while it "
                     "was used: stop the service, which then still stores what it knows, and start "
                     "it again"
                 )
@@ -108,11 +111,8 @@ class Files:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {wait}")
 
-    def _log_id(self, log: str) -> FileId | None:
-        return _id_of(Path(f"{self._path}{log}"))
 
-
-def _id_of(path: Path) -> FileId | None:
+def _id_of(path: str) -> FileId | None:
     try:
         found = os.stat(path)
     except OSError:

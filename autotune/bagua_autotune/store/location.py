@@ -61,6 +61,11 @@ def parse(text: str) -> URL:
     return url
 
 
+def is_in_memory(url: URL) -> bool:
+    """Whether a SQLite database is no file."""
+    return not url.database or url.database == ":memory:"
+
+
 def with_driver(url: URL) -> URL:
     """The URL with the first installed driver where it names none, as ``postgresql://`` (which may
     also be spelt ``postgres://``).

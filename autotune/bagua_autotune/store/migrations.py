@@ -1,12 +1,15 @@
 """The schema: created in an empty database, upgraded in one of an older release.
 
 All of it is one transaction, on SQLite and PostgreSQL alike. So replicas that start together take
-turns, and a failure leaves the database as it was.
+turns, and a failure leaves the database as it was. On PostgreSQL replicas of an older release go on
+using it meanwhile and afterwards, so a new column has a default, and no statement waits long for a
+table: who uses that table would wait behind it.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from sqlalchemy import (
@@ -22,9 +25,9 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from bagua_autotune.store.errors import OtherSchema, StoreError
+from bagua_autotune.store.errors import OtherSchema, StoreError, is_table_in_use
 from bagua_autotune.store.location import shown
 from bagua_autotune.store.tables import (
     SCHEMA_VERSION,
@@ -39,6 +42,11 @@ logger = logging.getLogger(__name__)
 
 # Any number that other users of the same PostgreSQL database are unlikely to lock.
 POSTGRESQL_LOCK = 0x6261677561
+# Below PostgreSQL's deadlock_timeout of 1 s: what is upgraded gives way, and no request.
+LOCK_SECONDS = 0.5
+PAUSE_SECONDS = 1.0
+# Somebody may be making a copy of the whole database.
+PATIENCE_SECONDS = 3600.0
 
 
 def prepare(engine: Engine) -> None:
@@ -47,6 +55,21 @@ def prepare(engine: Engine) -> None:
     Raises:
         OtherSchema: its schema is newer, or too old, or could not be upgraded.
     """
+    until, is_told = time.monotonic() + PATIENCE_SECONDS, False
+    while True:
+        try:
+            _prepare(engine)
+            return
+        except DBAPIError as error:
+            if not is_table_in_use(error) or time.monotonic() > until:
+                raise
+        if not is_told:
+            logger.info("the database's tables are in use; it is upgraded between two requests")
+            is_told = True
+        time.sleep(PAUSE_SECONDS)
+
+
+def _prepare(engine: Engine) -> None:
     with engine.begin() as connection:
         _take_turns(connection)
         version = _version(connection)
@@ -87,6 +110,7 @@ def _take_turns(connection: Connection) -> None:
     # On SQLite the transaction has taken the only lock for writing already.
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
+        connection.execute(text(f"SET LOCAL lock_timeout = {int(1e3 * LOCK_SECONDS)}"))
 
 
 def _version(connection: Connection) -> int | None:
@@ -106,6 +130,8 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
             MIGRATIONS[older](connection)
         connection.execute(update(SchemaRow).values(version=SCHEMA_VERSION))
     except SQLAlchemyError as error:
+        if is_table_in_use(error):
+            raise
         reason = error.args[0] if error.args else error
         raise OtherSchema(
             f"the database {database} stays at schema version {version}: it could "
@@ -192,8 +218,11 @@ def _from_7(connection: Connection) -> None:
 
 def _from_8(connection: Connection) -> None:
     """Revisions of families."""
-    statement = "ALTER TABLE families ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL"
-    connection.execute(text(statement))
+    for statement in (
+        "ALTER TABLE families ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
+        *REVISED_BY_OLDER[connection.dialect.name],
+    ):
+        connection.execute(text(statement))
 
 
 # SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
@@ -216,6 +245,17 @@ SLOWEST_VALUES = {
     "sqlite": 'SELECT max(value) FROM json_each("values")',
     "postgresql": "SELECT max(CAST(value AS FLOAT)) "
     'FROM json_array_elements_text("values") AS value',
+}
+# Replicas of this release remember a family for as long as its revision is the same; those of the
+# release before, which may still serve, do not raise it. Two ranks would be told different buckets.
+REVISED_BY_OLDER: dict[str, tuple[str, ...]] = {
+    "sqlite": (),
+    "postgresql": (
+        "CREATE FUNCTION raise_revision() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN NEW.revision = OLD.revision + 1; RETURN NEW; END'",
+        "CREATE TRIGGER revised_by_older BEFORE UPDATE ON families FOR EACH ROW "
+        "WHEN (NEW.revision = OLD.revision) EXECUTE FUNCTION raise_revision()",
+    ),
 }
 # From each version to the next.
 MIGRATIONS: dict[int, Callable[[Connection], None]] = {

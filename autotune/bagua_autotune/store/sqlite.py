@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import URL, Engine, QueuePool, create_engine, event
 
 from bagua_autotune.store.files import Files
-from bagua_autotune.store.location import make_folder, remote_file_system
+from bagua_autotune.store.location import is_in_memory, make_folder, remote_file_system
 
 BUSY_SECONDS = 30.0
 WRITE_AHEAD_LOG = (
@@ -73,11 +73,6 @@ def open_engine(url: URL) -> tuple[Engine, Files | None]:
 def remote_kind(url: URL) -> str | None:
     """The type of the network file system that holds a SQLite file, if one does."""
     return None if is_in_memory(url) else remote_file_system(_folder(url))
-
-
-def is_in_memory(url: URL) -> bool:
-    """Whether a SQLite database is no file."""
-    return not url.database or url.database == ":memory:"
 
 
 def _folder(url: URL) -> Path:

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import DiskFull
-from bagua_autotune.store.sqlite import is_in_memory
+from bagua_autotune.store.location import is_in_memory
 from bagua_autotune.store.tables import SchemaRow
 
 TRY_SECONDS = 10.0

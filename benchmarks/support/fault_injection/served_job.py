@@ -45,7 +45,8 @@ class ReportingTuner:
         self.longest_call_seconds = 0.0
 
     def register(self, job_id: str, spec: Any) -> None:
-        self.reporter = Reporter(self._environment, spec.model_dump(mode="json"))
+        description = spec.model_dump(mode="json", exclude={"team"})  # the token says that
+        self.reporter = Reporter(self._environment, description)
 
     def observe(self, job_id: str, trial: int | None, steps: Sequence[Observation]) -> None:
         first = steps[0].step

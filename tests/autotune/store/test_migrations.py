@@ -6,17 +6,22 @@ Those after it have those of ``version_3``, as they were brought up.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, create_engine, inspect
+from sqlalchemy import MetaData, create_engine, inspect, make_url
 
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import OtherSchema, Step, Store, StoreError
+from bagua_autotune.store import OtherSchema, Step, Store, StoreError, migrations
 from bagua_autotune.store.tables import SCHEMA_VERSION
 from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec
@@ -49,6 +54,17 @@ def old_url(empty_url: str) -> str:
 @pytest.fixture
 def recent_url(empty_url: str) -> str:
     return make_old(empty_url, 7)
+
+
+@contextmanager
+def own_database(postgresql_url: str) -> Iterator[str]:
+    """An empty one of that server."""
+    engine = create_engine(postgresql_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE upgraded")
+        yield make_url(postgresql_url).set(database="upgraded").render_as_string(False)
+        connection.exec_driver_sql("DROP DATABASE upgraded WITH (FORCE)")
+    engine.dispose()
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -227,6 +243,50 @@ def test_who_only_reads_does_not_bring_it_up(empty_url: str, version: int) -> No
     reader = Store(url, as_found=True)
     assert reader.job("done").name
     reader.close()
+
+
+def test_it_gives_way_to_who_uses_the_tables_and_keeps_nobody_waiting(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As to pg_dump, which reads all tables in one transaction."""
+    monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.05)
+    caplog.set_level(logging.INFO)
+    with own_database(postgresql_url) as url:
+        make_old(url, 7)
+        engine = create_engine(url)
+        with ThreadPoolExecutor(1) as pool, engine.connect() as copying:
+            copying.exec_driver_sql("SELECT count(*) FROM trials")
+            opening = pool.submit(Store, url)
+            while "tables are in use" not in caplog.text:
+                time.sleep(0.01)
+            longest = 0.0
+            for _ in range(20):
+                began = time.monotonic()
+                with engine.connect() as connection:
+                    connection.exec_driver_sql("SELECT count(*) FROM trials")
+                longest = max(longest, time.monotonic() - began)
+            assert longest < 2 * migrations.LOCK_SECONDS + 1
+            assert not opening.done()
+            copying.rollback()
+            opening.result().close()
+        engine.dispose()
+        assert contents(url)["schema_version"] == [(SCHEMA_VERSION,)]
+
+
+def test_a_family_that_the_release_before_writes_gets_another_revision(postgresql_url: str) -> None:
+    with own_database(postgresql_url) as url:
+        make_old(url, 7)
+        store = Store(url)
+        store.add_family("name", "key", {"label": "before"})
+        found = store.family("key")
+        execute(url, """UPDATE families SET data = '{"label": "after"}'""")
+        stale = store.replace_family("name", "key", found.revision, "{}", "job")
+        after = store.family("key")
+        assert stale is None
+        assert after.revision == found.revision + 1
+        assert store.replace_family("name", "key", after.revision, "{}", "job") is not None
+        assert store.family("key").revision == after.revision + 1, "raised once, not twice"
+        store.close()
 
 
 def test_who_only_reads_does_not_make_one(empty_url: str) -> None:
