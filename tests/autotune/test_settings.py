@@ -39,6 +39,11 @@ def test_the_csv_log_is_on_for_any_text_that_does_not_say_off(value: str, is_on:
     assert Settings.load({"BAGUA_IS_OUTPUT_AUTOTUNE_LOG": value}).csv_log is is_on
 
 
+def test_several_processes_share_a_database_of_postgresql_that_has_no_name_in_its_url() -> None:
+    environment = {"BAGUA_AUTOTUNE_DATABASE": "postgresql://somebody@somewhere"}
+    assert Settings.load(environment, processes=2).processes == 2
+
+
 def test_what_is_given_goes_before_the_environment() -> None:
     environment = {"BAGUA_SERVICE_PORT": "9000", "WORLD_SIZE": ""}
     settings = Settings.load(environment, port=0, world_size=None)

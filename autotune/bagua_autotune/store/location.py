@@ -62,8 +62,8 @@ def parse(text: str) -> URL:
 
 
 def is_in_memory(url: URL) -> bool:
-    """Whether a SQLite database is no file."""
-    return not url.database or url.database == ":memory:"
+    """Whether it is a database of SQLite, and no file."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
 def with_driver(url: URL) -> URL:
