@@ -31,7 +31,7 @@ def hanging_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed")
-    monkeypatch.setattr(database, "ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr(database, "ANSWER_SECONDS", 4.0)
     monkeypatch.setattr(database, "CONNECTION_WAIT_SECONDS", 0.2)
     with running_cluster(binaries) as url:
         yield url
