@@ -87,7 +87,8 @@ def test_a_training_with_our_own_class_is_measured_too() -> None:
 def test_what_a_sharded_model_gathers_and_reduces_is_communication() -> None:
     found = figures("--steps", "5", *training("fsdp"))
     assert found["models"] == 1
-    assert found["computing_seconds"] >= COMPUTING_SECONDS
+    # What travels beside it is a difference of times, and so is this.
+    assert found["computing_seconds"] >= 0.9 * COMPUTING_SECONDS
     # PowerSGD needs whole matrices. Half the traffic is gathered, in the weights' precision.
     assert set(found["most_speedup_of"]) == {"bits16", "bits8"}
     most = found["most_speedup_of"]
