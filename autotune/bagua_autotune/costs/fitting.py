@@ -46,14 +46,12 @@ def fit_costs(
     kinds: Sequence[Kind],
     points: Sequence[Point],
     inherited: Mapping[Kind, Cost] | None = None,
-    node_ranks: int = 1,
 ) -> Fit | None:
     """The costs of ``kinds``, by soft-L1 least squares in log seconds with priors.
 
     Args:
         points: measured in this round.
         inherited: costs measured on this network earlier; all may have changed by one factor.
-        node_ranks: of a typical node.
 
     Returns:
         None if nothing is known.
@@ -63,7 +61,7 @@ def fit_costs(
     inherited = inherited or {}
     if not points and not inherited:
         return None
-    parameters = Parameters.of([*kinds, *(point.kind for point in points), *inherited], node_ranks)
+    parameters = Parameters.of([*kinds, *(point.kind for point in points), *inherited])
     data = _Data(parameters, points, inherited)
     # Nothing tells what the other parameters are: they are as their priors have them.
     seen, x, steps = data.seen, data.prior_means.copy(), np.diag(data.prior_steps)

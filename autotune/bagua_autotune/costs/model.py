@@ -154,7 +154,6 @@ def fit_model(
     profiled: Sequence[tuple[Configuration, Profile]],
     known_ready_seconds: Sequence[float] | None = None,
     known_costs: Mapping[Kind, Cost] | None = None,
-    node_ranks: int = 1,
 ) -> CostModel | None:
     """Fit a job's profiles.
 
@@ -164,7 +163,6 @@ def fit_model(
         profiled: steps of this round, each with its configuration.
         known_ready_seconds: of the same model, from an earlier job or round.
         known_costs: of the same network, from an earlier job or round.
-        node_ranks: of a typical node.
 
     Returns:
         None if too little is known.
@@ -179,7 +177,7 @@ def fit_model(
         if Kind.of(configuration).sends.when == "ready"
         for point in points_of(Kind.of(configuration), profiles)
     ]
-    fitted = fit_costs(kinds, points, known_costs, node_ranks)
+    fitted = fit_costs(kinds, points, known_costs)
     computing = fit_computing([(Kind.of(c), profile) for c, profile in profiled])
     if computing is None and known_ready_seconds is not None:
         computing = Computing(np.asarray(known_ready_seconds, float), USUAL_LAUNCH_SECONDS)

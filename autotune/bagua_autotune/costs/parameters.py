@@ -3,10 +3,9 @@
 Kinds differ by factors: each value of a knob changes latency and time per byte by its own factor,
 independently of the other knobs.  So an untried kind is predicted from those that were tried, and a
 factor without measurements keeps its usual value.  The effect of channels on the time per byte
-follows a curve: one connection has a rate, the link has a rate, and k connections run at k times
-the first rate, but no faster than the link.  Where each rank sends its own share between the nodes,
-a channel has as many connections as a node has ranks.  So measurements of four channels also
-predict eight, and those of one way to reduce another's; but each way has its own rate.
+follows a curve: one channel has a rate, the link has a rate, and k channels run at k times the
+first rate, but no faster than the link.  So measurements of four channels also predict eight, but
+each way to reduce has its own rate.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SHIFT_SPREAD = 1.0
 UNKNOWN_SPREAD = 0.4
 # The rest of a hierarchical chain, as a share of the time for which it occupies the network.
 USUAL_CHAIN_SHARE, CHAIN_SPREAD = 0.3, 0.7
-# How much faster the link is than one connection, as a logarithm: usually it is not, but it may be
+# How much faster the link is than one channel, as a logarithm: usually it is not, but it may be
 # several times as fast. How sharply the rate of many channels bends into the link's: as on GPUs
 # over TCP, less so than where flows share a link without any loss.
 USUAL_WIDTH, WIDTH_SPREAD = -0.4, 0.8
@@ -82,15 +81,15 @@ class Rows(NamedTuple):
 
     Attributes:
         rate, half, width: coefficients of log(seconds per byte) and of log(half bytes) of one
-            connection, and of the width.
-        connections: between two nodes, in all channels; shape (kinds,).
+            channel, and of the width.
+        channels: shape (kinds,).
         is_chain: shape (kinds,).
     """
 
     rate: Floats
     half: Floats
     width: Floats
-    connections: Floats
+    channels: Floats
     is_chain: NDArray[np.bool_]
 
     @property
@@ -109,42 +108,39 @@ class Rows(NamedTuple):
         return np.clip(self.width @ x, -10.0, 10.0)
 
     def widening(self, x: Floats) -> Floats:
-        """The change of log(seconds per byte) with so many connections instead of one."""
-        return _widening(self.widths(x), self.connections)
+        """The change of log(seconds per byte) with so many channels instead of one."""
+        return _widening(self.widths(x), self.channels)
 
     def widening_slope(self, x: Floats) -> Floats:
         """Its derivative by the width."""
         link = np.exp(-BEND * self.widths(x))
-        found: Floats = link / (1.0 + link) - link / (self.connections**-BEND + link)
+        found: Floats = link / (1.0 + link) - link / (self.channels**-BEND + link)
         return found
 
     def logs(self, x: Floats) -> tuple[Floats, Floats]:
         """log(seconds per byte) and log(half bytes) of each kind; ``x`` may be a matrix of which
         every column is a vector of parameters."""
-        connections = self.connections.reshape(-1, *[1] * (x.ndim - 1))
-        wide = _widening(self.widths(x), connections)
+        channels = self.channels.reshape(-1, *[1] * (x.ndim - 1))
+        wide = _widening(self.widths(x), channels)
         return self.rate @ x + wide, self.half @ x - wide
 
 
-def _widening(width: Floats, connections: Floats) -> Floats:
+def _widening(width: Floats, channels: Floats) -> Floats:
     link = np.exp(-BEND * width)
-    found: Floats = (np.log(connections**-BEND + link) - np.log(1.0 + link)) / BEND
+    found: Floats = (np.log(channels**-BEND + link) - np.log(1.0 + link)) / BEND
     return found
 
 
 @dataclass(frozen=True)
 class Parameters:
     """The position of each parameter in the vector: base, shift, chain, width, then two for each
-    effect, then what each way to reduce other than flat adds to the width.
-
-    ``node_ranks`` are those of a node."""
+    effect, then what each way to reduce other than flat adds to the width."""
 
     levels: tuple[tuple[int, Value], ...]
     ways: tuple[Value, ...]
-    node_ranks: int
 
     @classmethod
-    def of(cls, kinds: Sequence[Kind], node_ranks: int = 1) -> Parameters:
+    def of(cls, kinds: Sequence[Kind]) -> Parameters:
         usual = Kind()
         ways = {kind.hierarchical for kind in kinds} - {usual.hierarchical}
         found = {
@@ -153,7 +149,7 @@ class Parameters:
             for place, value in enumerate(kind)
             if value != usual[place]
         }
-        return cls(tuple(sorted(found, key=str)), tuple(sorted(ways, key=str)), node_ranks)
+        return cls(tuple(sorted(found, key=str)), tuple(sorted(ways, key=str)))
 
     @property
     def count(self) -> int:
@@ -177,10 +173,9 @@ class Parameters:
         for index, way in enumerate(self.ways):
             goes = [kind.hierarchical == way for kind in kinds]
             width[goes, EFFECTS + 2 * len(self.levels) + index] = 1.0
-        own = [self.node_ranks if kind.hierarchical == "shards" else 1 for kind in kinds]
-        channels = [kind.channel_count for kind in kinds]
+        channels = np.array([kind.channel_count for kind in kinds], float)
         is_chain = np.array([kind.is_chain for kind in kinds], bool)
-        return Rows(rate, half, width, np.multiply(channels, own).astype(float), is_chain)
+        return Rows(rate, half, width, channels, is_chain)
 
     def prior(self, rate: float) -> tuple[Floats, Floats]:
         """Means and spreads; almost nothing is assumed of the base's rate."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_autotune.deciding.infeasible import needs_as_much, too_large
-from bagua_autotune.deciding.neighbours import untried_neighbour
 from bagua_autotune.deciding.second_visit import denied_once
 from bagua_autotune.deciding.stopping import SMALLEST_GAIN, search_has_ended
 from bagua_autotune.earlier.restart import carried_over, offered_again
@@ -163,9 +162,6 @@ def _search(
     if not is_confirming and begun < job.limits.max_samples:
         lowest = searcher.expected_cost(winner) * scale
         again = denied_once(undisturbed(trials, scale), problem, lowest, scale)
-        if again is None and winner != job.baseline:
-            tried = {trial.configuration for trial in searches if trial.estimate}
-            again = untried_neighbour(winner, tried, problem, searcher)
         if again is not None:
             return Propose("search", again)
     gain = searcher.expected_cost(job.baseline) - searcher.expected_cost(winner)

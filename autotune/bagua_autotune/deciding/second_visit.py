@@ -1,8 +1,8 @@
 """A second visit to what one visit denies, before it is given up.
 
-One bad moment of a link would else rule out a configuration, or a level of a knob (8 channels, say)
-for good: its visit was slow, and the cost model learned from the same steps that it is. So the
-model is asked what it promised without that visit.
+One bad moment of a link would else rule out a level of a knob (8 channels, say) for good: its visit
+was slow, and the cost model learned from the same steps that the level is. So the model is asked
+what it promised of the level without that visit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Categorical, Configuration
 from bagua_autotune.search import Predictor, Problem
 
-# Where so much is expected in spite of a slow visit, another one is worth it.
+# Expected of a level whose visit was as slow as that, a visit is worth it.
 WORTH_A_VISIT = 0.008
 # A visit denies what is promised if it is slower by so much, and by so many standard errors.
 DENIED, SURELY = 0.2, 2.0
@@ -37,13 +37,13 @@ def denied_once(
         lowest: the expected cost of the best, in the trials' own unit.
         scale: the difference of costs that is 100 %.
     """
-    if problem.without is None or _was_refuted(trials, lowest + DENIED * scale):
+    if problem.without is None:
         return None
     fitted = cache(problem.without)  # A trial may be of several levels.
     measured = [trial for trial in trials if trial.estimate]
     visits = Visits.of(measured, scale)
     found: list[tuple[float, Configuration]] = []
-    for trial, members in _denied(measured, problem, lowest + DENIED * scale):
+    for trial, members in _rarely_visited(measured, problem, lowest + DENIED * scale):
         others = [each for each in measured if each.index != trial.index]
         model = fitted(trial.index)
         if model is None or len(others) < 2 or not trial.estimate:
@@ -59,32 +59,27 @@ def denied_once(
     return configuration if gain >= WORTH_A_VISIT else None
 
 
-def _was_refuted(trials: Sequence[Trial], limit: float) -> bool:
-    """Whether a second visit was as slow as the first: then it is the model that errs."""
-    visits = Counter(t.configuration for t in trials if t.estimate and t.estimate.center > limit)
-    return max(visits.values(), default=0) > 1
-
-
-def _denied(
+def _rarely_visited(
     measured: Sequence[Trial], problem: Problem, limit: float
 ) -> list[tuple[Trial, list[Configuration]]]:
-    """Slow trials of what was visited once, and what they may have ruled out: the configuration
-    itself, or all candidates of a level that is not the default's and has few visits."""
+    """Slow trials of levels that are not the default's and have few visits, none of them to the
+    trial's configuration; and all candidates of the level."""
     baseline = problem.candidates[0]
     times = Counter(trial.configuration for trial in measured)
-    slow = [
-        trial
-        for trial in measured
-        if times[trial.configuration] == 1 and trial.estimate and trial.estimate.center > limit
-    ]
-    found = [(trial, [trial.configuration]) for trial in slow if trial.configuration != baseline]
+    found: list[tuple[Trial, list[Configuration]]] = []
     for knob, domain in problem.space.items():
         for value in domain.values if isinstance(domain, Categorical) else ():
-            visits = sum(trial.configuration.get(knob) == value for trial in measured)
-            if visits > FEW_VISITS or value == baseline.get(knob):
+            own = [trial for trial in measured if trial.configuration.get(knob) == value]
+            if len(own) > FEW_VISITS or value == baseline.get(knob):
                 continue
             members = [c for c in problem.candidates if c.get(knob) == value]
-            found += [(trial, members) for trial in slow if trial.configuration.get(knob) == value]
+            found += [
+                (trial, members)
+                for trial in own
+                if times[trial.configuration] == 1
+                and trial.estimate
+                and trial.estimate.center > limit
+            ]
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from bagua_autotune.measuring.confirmation import GAIN_THAT_MATTERS
 from bagua_autotune.measuring.rounds import TRIAL_STEPS
@@ -19,10 +20,14 @@ SWITCH_STEPS = 1.0
 # So many trials that find nothing better end the search, whatever the searcher still expects:
 # on a machine that gets steadily slower it mistakes the drift for noise and hopes for ever.
 PATIENCE_TRIALS = 7
-# With a cost model fewer: it has said by then where the best is.
-PATIENCE_WITH_MODEL = 4
-# Nor more of them than take so many steps of the training, but so many at least.
-PATIENCE_STEPS, LEAST_PATIENCE = 75, 3
+# With a cost model fewer, and the fewer the longer they are: noise makes them long and is what the
+# searcher mistakes for hope.
+PATIENCE_WITH_MODEL = (3, 5)
+PATIENCE_STEPS = 26
+# Nor more of them than take so many steps of the training.
+PATIENCE_STEPS_IN_ALL = 75
+# A cost model that misses more than so much of what was profiled, as a logarithm, is none.
+MISFIT = 0.06
 
 
 def search_has_ended(
@@ -64,8 +69,11 @@ def search_has_ended(
     )
     if searcher.expected_gain() < worthwhile:
         return True
-    most = PATIENCE_WITH_MODEL if problem.predictor else PATIENCE_TRIALS
-    patience = min(most, max(round(PATIENCE_STEPS / trial_steps), LEAST_PATIENCE))
+    patience = PATIENCE_TRIALS
+    if problem.predictor and problem.predictor.misfit < MISFIT:
+        patience = _patience_with_model(measured)
+    in_all = max(round(PATIENCE_STEPS_IN_ALL / trial_steps), PATIENCE_WITH_MODEL[0])
+    patience = min(patience, in_all)
     if len(measured) < searcher.initial_trials + patience:
         return False
     allowed = set(problem.candidates)
@@ -80,6 +88,13 @@ def _is_clearly_beaten(baseline: Configuration, measured: Sequence[Trial]) -> bo
     lows = [estimate.low for is_own, estimate in estimates if is_own]
     highs = [estimate.high for is_own, estimate in estimates if not is_own]
     return bool(lows and highs) and min(highs) < min(lows) - SMALLEST_GAIN
+
+
+def _patience_with_model(measured: Sequence[Trial]) -> int:
+    """How many trials that find nothing better are enough."""
+    fewest, most = PATIENCE_WITH_MODEL
+    steps = fmean(trial.estimate.count for trial in measured if trial.estimate)
+    return min(max(round(PATIENCE_STEPS / steps), fewest), most)
 
 
 def _cost_of_a_trial(searcher: Searcher, trial_steps: float) -> float:

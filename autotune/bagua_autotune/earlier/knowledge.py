@@ -108,8 +108,9 @@ class Knowledge:
             if is_sharded(profiled):
                 return ShardedModel(layouts, profiled)
             known = self._known(job.id, job.created_at, round_.number)
-            kinds = kinds_of(job.space, (*candidates[:1], *told))
-            return fit_model(layouts, kinds, profiled, *known, max(job.ranks_per_node))
+            return fit_model(
+                layouts, kinds_of(job.space, (*candidates[:1], *told)), profiled, *known
+            )
         except Exception:
             logger.exception("job %s: no cost model can be fitted to its profiles", job.id)
             return None
@@ -138,14 +139,13 @@ class Knowledge:
         if not profiles:
             return None
         _, layouts = self._fixed(job_id, created_at)
-        node_ranks = max(self._store.job(job_id).ranks_per_node)
         for earlier in reversed(range(number)):
             own = [trial for trial in trials if trial.round == earlier]
             profiled = _profiled_in(profiles, undisturbed(own))
             if is_sharded(profiled):  # What it gathers is learned anew in every round.
                 return None
             kinds = list(dict.fromkeys(Kind.of(configuration) for configuration, _ in profiled))
-            model = fit_model(layouts, kinds, profiled, node_ranks=node_ranks)
+            model = fit_model(layouts, kinds, profiled)
             if model:
                 return model
         return None

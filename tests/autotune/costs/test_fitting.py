@@ -224,20 +224,6 @@ def test_what_channels_gain_one_way_to_reduce_says_little_of_another() -> None:
     check_close(found.costs[FOUR], wide, 0.2)
 
 
-def test_where_each_rank_sends_its_share_a_channel_has_a_connection_of_each() -> None:
-    """A link that four connections fill: four channels of the flat way, or one of four ranks."""
-    shards = Kind(hierarchical="shards")
-    points = [
-        point
-        for kind, cost in ((FLAT, Cost(1e-3, 1e-9)), (shards, Cost(1e-3, 0.25e-9)))
-        for point in points_of(kind, [profile(cost, kind)] * 3)
-    ]
-    alike, apart = (fit_costs([FOUR], points, node_ranks=ranks) for ranks in (4, 1))
-    assert alike is not None
-    assert apart is not None
-    assert alike.costs[FOUR].seconds_per_byte < apart.costs[FOUR].seconds_per_byte
-
-
 def test_a_network_that_no_curve_explains_is_known_less_and_its_misfit_is_told() -> None:
     rippled = {place: 2.0 if place % 2 else 0.5 for place in range(len(SIZES))}
     calm, wild = (points_of(FLAT, [profile(SOME, slow=slow)] * 3) for slow in ({}, rippled))

@@ -37,23 +37,14 @@ class Model:
 
 def asked(gain: float, *costs: tuple[int, float]) -> Configuration | None:
     """What is visited again after these visits, of channels and cost."""
-    return _asked(gain, [(Configuration(channels=number), cost) for number, cost in costs])
-
-
-def asked_of(gain: float, *costs: tuple[int, float, int]) -> Configuration | None:
-    """The same of channels, cost and size."""
-    visits = [(Configuration(channels=number, size=size), cost) for number, cost, size in costs]
-    return _asked(gain, visits)
-
-
-def _asked(gain: float, visits: Sequence[tuple[Configuration, float]]) -> Configuration | None:
     trials = [
-        Trial(index, "search", configuration, "measured", Estimate(cost, 0.01, 6))
-        for index, (configuration, cost) in enumerate(visits)
+        Trial(
+            index, "search", Configuration(channels=channels), "measured", Estimate(cost, 0.01, 6)
+        )
+        for index, (channels, cost) in enumerate(costs)
     ]
-    candidates = list(dict.fromkeys([*CANDIDATES, *(each for each, _ in visits)]))
-    problem = Problem(SPACE, candidates, without=lambda _index: Model(gain))
-    return denied_once(trials, problem, min(cost for _, cost in visits))
+    problem = Problem(SPACE, CANDIDATES, without=lambda _index: Model(gain))
+    return denied_once(trials, problem, min(cost for _, cost in costs))
 
 
 def test_a_level_that_is_promised_and_denied_once_is_visited_again() -> None:
@@ -62,20 +53,6 @@ def test_a_level_that_is_promised_and_denied_once_is_visited_again() -> None:
 
 def test_a_level_that_is_denied_twice_is_given_up() -> None:
     assert asked(0.2, (1, 0.0), (2, -0.2), (8, 0.1), (8, 0.1)) is None
-
-
-def test_a_configuration_of_a_level_that_is_known_is_visited_again_as_well() -> None:
-    """Its level is fast with another size; what one visit to it denies is its own speed."""
-    slow = (8, 0.1, 2)
-    others = [(1, 0.0, 1), (1, 0.0, 4), (2, -0.2, 1), (4, -0.4, 1)]
-    visits = [*others, slow, (8, -0.55, 1), (8, -0.5, 4), (8, -0.45, 8)]
-    assert asked_of(0.2, *visits) == Configuration(channels=8, size=2)
-    assert asked_of(0.2, *visits, slow) is None
-    assert asked_of(0.2, *(visit for visit in visits if visit != slow)) is None
-
-
-def test_a_model_that_a_second_visit_refuted_is_asked_no_more() -> None:
-    assert asked(0.2, (1, 0.0), (2, -0.2), (8, 0.1), (4, 0.2), (4, 0.2)) is None
 
 
 def test_a_level_that_nothing_promises_is_given_up() -> None:
