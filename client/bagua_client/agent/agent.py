@@ -43,6 +43,7 @@ from bagua_client.agent.report import (
     Exchange,
     Message,
     Report,
+    Span,
     Stop,
     ending,
     gathered,
@@ -121,6 +122,7 @@ class Agent:
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
         self._trial: int | None = None
+        self._left: Span | None = None  # of the trial before, some steps of which are not known yet
         self._guard = LossGuard()
         self._put_in_force = tunable.layout.configuration
         self._in_flight: Message | None = None
@@ -232,27 +234,32 @@ class Agent:
         following = self._follow_command(reports[0], command)
         self._observe(self._pace.took, start_seconds + time.perf_counter() - began)
         # Last: from here on the reporter's thread competes for the interpreter.
-        self._observe(self._hand_over, reports, self._trial)
+        self._observe(self._hand_over, reports)
         return following
 
     def _start_late_report(self) -> Message:
-        """The last steps of a trial that the ranks leave, and nothing else: they switch now."""
+        """The last steps of a trial that the ranks leave, and nothing else: they switch now. What
+        a device tells later comes with the next report."""
         report = Report()
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
         due = self._reductions + (STEPS_APART if self._tunable.algorithm.is_apart else 1)
-        trial, read = self._trial, self._exchange.conclude
-        return Message(due, lambda: self._observe(self._hand_over, read(), trial))
+        read = self._exchange.conclude
+        return Message(due, lambda: self._observe(self._hand_over, read()))
 
-    def _hand_over(self, reports: Sequence[Report], trial: int | None) -> None:
-        """Give rank 0's reporter what there is to tell of a trial."""
+    def _hand_over(self, reports: Sequence[Report]) -> None:
+        """Give rank 0's reporter what there is to tell of the trial, and of the one before."""
         if self._reporter is None:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._turn.is_anothers
-        told = gathered(reports, trial)
-        if told is not None and not (before or self._disturbed):
-            self._reporter.put(told)
+        spans = [self._left] if self._left else []
+        if not self._is_switching:
+            spans.append(Span(self._trial, self.measurement.measured_from))
+        for span in spans if not (before or self._disturbed) else ():
+            told = gathered(reports, span)
+            if told is not None:
+                self._reporter.put(told)
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
 
@@ -277,7 +284,7 @@ class Agent:
         layout, late = change.conclude(), None
         if change.agreed and trial is not None and self._trial is not None:
             late = self._start_late_report()
-        self._switch(layout)
+        self._switch(layout, forgets=late is None)
         self._trial = trial if change.agreed else None
         self._next_report = self._reductions + 1
         if change.agreed:
@@ -302,9 +309,14 @@ class Agent:
             self._next_report = self._reductions + DROPPED_STEPS + FIRST_REPORT_STEPS
         return late
 
-    def _switch(self, layout: Layout) -> None:
+    def _switch(self, layout: Layout, forgets: bool = True) -> None:
         self._tunable.schedule(layout)
-        self._observe(self.measurement.forget)
+        measured = self.measurement
+        self._left = None
+        if forgets:
+            self._observe(measured.forget)
+        else:
+            self._left = Span(self._trial, measured.measured_from, measured.step)
         self._observe(self._guard.pause)
         self._is_switching = True
 

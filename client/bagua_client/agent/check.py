@@ -87,6 +87,7 @@ class Check:
         self._observe(self._measurement.record, begins)
         if self._reductions == self._block_begins + BLOCK_STEPS:
             self._bring_together()
+            self._observe(self._measurement.forget)
             self._block_begins = self._reductions + DROPPED_STEPS
 
     def _bring_together(self) -> None:

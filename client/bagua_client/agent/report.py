@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from bagua_client.reporter import GatheredTimes, RankTimes
 from bagua_client.tunable.memory import Footprint, Lack, fullest
 from bagua_client.tuning import State
 
-FORMAT = 10
+FORMAT = 11
 """The format of reports and of what follows them; a release that changes it has another number. All
 ranks must have the same; 1 is any release that did not compare it."""
 HEADER = 15
@@ -32,6 +33,14 @@ ROOM_AT = HEADER + 3 * LARGEST_REPORT
 NO_LOSSES = Losses()
 NO_TIMES = RankTimes(0, ())
 NO_MEMORY = Footprint()
+
+
+class Span(NamedTuple):
+    """The steps of a trial, or, where that is None, those after the tuning."""
+
+    trial: int | None
+    first: int
+    last: int = sys.maxsize
 
 
 class Stop(enum.IntEnum):
@@ -78,13 +87,13 @@ class Report:
             self.times = RankTimes(steps[0].step, seconds, computed, complexities)
 
 
-def gathered(reports: Sequence[Report], trial: int | None) -> GatheredTimes | None:
-    """What all ranks tell of a trial; None if no step."""
-    by_rank = [report.times for report in reports]
+def gathered(reports: Sequence[Report], span: Span) -> GatheredTimes | None:
+    """What all ranks tell of a trial's steps; None if nothing."""
+    by_rank = [report.times.between(span.first, span.last) for report in reports]
     if not any(times.seconds for times in by_rank):
         return None
     _, memory = fullest([report.memory for report in reports])
-    return GatheredTimes(trial, by_rank, memory.to_json() if memory.device_bytes else None)
+    return GatheredTimes(span.trial, by_rank, memory.to_json() if memory.device_bytes else None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -34,7 +35,7 @@ class RankMeasurement:
     Attributes:
         count: of its steps.
         complexity: of the batches in the step under way.
-        measured_from: steps before this one are not measured.
+        measured_from: steps before this one are not of what is in force.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class RankMeasurement:
         communicator = tunable.communicator
         self.count = StepCount()
         self.complexity = BatchComplexity()
-        self.measured_from = 0
+        self.measured_from, self._told_from = 0, sys.maxsize
         self._tunable = tunable
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
@@ -105,16 +106,22 @@ class RankMeasurement:
         """Begin to measure: what was commanded is in force, and will stay as it is."""
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
         self.measured_from = self.step + 1
+        self._told_from = min(self._told_from, self.measured_from)
         if trial is not None and self._profiler is not None:
             self._profiler.begin_trial(trial, self.measured_from)
 
     def forget(self) -> None:
-        """Forget what was measured and not told yet."""
+        """Forget what was measured and not told yet, and the steps until the next beginning."""
         self._samples.clear()
+        self._told_from = sys.maxsize
 
     def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
-        """Return new step times, at most so many; none where they are of no use."""
-        new = [time for time in self._timer.drain() if time.step >= self.measured_from]
+        """Return new step times, at most so many; none where they are of no use.
+
+        A device tells the last steps before a switch some steps after it, so those come too, and
+        the steps of the switch, unless they were forgotten.
+        """
+        new = [time for time in self._timer.drain() if time.step >= self._told_from]
         self._samples += new if wanted else []
         taken, self._samples = self._samples[:most], self._samples[most:]
         return taken

@@ -34,6 +34,12 @@ class RankTimes(NamedTuple):
     compute_seconds: Sequence[float] = ()
     complexities: Sequence[float] = ()
 
+    def between(self, first: int, last: int) -> RankTimes:
+        """Those of the steps from ``first`` to ``last``."""
+        first_step, *parts = self
+        begin, end = max(first - first_step, 0), max(last + 1 - first_step, 0)
+        return RankTimes(first_step + begin, *(part[begin:end] for part in parts))
+
 
 @dataclass(frozen=True)
 class GatheredTimes:

@@ -14,22 +14,19 @@ FEWEST_WAITING_STEPS = 64
 
 
 class StepTable:
-    """Collects the ranks' times of a trial; a step is complete when it has those of all ranks."""
+    """Collects the ranks' times; a step is complete when it has those of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._trial: int | None = None
         self._rows: dict[int, dict[int, tuple[float, ...]]] = {}
 
     def add(self, gathered: GatheredTimes) -> list[StepTimes]:
         """Add times; return the steps that are complete now.
 
         Each rank tells its steps in order, so what is older than a complete step will never be
-        complete (a message was dropped) and is forgotten, as is what is left of another trial.
-        So are the oldest steps that wait too long for a rank that tells nothing.
+        complete (a message was dropped) and is forgotten. So are the oldest steps that wait too
+        long for a rank that tells nothing.
         """
-        if gathered.trial != self._trial:
-            self._trial, self._rows = gathered.trial, {}
         for rank, times in enumerate(gathered.by_rank):
             first_step, *parts = times
             for step, told in enumerate(zip_longest(*parts, fillvalue=math.nan), first_step):
