@@ -32,6 +32,8 @@ from bagua_autotune.store import Step, StepCost, Steps, Store
 logger = logging.getLogger(__name__)
 
 FALLBACK_SEARCHER = "random"
+# Of so many trials some steps may have come since they were closed.
+TOLD_LATE = 2
 
 
 def _rival(round_: Round, trial: Trial) -> Estimate | None:
@@ -128,16 +130,17 @@ class NextStep:
         return measured(costs, seconds, job.limits, trial.purpose, rival, *_known(round_))
 
     def with_late_steps(self, round_: Round) -> list[Trial]:
-        """The last measured trial and those that were left unmeasured, estimated from all their
+        """The last measured trials and those that were left unmeasured, estimated from all their
         steps; without those of which that says nothing new.
 
         The ranks went on with a trial until they had switched, so most of its steps came after it
-        had been closed.
+        had been closed, and a GPU's last ones with those of the next.
         """
         if not round_.objective.closes_itself:
             return []
         own = [trial for trial in round_.trials if trial is not round_.open_trial]
-        late = [trial for trial in own if trial.is_open or (trial is own[-1] and trial.estimate)]
+        last = own[-TOLD_LATE:]
+        late = [trial for trial in own if trial.is_open or (trial.estimate and trial in last)]
         found = []
         for trial in late:
             if costs := self._costs(round_, trial, self._steps(round_.job, trial)):

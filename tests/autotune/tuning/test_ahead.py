@@ -61,6 +61,20 @@ def test_ranks_are_told_what_follows_before_their_first_step_of_a_trial() -> Non
     assert all(trial.estimate and trial.estimate.count == STEPS_OF_A_TRIAL for trial in left)
 
 
+def test_last_steps_that_come_after_the_next_trial_has_begun_count_too() -> None:
+    """As GPUs tell them: what follows the next trial is chosen before they come."""
+    job = Job()
+    job.measure_default()
+    for _ in range(5):
+        before, running = job.trials[-2:]
+        job.tuner.take_event("job", Event("switched", running.index, job.ranks.step))
+        job.tuner.observe("job", before.index, job.steps(before, 2))
+        job.tuner.observe("job", running.index, job.steps(running, 1))
+    known = job.trials[1:-3]
+    assert len(known) == 3
+    assert all(trial.estimate and trial.estimate.count == STEPS_OF_A_TRIAL for trial in known)
+
+
 def test_the_default_is_measured_before_anything_follows_it() -> None:
     job = Job()
     job.tuner.take_event("job", Event("switched", 0, 1))
