@@ -43,7 +43,6 @@ from bagua_client.agent.report import (
     Exchange,
     Message,
     Report,
-    Span,
     Stop,
     ending,
     gathered,
@@ -122,7 +121,6 @@ class Agent:
         self._will_watch = self._disturbed = self._is_switching = False
         self._reductions = self._next_report = 0
         self._trial: int | None = None
-        self._left: Span | None = None  # of the trial before, some steps of which are not known yet
         self._guard = LossGuard()
         self._put_in_force = tunable.layout.configuration
         self._in_flight: Message | None = None
@@ -238,8 +236,7 @@ class Agent:
         return following
 
     def _start_late_report(self) -> Message:
-        """The last steps of a trial that the ranks leave, and nothing else: they switch now. What
-        a device tells later comes with the next report."""
+        """The last steps of a trial that the ranks leave, and nothing else: they switch now."""
         report = Report()
         self._observe(lambda: report.take(self.measurement.take(True, LARGEST_REPORT), True))
         self._exchange.send(report)
@@ -253,12 +250,8 @@ class Agent:
             return
         # These steps may go back to the report before, when another model was still being tuned.
         before, self._disturbed = self._disturbed, self._turn.is_anothers
-        spans = [self._left] if self._left else []
-        if not self._is_switching:
-            spans.append(Span(self._trial, self.measurement.measured_from))
-        for span in spans if not (before or self._disturbed) else ():
-            told = gathered(reports, span)
-            if told is not None:
+        if not (before or self._disturbed):
+            for told in gathered(reports, self.measurement.spans):
                 self._reporter.put(told)
         for recording in self.measurement.take_recordings():
             self._reporter.put(recording)
@@ -311,12 +304,7 @@ class Agent:
 
     def _switch(self, layout: Layout, forgets: bool = True) -> None:
         self._tunable.schedule(layout)
-        measured = self.measurement
-        self._left = None
-        if forgets:
-            self._observe(measured.forget)
-        else:
-            self._left = Span(self._trial, measured.measured_from, measured.step)
+        self._observe(self.measurement.leave, forgets)
         self._observe(self._guard.pause)
         self._is_switching = True
 

@@ -87,7 +87,7 @@ class Check:
         self._observe(self._measurement.record, begins)
         if self._reductions == self._block_begins + BLOCK_STEPS:
             self._bring_together()
-            self._observe(self._measurement.forget)
+            self._observe(self._measurement.leave, True)
             self._block_begins = self._reductions + DROPPED_STEPS
 
     def _bring_together(self) -> None:
@@ -137,7 +137,7 @@ class Check:
                 self._gathers = profile.gathers
                 travelled = travelling_seconds([*profile.buckets, *profile.gathers])
                 found[recording.step][2] = travelled
-        first = self._measurement.measured_from
+        first = self._measurement.spans[-1].first
         return [found.get(step, unknown) for step in range(first, first + BLOCK_STEPS)]
 
     def _write(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from bagua_client.agent.losses import Losses
 from bagua_client.measuring.clock import StepTime
+from bagua_client.measuring.rank_measurement import Span
 from bagua_client.reporter import GatheredTimes, RankTimes
 from bagua_client.tunable.memory import Footprint, Lack, fullest
 from bagua_client.tuning import State
@@ -33,14 +33,6 @@ ROOM_AT = HEADER + 3 * LARGEST_REPORT
 NO_LOSSES = Losses()
 NO_TIMES = RankTimes(0, ())
 NO_MEMORY = Footprint()
-
-
-class Span(NamedTuple):
-    """The steps of a trial, or, where that is None, those after the tuning."""
-
-    trial: int | None
-    first: int
-    last: int = sys.maxsize
 
 
 class Stop(enum.IntEnum):
@@ -87,13 +79,15 @@ class Report:
             self.times = RankTimes(steps[0].step, seconds, computed, complexities)
 
 
-def gathered(reports: Sequence[Report], span: Span) -> GatheredTimes | None:
-    """What all ranks tell of a trial's steps; None if nothing."""
-    by_rank = [report.times.between(span.first, span.last) for report in reports]
-    if not any(times.seconds for times in by_rank):
-        return None
+def gathered(reports: Sequence[Report], spans: Iterable[Span]) -> Iterator[GatheredTimes]:
+    """Yield what all ranks tell of these steps; nothing where they tell none."""
     _, memory = fullest([report.memory for report in reports])
-    return GatheredTimes(span.trial, by_rank, memory.to_json() if memory.device_bytes else None)
+    taken = memory.to_json() if memory.device_bytes else None
+    for span in spans:
+        by_rank = [report.times.between(span.first, span.last) for report in reports]
+        if any(times.seconds for times in by_rank):
+            # What was left takes no memory any more.
+            yield GatheredTimes(span.trial, by_rank, taken if span.is_in_force else None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +15,19 @@ from bagua_client.measuring.boundary import StepBoundary
 from bagua_client.measuring.clock import StepTime, StepTimer, clock_for
 from bagua_client.measuring.profiler import Profiler, Recording
 from bagua_client.tunable.tunable import Tunable
+
+
+class Span(NamedTuple):
+    """The steps of a trial, or, where that is None, those after the tuning."""
+
+    trial: int | None
+    first: int
+    last: int = sys.maxsize
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether more of them may follow."""
+        return self.last == sys.maxsize
 
 
 class StepCount:
@@ -35,7 +49,7 @@ class RankMeasurement:
     Attributes:
         count: of its steps.
         complexity: of the batches in the step under way.
-        measured_from: steps before this one are not of what is in force.
+        spans: the steps of what is in force, and of what was left before it.
     """
 
     def __init__(
@@ -47,7 +61,7 @@ class RankMeasurement:
         communicator = tunable.communicator
         self.count = StepCount()
         self.complexity = BatchComplexity()
-        self.measured_from, self._told_from = 0, sys.maxsize
+        self.spans: list[Span] = []
         self._tunable = tunable
         self._samples: list[StepTime] = []
         clock = clock_for(communicator.device)
@@ -105,23 +119,29 @@ class RankMeasurement:
     def begin(self, trial: int | None) -> None:
         """Begin to measure: what was commanded is in force, and will stay as it is."""
         # Two steps at least are left out, where torch needed but one for its own part of a re-cut.
-        self.measured_from = self.step + 1
-        self._told_from = min(self._told_from, self.measured_from)
+        first = self.step + 1
+        self.spans = [*self.spans[-1:], Span(trial, first)]
         if trial is not None and self._profiler is not None:
-            self._profiler.begin_trial(trial, self.measured_from)
+            self._profiler.begin_trial(trial, first)
 
-    def forget(self) -> None:
-        """Forget what was measured and not told yet, and the steps until the next beginning."""
-        self._samples.clear()
-        self._told_from = sys.maxsize
+    def leave(self, forgets: bool) -> None:
+        """What is in force is left: its last steps may become known later.
+
+        Args:
+            forgets: what was measured and not told yet is of no use.
+        """
+        self.spans = [] if forgets else [span._replace(last=self.step) for span in self.spans[-1:]]
+        if forgets:
+            self._samples.clear()
 
     def take(self, wanted: bool, most: int) -> Sequence[StepTime]:
         """Return new step times, at most so many; none where they are of no use.
 
         A device tells the last steps before a switch some steps after it, so those come too, and
-        the steps of the switch, unless they were forgotten.
+        the steps of the switch in between.
         """
-        new = [time for time in self._timer.drain() if time.step >= self._told_from]
+        first = self.spans[0].first if self.spans else sys.maxsize
+        new = [time for time in self._timer.drain() if time.step >= first]
         self._samples += new if wanted else []
         taken, self._samples = self._samples[:most], self._samples[most:]
         return taken
