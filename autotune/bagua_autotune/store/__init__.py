@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from bagua_autotune.store.adoption import Copies
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.errors import (
     JobConflict,
@@ -50,7 +49,7 @@ __all__ = [
 ]
 
 
-class Store(Jobs, Lives, Copies, Trials, Observations, Profiles, Events, Families):
+class Store(Jobs, Lives, Trials, Observations, Profiles, Events, Families):
     """Jobs, their trials, and what the ranks reported of them, in one database.
 
     Each operation is one transaction.

@@ -1,45 +1,47 @@
-"""A database: how connections are made and how long they wait, and transactions on them."""
+"""A database: transactions on it, and statements on the driver's own connections.
+
+What SQLAlchemy's sessions do beside took, for each transaction, many times as long as the database.
+So the requests that come most are carried out without them: SQLAlchemy compiles each statement
+once, and its pool lends the connections. There values are the driver's: JSON is text.
+
+A server's connection that was lost while it lay in the pool is noticed by its first statement then,
+and the work is done once more on a new one. So it must be the same done twice: the first may have
+been stored though its answer was lost.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Engine, ExceptionContext, NullPool, create_engine, event
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    InvalidatePoolError,
-    SQLAlchemyError,
-)
+from sqlalchemy import Connection, ExceptionContext, NullPool, create_engine, event
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from bagua_autotune.store import migrations, sqlite
-from bagua_autotune.store.direct import IS_DIRECT, Direct, Run, Statement
+from bagua_autotune.store import migrations, server, sqlite
 from bagua_autotune.store.errors import NoAnswer, NoDatabase, StoreError
 from bagua_autotune.store.location import parse, shown, with_driver
+from bagua_autotune.store.server import IS_DIRECT, Circuit
 from bagua_autotune.store.sqlite import BUSY_SECONDS, remote_kind
+from bagua_autotune.store.statement import Run, Statement
 
 logger = logging.getLogger(__name__)
 
-# Fewer than the threads that answer requests: some stay free while all of these wait.
-CONNECTIONS = 12
-CONNECTION_WAIT_SECONDS = 2.0
-# Longer than the server lets a statement take, so that its own error message comes first.
-ANSWER_SECONDS = 10.0
-SERVER_LIMITS_SECONDS = {
-    "statement_timeout": 8.0,
-    "lock_timeout": 5.0,
-    # Frees what a hanging replica has locked.
-    "idle_in_transaction_session_timeout": 30.0,
+# A connection that fails so quickly was lost before: the server does not hang.
+QUICK_SECONDS = 1.0
+# SQLite's transactions have one view from their first statement on; PostgreSQL's have it only if
+# asked for. Asked for by an execution option, SQLAlchemy would not notice a lost connection, and
+# would use it again. IMMEDIATE: what a writer reads first must still be true when it writes.
+BEGIN_READING = {
+    "sqlite": "BEGIN",
+    "postgresql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
 }
-# After a server gave no answer.
-RETRY_SECONDS = 2.0
+BEGIN_WRITING = {"sqlite": "BEGIN IMMEDIATE"}  # the other drivers do so by themselves
 
 Answer = TypeVar("Answer")
 
@@ -62,6 +64,7 @@ class Database:
 
     def __init__(self, url: str, *, as_found: bool = False) -> None:
         self.url = with_driver(parse(url))
+        self.errors = 0  # of statements, commits and connections so far
         self._views = threading.local()
         self._circuit = Circuit()
         self._writers = threading.Lock()
@@ -72,15 +75,17 @@ class Database:
             if self.is_sqlite:
                 self._engine, files = sqlite.open_engine(self.url)
             else:
-                self._engine = _server(self.url, self._circuit)
+                self._engine = server.open_engine(self.url, self._circuit)
         except ImportError as error:
             raise StoreError(f"the database {self} needs a driver: {error}") from error
         except (OSError, ArgumentError) as error:
             raise StoreError(f"the database {self} cannot be opened: {error}") from error
+        self._check_files = files.check if files else lambda _lent: None
+        self._dialect: Any = self._engine.dialect
+        self._driver_error: type[Exception] = self._dialect.loaded_dbapi.Error
         self._reader = self._engine.execution_options(read_only=True)
-        self._listeners: list[Callable[[], None]] = []
-        event.listen(self._engine, "handle_error", lambda _: self._doubt())
-        self._direct = Direct(self._engine, self._failed, files)
+        event.listen(self._engine, "begin", self._begin)
+        event.listen(self._engine, "handle_error", self._failed)
         try:
             if as_found:
                 migrations.check(self._reader)
@@ -145,6 +150,43 @@ class Database:
         with self._turn(), Session(self._engine) as session, session.begin():
             yield session
 
+    def ask(self, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of one statement that reads; within ``reading`` of the same thread, of its
+        view."""
+        outer = getattr(self._views, "session", None)
+        if outer is None:
+            return self._lend(lambda lent: self._run(lent, statement, values))
+        lent = outer.connection().connection
+        try:
+            with self._told(lent):
+                return self._run(lent, statement, values)
+        except DBAPIError as error:
+            self._note(error.connection_invalidated)
+            raise
+
+    def tell(self, statement: Statement, **values: Any) -> list[Any]:
+        """Run one statement that writes, in a transaction of its own; its rows."""
+        with self._turn():
+            return self._lend(lambda lent: self._run(lent, statement, values))
+
+    def transact(self, work: Callable[[Run], Answer]) -> Answer:
+        """Do the work in one transaction that writes; it may be done a second time."""
+
+        def within(lent: Any) -> Answer:
+            cursor = lent.cursor()
+            cursor.execute(BEGIN_WRITING.get(self._dialect.name, "BEGIN"))
+            try:
+                answer = work(lambda statement, **values: self._run(lent, statement, values))
+                cursor.execute("COMMIT")
+            except BaseException:
+                with suppress(self._driver_error):
+                    cursor.execute("ROLLBACK")
+                raise
+            return answer
+
+        with self._turn():
+            return self._lend(within)
+
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """On SQLite, let the writers of this process take turns: waiting for SQLite's own lock they
@@ -159,167 +201,89 @@ class Database:
             finally:
                 self._writers.release()
 
-    def ask(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of one statement that reads; within ``reading`` of the same thread, of its
-        view."""
-        outer = getattr(self._views, "session", None)
-        if outer is not None:
-            return self._direct.within(outer.connection().connection, statement, values)
+    def _run(self, lent: Any, statement: Statement, values: Mapping[str, Any]) -> list[Any]:
+        """The statement's rows, on this connection, whatever transaction it is in."""
+        text, constants = statement.compiled(self._dialect)
+        given = {**constants, **values}
+        if self._dialect.driver == "pg8000":
+            prepared = lent.info.setdefault("prepared", {})
+            if text not in prepared:
+                prepared[text] = lent.dbapi_connection.prepare(text)
+            found = prepared[text].run(**given)
+        else:
+            cursor = lent.dbapi_connection.cursor()
+            cursor.execute(text, given)
+            found = cursor.fetchall() if cursor.description else ()
+        return [statement.make_row(row) for row in found]
+
+    def _lend(self, work: Callable[[Any], Answer], is_again: bool = False) -> Answer:
+        """Do the work on a connection, and once more if that was lost before."""
         self._circuit.enter()
-        rows = self._direct.one(statement, values)
-        self._circuit.answered()
-        return rows
-
-    def tell(self, statement: Statement, **values: Any) -> list[Any]:
-        """Run one statement that writes, in a transaction of its own; its rows."""
-        return self._write(lambda: self._direct.one(statement, values))
-
-    def transact(self, work: Callable[[Run], Answer]) -> Answer:
-        """Do the work in one transaction that writes; it may be done a second time (see direct)."""
-        return self._write(lambda: self._direct.transaction(work))
-
-    def _write(self, do: Callable[[], Answer]) -> Answer:
-        self._circuit.enter()
-        with self._turn():
-            answer = do()
+        began = time.monotonic()
+        try:
+            answer = self._lend_once(work)
+        except DBAPIError as error:
+            is_quick = time.monotonic() - began < QUICK_SECONDS
+            if error.connection_invalidated and is_quick and not is_again:
+                self._engine.dispose()  # the others are as old
+                return self._lend(work, is_again=True)
+            self._note(error.connection_invalidated)
+            raise
         self._circuit.answered()
         return answer
 
-    def _failed(self, error: DBAPIError) -> None:
-        if error.connection_invalidated:
+    def _lend_once(self, work: Callable[[Any], Answer]) -> Answer:
+        outside = IS_DIRECT.set(True)
+        try:
+            with self._told(None):
+                lent = self._engine.raw_connection()
+        finally:
+            IS_DIRECT.reset(outside)
+        connection: Any = lent.dbapi_connection
+        try:
+            with self._told(lent):
+                if not self.is_sqlite:
+                    connection.autocommit = True  # the driver begins no transaction by itself
+                self._check_files(lent)
+                answer = work(lent)
+                self._check_files(lent)
+                return answer
+        except DBAPIError as error:
+            if not self.is_sqlite:
+                lent.invalidate(error)
+            raise
+        finally:
+            if not self.is_sqlite and lent.is_valid:
+                connection.autocommit = False
+            lent.close()
+
+    @contextmanager
+    def _told(self, lent: Any) -> Iterator[None]:
+        """Tell the driver's errors as SQLAlchemy's; without a connection, it could not be made."""
+        try:
+            yield
+        except self._driver_error as error:
+            connection = lent and lent.dbapi_connection
+            is_lost = lent is None or self._dialect.is_disconnect(error, connection, None)
+            raise DBAPIError.instance(
+                *(None, None, error, self._driver_error),
+                connection_invalidated=is_lost,
+                dialect=self._dialect,
+            ) from error
+
+    def _begin(self, connection: Connection) -> None:
+        is_view = connection.get_execution_options().get("read_only")
+        begin = (BEGIN_READING if is_view else BEGIN_WRITING).get(self._dialect.name)
+        if begin:
+            connection.exec_driver_sql(begin)
+
+    def _failed(self, context: ExceptionContext) -> None:
+        self._note(context.connection is None or context.is_disconnect)
+
+    def _note(self, is_lost: bool) -> None:
+        self.errors += 1
+        if is_lost and not self.is_sqlite:
             self._circuit.failed()
-        self._doubt()
-
-    def _doubt(self) -> None:
-        for listener in self._listeners:
-            listener()
-
-    def on_error(self, listener: Callable[[], None]) -> None:
-        """Call the listener when a statement or a commit fails."""
-        self._listeners.append(listener)
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-class Circuit:
-    """After a failure lets one request in RETRY_SECONDS through until one is answered, and refuses
-    the others at once: they must not all wait for a server that does not answer.
-
-    Args:
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next_try: float | None = None
-
-    def enter(self) -> None:
-        """Raise NoAnswer unless the server may be asked now."""
-        with self._lock:
-            if self._next_try is None:
-                return
-            now = self._clock()
-            if now < self._next_try:
-                raise NoAnswer("the database gave no answer a moment ago")
-            self._next_try = now + RETRY_SECONDS
-
-    def answered(self) -> None:
-        """The server answered."""
-        if self._next_try is None:
-            return
-        with self._lock:
-            self._next_try = None
-
-    def failed(self) -> None:
-        """The server could not be reached, or did not answer in time."""
-        with self._lock:
-            self._next_try = self._clock() + RETRY_SECONDS
-
-
-def _server(url: URL, circuit: Circuit) -> Engine:
-    """The engine of a server, with the time limits above; tells the circuit of failures.
-
-    Raises ImportError if the URL's driver is missing, ArgumentError if SQLAlchemy knows none.
-    """
-    engine = create_engine(
-        url,
-        pool_size=CONNECTIONS,
-        max_overflow=0,
-        pool_timeout=CONNECTION_WAIT_SECONDS,
-        # A hanging server closes no connection: only the socket's time limit ends the wait.
-        connect_args={"timeout": ANSWER_SECONDS} if url.get_driver_name() == "pg8000" else {},
-    )
-    if url.get_driver_name() == "pg8000":
-        connect = _pg8000_connect()
-        event.listen(engine, "do_connect", lambda _d, _r, _args, options: connect(**options))
-
-    if engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", _set_limits)
-    _tell(circuit, engine)
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # SQLite's transactions have one view from their first statement on; PostgreSQL's have it
-        # only if asked for. Asked for by an execution option, SQLAlchemy would not notice a lost
-        # connection, and would use it again.
-        if (
-            connection.get_execution_options().get("read_only")
-            and connection.dialect.name == "postgresql"
-        ):
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-
-    return engine
-
-
-def _set_limits(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    for name, seconds in SERVER_LIMITS_SECONDS.items():
-        cursor.execute(f"SET {name} = {round(seconds * 1e3)}")
-    connection.commit()
-
-
-def _tell(circuit: Circuit, engine: Engine) -> None:
-    """Tell the circuit whether the engine's server answers."""
-
-    @event.listens_for(engine, "checkout")
-    def _checkout(connection: Any, _record: Any, _proxy: Any) -> None:
-        if IS_DIRECT.get():
-            return  # what is done there finds out by itself, and is done again
-        try:
-            connection.autocommit = True
-            engine.dialect.do_ping(connection)
-            connection.autocommit = False
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError from error  # all that lie there; a new one is made
-        circuit.answered()
-
-    @event.listens_for(engine, "handle_error")
-    def _failed(context: ExceptionContext) -> None:
-        could_not_connect = context.connection is None
-        if could_not_connect or context.is_disconnect:
-            circuit.failed()
-
-
-def _pg8000_connect() -> Callable[..., Any]:
-    """pg8000's connect, which here raises pg8000's error also when a read takes too long."""
-    import pg8000.legacy as pg8000
-
-    class Connection(pg8000.Connection):  # type: ignore[misc]  # it has no types
-        def handle_messages(self, context: Any) -> None:
-            with _told():
-                super().handle_messages(context)
-
-        def close(self) -> None:
-            with suppress(pg8000.InterfaceError):  # the server is gone
-                super().close()
-
-    @contextmanager
-    def _told() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise pg8000.InterfaceError("network error") from error
-
-    return _told()(Connection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy import bindparam, delete, func, select
@@ -13,12 +12,13 @@ from sqlalchemy.orm import Session
 from bagua_autotune.model.job import Event, EventKind
 from bagua_autotune.store.database import Database
 from bagua_autotune.store.rows import check_job, locked_row
+from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import EventRow
 
 # Of one kind and one trial.
 MOST_EVENTS = 100
-# A statement that is used often is built once.
-SWITCH_SECONDS = (
+# Statements that are used often are built once.
+SWITCH_SECONDS = Statement(
     select(EventRow.trial, func.sum(EventRow.seconds))
     .where(
         EventRow.job_id == bindparam("job_id"),
@@ -28,8 +28,10 @@ SWITCH_SECONDS = (
     )
     .group_by(EventRow.trial)
 )
-COUNT_EVENTS = select(func.count()).where(
-    EventRow.job_id == bindparam("job_id"), EventRow.kind == bindparam("kind")
+COUNT_EVENTS = Statement(
+    select(func.count()).where(
+        EventRow.job_id == bindparam("job_id"), EventRow.kind == bindparam("kind")
+    )
 )
 
 
@@ -79,16 +81,11 @@ class Events:
 
     def switch_seconds(self, job_id: str) -> dict[int, float]:
         """Return by trial index the seconds that the ranks took to switch to it, in all."""
-        with self.database.reading() as session:
-            given = {"job_id": job_id}
-            found: Sequence[Any] = session.connection().execute(SWITCH_SECONDS, given).all()
-            return dict(map(tuple, found))
+        return dict(self.database.ask(SWITCH_SECONDS, job_id=job_id))
 
     def count_events(self, job_id: str, kind: EventKind) -> int:
         """How many events of this kind the ranks reported."""
-        with self.database.reading() as session:
-            given = {"job_id": job_id, "kind": kind}
-            return session.connection().scalar(COUNT_EVENTS, given) or 0
+        return int(self.database.ask(COUNT_EVENTS, job_id=job_id, kind=kind)[0][0])
 
     def last_event(self, job_id: str, kind: EventKind) -> Event | None:
         """The newest event of this kind."""

@@ -11,9 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownFamily
 from bagua_autotune.store.rows import as_text
+from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, bindparam, case, func, null, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -25,9 +25,9 @@ from bagua_autotune.model.job import (
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.store.rows import check_job, job_row, last_trial_row, locked_row
+from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import ClaimRow, EventRow, JobRow, LifeRow, ProfileRow, TrialRow
 
 logger = logging.getLogger(__name__)
@@ -70,17 +70,15 @@ CONTACT_AND_CLAIM = Statement(
     .outerjoin(ClaimRow, ClaimRow.job_id == JobRow.id)
     .where(JobRow.id == bindparam("job_id"))
 )
-
 TEAM = JobRow.spec["team"].as_string()
-
 # A store has many more jobs that ended than others: the database leaves them out.
 CONTACTS_SINCE = Statement(
     select(*CONTACT)
-    .where(JobRow.last_contact_at >= bindparam("at"))
     .where(
+        JobRow.last_contact_at >= bindparam("at"),
         JobRow.ended_at.is_(None)
         | (JobRow.phase == "lost")
-        | (JobRow.last_contact_at >= bindparam("ended_at"))
+        | (JobRow.last_contact_at >= bindparam("ended_at")),
     )
     .order_by(*NEWEST_FIRST)
 )
@@ -118,36 +116,69 @@ class Jobs:
         Raises:
             JobConflict: another job is registered under this id.
         """
-        content, tensors = rows.spec_columns(spec)
         row = JobRow(
             id=job_id,
             name=spec.name,
             protocol=protocol,
             phase="tuning",
-            spec=content,
-            tensors=tensors,
             data=data or {},
             created_at=at,
             last_contact_at=at,
-            fingerprint=spec.fingerprint,
             model_key=model_key,
             network_key=network_key,
-            inherited=inherited.model_dump(mode="json") if inherited else None,
         )
-        try:
-            with self.database.writing() as session:
-                if session.get(JobRow, job_id) is None:
-                    session.add(row)
-                    if first:
-                        session.add(rows.new_trial_row(job_id, first))
-                    return True
-        except IntegrityError:
-            pass  # another replica registered it at the same moment
+        if self._add(row, spec, inherited, [first] if first else []):
+            return True
         with self.database.reading() as session:
             known = job_row(session, job_id)
             if (known.protocol, rows.job_spec(known)) != (protocol, spec):
                 raise JobConflict(f"job {job_id!r} is already registered with other content")
         return False
+
+    def adopt_job(
+        self,
+        job: Job,
+        spec: JobSpec,
+        trials: list[Trial],
+        event: Event,
+        *,
+        model_key: str,
+        network_key: str,
+    ) -> bool:
+        """Store a copy of another store's job as it is, without its steps. False, with nothing
+        changed, if it is known."""
+        row = JobRow(
+            data={},
+            result=rows.result_column(job.result) if job.result else None,
+            model_key=model_key,
+            network_key=network_key,
+            **{name: getattr(job, name) for name in rows.JOB_FIELDS},
+        )
+        return self._add(row, spec, job.inherited, trials, event)
+
+    def _add(
+        self,
+        row: JobRow,
+        spec: JobSpec,
+        inherited: Inherited | None,
+        trials: Iterable[Trial],
+        *events: Event,
+    ) -> bool:
+        """Add a job; False, with nothing changed, if there is one of this id."""
+        row.spec, row.tensors = rows.spec_columns(spec)
+        row.fingerprint = spec.fingerprint
+        row.inherited = inherited.model_dump(mode="json") if inherited else None
+        try:
+            with self.database.writing() as session:
+                if session.get(JobRow, row.id) is not None:
+                    return False
+                session.add(row)
+                session.flush()  # before the rows that refer to it
+                session.add_all(rows.new_trial_row(row.id, trial) for trial in trials)
+                session.add_all(EventRow(job_id=row.id, **vars(event)) for event in events)
+        except IntegrityError:  # another replica stored it at the same moment
+            return False
+        return True
 
     def job(self, job_id: str) -> Job:
         found = self.database.ask(JOB, job_id=job_id)
@@ -161,42 +192,27 @@ class Jobs:
         if name is not None:
             query = query.where(JobRow.name == name)
         with self.database.reading() as session:
-            found: Iterable[Any] = session.connection().execute(query)
-            return list(read_each(found, rows.job_record))
+            return list(read_each(session.execute(query), rows.job_record))
 
     def latest_job(
-        self,
-        *,
-        fingerprint: str | None = None,
-        model_key: str | None = None,
-        network_key: str | None = None,
-        name: str | None = None,
-        finished: bool = False,
-        profiled: bool = False,
+        self, *, finished: bool = False, profiled: bool = False, **keys: str | None
     ) -> Job | None:
-        """The newest job of /api/v2 with all the given keys.
+        """The newest job of /api/v2 with all the given keys, which are columns.
 
         Args:
             finished: whether it must have a result.
             profiled: whether it must have a profiled step.
         """
-        keys = {
-            JobRow.fingerprint: fingerprint,
-            JobRow.model_key: model_key,
-            JobRow.network_key: network_key,
-            JobRow.name: name,
-        }
-        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2")
-        query = query.where(*(column == key for column, key in keys.items() if key is not None))
+        equal = (getattr(JobRow, name) == key for name, key in keys.items() if key is not None)
+        query = select(*rows.JOB_COLUMNS).where(JobRow.protocol == "v2", *equal)
         if finished:
             query = query.where(JobRow.result.is_not(null()))
         if profiled:
             profiles = select(ProfileRow.id).join(TrialRow).where(TrialRow.job_id == JobRow.id)
             query = query.where(profiles.exists())
-        newest = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
+        query = query.order_by(*NEWEST_FIRST).limit(MOST_UNREADABLE + 1)
         with self.database.reading() as session:
-            found: Iterable[Any] = session.connection().execute(newest)
-            return next(read_each(found, rows.job_record), None)
+            return next(read_each(session.execute(query), rows.job_record), None)
 
     def tensors(self, job_id: str) -> list[Tensor]:
         with self.database.reading() as session:
@@ -365,21 +381,13 @@ class Jobs:
             row.result = rows.result_column(result)
             last = last_trial_row(session, job_id)
             if failed is not None and failed.index == (last.index + 1 if last else 0):
-                session.add(rows.failed_trial_row(job_id, failed))
+                session.add(rows.new_trial_row(job_id, failed))
 
 
 Answer = TypeVar("Answer")
 
 
-class _Identified(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-Item = TypeVar("Item", bound=_Identified)
-
-
-def read_each(items: Iterable[Item], read: Callable[[Item], Answer]) -> Iterator[Answer]:
+def read_each(items: Iterable[Any], read: Callable[[Any], Answer]) -> Iterator[Answer]:
     """What ``read`` returns for each job. Jobs that cannot be read are logged and left out, so that
     they do not hide the others.
 

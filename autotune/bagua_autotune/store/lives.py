@@ -11,10 +11,10 @@ from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.jobs import NEWEST_FIRST
 from bagua_autotune.store.rows import locked_row
+from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import JobRow, LifeRow
 
 PLACE = Statement(

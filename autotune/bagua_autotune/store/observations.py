@@ -25,9 +25,9 @@ from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.memory import Memory, fullest
 from bagua_autotune.store import rows
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.direct import Run, Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
 from bagua_autotune.store.rows import TRIALS, check_job, trial_row
+from bagua_autotune.store.statement import Run, Statement
 from bagua_autotune.store.tables import JobRow, ObservationRow, TrialRow
 
 STEP = ("trial_id", "step", "values", "slowest", "cost", "compute", "complexity")
@@ -85,13 +85,6 @@ LATEST_OBSERVATIONS = (
     .where(OF_TRIAL)
     .order_by(ObservationRow.step.desc())
     .limit(bindparam("count"))
-)
-# One rank's value, by a writer that has locked the job.
-HEAR_RANK = Statement(
-    update(JobRow)
-    .where(JobRow.id == JOB_ID)
-    .values(revision=JobRow.revision + 1, last_contact_at=bindparam("at"))
-    .returning(JobRow.id)
 )
 STEP_OF_TRIAL = Statement(
     select(TrialRow.id, TrialRow.state, rows.as_text(ObservationRow.values))
@@ -236,7 +229,7 @@ class Observations:
         """Store one rank's value of one step of a trial. False if that rank's is there already."""
 
         def add(run: Run) -> bool:
-            if not run(HEAR_RANK, job_id=job_id, at=at):
+            if not run(HEAR, job_id=job_id, at=at):
                 raise UnknownJob(job_id)
             found = run(STEP_OF_TRIAL, job_id=job_id, trial=index, step=step)
             if not found:
@@ -280,16 +273,7 @@ class Observations:
             check_job(session, job_id)
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [
-                (trial, _observation(step, values, compute, complexity))
-                for trial, step, values, compute, complexity in session.execute(query)
-            ]
-
-    def count_observations(self, job_id: str) -> int:
-        """The number of observations of all trials; 0 if there is no such job."""
-        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
-        with self.database.reading() as session:
-            return session.scalar(query.where(TrialRow.job_id == job_id)) or 0
+            return [(row[0], _observation(*row[1:])) for row in session.execute(query)]
 
     def observed_steps(self, job_id: str) -> dict[int, Steps]:
         """Return by trial index the observed steps; trials without any are left out."""
@@ -313,18 +297,12 @@ class Observations:
         """The last steps of a trial, in step order."""
         given = {"job_id": job_id, "trial": trial, "count": count}
         with self.database.reading() as session:
-            found = session.connection().execute(LATEST_OBSERVATIONS, given).all()
-            return [_observation(*row) for row in reversed(found)]
+            found = session.execute(LATEST_OBSERVATIONS, given).all()
+        return [_observation(*row) for row in reversed(found)]
 
 
-def _observation(
-    step: int,
-    values: list[float | None],
-    compute: list[float | None] | None,
-    complexity: float | None,
-) -> Observation:
-    computed = None if compute is None else tuple(compute)
-    return Observation(step, tuple(values), computed, complexity)
+def _observation(step: int, values: Any, compute: Any, complexity: float | None) -> Observation:
+    return Observation(step, tuple(values), compute and tuple(compute), complexity)
 
 
 def _is_absence(job: Job, told: Observation, at: float) -> bool:

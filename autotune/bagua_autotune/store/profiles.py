@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import ScalarSelect, select
+from sqlalchemy import func, select
 
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.store.database import Database
@@ -52,27 +50,15 @@ class Profiles:
             check_job(session, job_id)
             if index is not None:
                 query = query.where(TrialRow.id == trial_row(session, job_id, index).id)
-            return [(trial, _profile(content)) for trial, content in session.execute(query)]
+            found = session.execute(query)
+            return [(trial, Profile.model_validate(told, strict=False)) for trial, told in found]
 
     def latest_profiles(self, job_id: str, count: int, trial: int | None = None) -> list[Profile]:
         """The last profiled steps of a trial, by default of the newest profiled one; in order."""
-        query = select(ProfileRow.content).order_by(ProfileRow.step.desc())
+        of_job = TrialRow.job_id == job_id
+        newest = select(func.max(TrialRow.index)).join(ProfileRow).where(of_job).scalar_subquery()
+        query = select(ProfileRow.content).join(TrialRow).where(of_job)
+        query = query.where(TrialRow.index == (newest if trial is None else trial))
         with self.database.reading() as session:
-            of = _newest_profiled(job_id) if trial is None else _trial(job_id, trial)
-            found = session.scalars(query.where(ProfileRow.trial_id == of).limit(count)).all()
-            return [_profile(content) for content in reversed(found)]
-
-
-def _profile(content: dict[str, Any]) -> Profile:
-    return Profile.model_validate(content, strict=False)
-
-
-def _trial(job_id: str, index: int) -> ScalarSelect[int]:
-    query = select(TrialRow.id).where(TrialRow.job_id == job_id, TrialRow.index == index)
-    return query.scalar_subquery()
-
-
-def _newest_profiled(job_id: str) -> ScalarSelect[int]:
-    query = select(TrialRow.id).where(TrialRow.job_id == job_id)
-    query = query.where(select(ProfileRow.id).where(ProfileRow.trial_id == TrialRow.id).exists())
-    return query.order_by(TrialRow.index.desc()).limit(1).scalar_subquery()
+            found = session.scalars(query.order_by(ProfileRow.step.desc()).limit(count)).all()
+            return [Profile.model_validate(told, strict=False) for told in reversed(found)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -21,20 +21,12 @@ from sqlalchemy import ColumnElement, Text, bindparam, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
-from bagua_autotune.model.job import (
-    Inherited,
-    Job,
-    JobSpec,
-    Limits,
-    Result,
-    Saved,
-    Trial,
-)
-from bagua_autotune.model.knobs import SPACE, Configuration, Space
+from bagua_autotune.model.job import Inherited, Job, JobSpec, Limits, Result, Saved, Trial
+from bagua_autotune.model.knobs import SPACE, Configuration
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store.direct import Statement
 from bagua_autotune.store.errors import UnknownJob, UnknownTrial
+from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import JobRow, TrialRow
 
 SPECS_KEPT = 4096
@@ -50,36 +42,19 @@ def as_text(column: Any) -> ColumnElement[str]:
 
 
 # All of a job but its tensors; columns, since mapped objects cost several times more.
-JOB_COLUMNS = (
-    JobRow.id,
-    JobRow.name,
-    JobRow.protocol,
-    JobRow.phase,
-    JobRow.revision,
-    JobRow.created_at,
-    JobRow.last_contact_at,
-    JobRow.ended_at,
-    JobRow.finished_at,
-    JobRow.round,
-    as_text(JobRow.data),
-    as_text(JobRow.result),
-    as_text(JobRow.inherited),
-    as_text(JobRow.spec),
+JOB_FIELDS = (
+    *("id", "name", "protocol", "phase", "revision", "created_at", "last_contact_at", "ended_at"),
+    *("finished_at", "round"),
 )
+JOB_COLUMNS = (
+    *(getattr(JobRow, name) for name in JOB_FIELDS),
+    *map(as_text, (JobRow.data, JobRow.result, JobRow.inherited, JobRow.spec)),
+)
+TRIAL_FIELDS = ("index", "purpose", "state", "failure", "started_at", "ended_at", "round")
 TRIAL_COLUMNS = (
-    TrialRow.index,
-    TrialRow.purpose,
-    TrialRow.state,
-    as_text(TrialRow.configuration),
-    TrialRow.cost,
-    TrialRow.standard_error,
-    TrialRow.steps,
-    TrialRow.outliers,
-    TrialRow.failure,
-    TrialRow.started_at,
-    TrialRow.ended_at,
-    TrialRow.round,
-    as_text(TrialRow.memory),
+    *(getattr(TrialRow, name) for name in TRIAL_FIELDS),
+    *map(as_text, (TrialRow.configuration, TrialRow.memory)),
+    *(TrialRow.cost, TrialRow.standard_error, TrialRow.steps, TrialRow.outliers),
 )
 # The columns of a trial that a report needs, and then those of its record.
 TRIALS = Statement(
@@ -123,12 +98,6 @@ def last_trial_row(session: Session, job_id: str) -> TrialRow | None:
     return session.scalar(query.order_by(TrialRow.index.desc()).limit(1))
 
 
-def start(trial: TrialRow, at: float) -> None:
-    """Note that the ranks run this trial now, if it is still proposed."""
-    if trial.state == "proposed":
-        trial.state, trial.started_at = "running", at
-
-
 def spec_columns(spec: JobSpec) -> tuple[dict[str, Any], list[Any]]:
     """A registration as the two columns ``spec`` and ``tensors``."""
     content = spec.model_dump(mode="json")
@@ -143,37 +112,18 @@ def job_spec(row: JobRow) -> JobSpec:
     return JobSpec.model_validate_json(json.dumps({**row.spec, "tensors": row.tensors}))
 
 
-@dataclass(frozen=True)
-class _Spec:
-    """A job's registration without its tensors; all readers share one object."""
-
-    world_size: int
-    ranks_per_node: tuple[int, ...]
-    space: Space
-    baseline: Configuration
-    fingerprint: str
-    limits: Limits
-    software: dict[str, str]
-    run: str | None
-    fresh: bool
-    team: str | None
-
-
 @lru_cache(maxsize=SPECS_KEPT)
-def _spec(text: str) -> _Spec:
+def _spec(text: str) -> dict[str, Any]:
+    """What a job has of its registration; all readers share it."""
     spec = json.loads(text)
-    return _Spec(
-        world_size=spec["world_size"],
-        ranks_per_node=tuple(spec["ranks_per_node"]),
-        space=SPACE.validate_json(json.dumps(spec["knobs"])),
-        baseline=Configuration(spec["default_configuration"]),
-        fingerprint=spec["fingerprint"],
-        limits=Limits.model_validate(spec["limits"]),
-        software=spec["software"],
-        run=spec.get("run"),
-        fresh=spec.get("fresh", False),
-        team=spec.get("team"),
-    )
+    return {
+        "space": SPACE.validate_json(json.dumps(spec["knobs"])),
+        "baseline": Configuration(spec["default_configuration"]),
+        "limits": Limits.model_validate(spec["limits"]),
+        "ranks_per_node": tuple(spec["ranks_per_node"]),
+        **{name: spec[name] for name in ("world_size", "fingerprint", "software")},
+        **{name: spec[name] for name in ("run", "fresh", "team") if name in spec},
+    }
 
 
 @lru_cache(maxsize=CONFIGURATIONS_KEPT)
@@ -181,30 +131,22 @@ def _configuration(text: str) -> Configuration:
     return Configuration(json.loads(text))
 
 
-def job_record(row: Any) -> Job:
+def job_record(row: Sequence[Any]) -> Job:
     """A record of JOB_COLUMNS."""
-    data = json.loads(row.data)
+    data, result, inherited, spec = row[len(JOB_FIELDS) :]
+    known = json.loads(data)
     return Job(
-        **vars(_spec(row.spec)),
-        id=row.id,
-        name=row.name,
-        protocol=row.protocol,
-        phase=row.phase,
-        created_at=row.created_at,
-        last_contact_at=row.last_contact_at,
-        ended_at=row.ended_at,
-        finished_at=row.finished_at,
-        result=result_record(json.loads(row.result)) if row.result else None,
-        data=data,
-        absences=tuple(map(tuple, data.get(ABSENCES, ()))),
-        saved=Saved(**data.get(SAVED, {})),
-        round=row.round,
-        inherited=Inherited.model_validate_json(row.inherited) if row.inherited else None,
-        revision=row.revision,
+        **dict(zip(JOB_FIELDS, row, strict=False)),
+        **_spec(spec),
+        data=known,
+        absences=tuple(map(tuple, known.get(ABSENCES, ()))),
+        saved=Saved(**known.get(SAVED, {})),
+        result=_result(json.loads(result)) if result else None,
+        inherited=Inherited.model_validate_json(inherited) if inherited else None,
     )
 
 
-def result_record(column: dict[str, Any]) -> Result:
+def _result(column: dict[str, Any]) -> Result:
     return Result(**{**column, "configuration": Configuration(column["configuration"])})
 
 
@@ -214,44 +156,28 @@ def result_column(result: Result) -> dict[str, Any]:
 
 def trial_record(row: Sequence[Any]) -> Trial:
     """A record of TRIAL_COLUMNS."""
-    index, purpose, state, configuration, cost, error, steps, outliers, *rest = row
-    failure, started_at, ended_at, round_, memory = rest
+    configuration, memory, cost, error, steps, outliers = row[len(TRIAL_FIELDS) :]
     found = None
     if cost is not None:
         found = Estimate(cost, math.inf if error is None else error, steps, outliers)
-    taken = Memory(**json.loads(memory)) if memory else None
     return Trial(
-        index,
-        purpose,
-        _configuration(configuration),
-        state,
-        found,
-        failure,
-        started_at,
-        ended_at,
-        round_,
-        taken,
+        **dict(zip(TRIAL_FIELDS, row, strict=False)),
+        configuration=_configuration(configuration),
+        estimate=found,
+        memory=Memory(**json.loads(memory)) if memory else None,
     )
 
 
 def new_trial_row(job_id: str, trial: Trial) -> TrialRow:
-    return TrialRow(
+    """The trial as it is, as a row that is to be added."""
+    row = TrialRow(
         job_id=job_id,
-        index=trial.index,
-        purpose=trial.purpose,
-        state="proposed",
         configuration=dict(trial.configuration),
-        steps=0,
-        outliers=0,
-        round=trial.round,
         memory=memory_column(trial.memory),
+        **{name: getattr(trial, name) for name in TRIAL_FIELDS},
     )
-
-
-def failed_trial_row(job_id: str, trial: Trial) -> TrialRow:
-    row = new_trial_row(job_id, trial)
-    row.state, row.failure = trial.state, trial.failure
-    row.started_at, row.ended_at = trial.started_at, trial.ended_at
+    if trial.estimate is not None:
+        write_estimate(row, trial.estimate)
     return row
 
 
@@ -263,5 +189,4 @@ def write_estimate(row: TrialRow, measured: Estimate) -> None:
     error = measured.standard_error
     row.cost = measured.center
     row.standard_error = error if math.isfinite(error) else None
-    row.steps = measured.count
-    row.outliers = measured.outliers
+    row.steps, row.outliers = measured.count, measured.outliers

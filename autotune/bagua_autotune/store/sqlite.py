@@ -40,7 +40,7 @@ def open_engine(url: URL) -> tuple[Engine, Files | None]:
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
-        # The driver would begin transactions by itself, but too late: see _begin.
+        # The driver would begin transactions by itself, but too late: see database.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
@@ -60,12 +60,6 @@ def open_engine(url: URL) -> tuple[Engine, Files | None]:
     files = None if is_in_memory(url) else Files(Path(str(url.database)))
     if files is not None:
         files.watch(engine)
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # IMMEDIATE: what a writer reads first must still be true when it writes.
-        read_only = connection.get_execution_options().get("read_only")
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine, files
 

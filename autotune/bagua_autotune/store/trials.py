@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_autotune.model.job import OVER, JobPhase, Result, Trial
+from bagua_autotune.model.job import OVER, Result, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.store import rows
@@ -63,7 +63,9 @@ class Trials:
         """Note that the ranks run this trial now, if it is still proposed."""
         with self.database.writing() as session:
             locked_row(session, job_id)
-            rows.start(trial_row(session, job_id, index), at)
+            row = trial_row(session, job_id, index)
+            if row.state == "proposed":
+                row.state, row.started_at = "running", at
 
     def advance(self, job_id: str, step: Step) -> bool:
         """Make a move that was decided on an earlier view of the job.
@@ -77,7 +79,8 @@ class Trials:
             if row.phase in OVER:
                 return False
             if last and step.failure is not None and step.closes != last.index:
-                return _fail_left(trial_row(session, job_id, step.closes or 0), step)
+                # Its ranks had been told what follows, which stands.
+                return _close_left(trial_row(session, job_id, step.closes or 0), step)
             open_index = last.index if last and last.state in ("proposed", "running") else None
             if open_index != (step.closes if step.leaves is None else step.leaves):
                 return False
@@ -88,7 +91,7 @@ class Trials:
                 _close(last, step)
             if step.next_trial:
                 session.add(rows.new_trial_row(job_id, step.next_trial))
-                row.phase = _phase(step.next_trial)
+                row.phase = "confirming" if step.next_trial.purpose == "confirm" else "tuning"
             if step.result:
                 row.phase, row.finished_at = "finished", step.at
                 row.result = rows.result_column(step.result)
@@ -106,15 +109,10 @@ class Trials:
         """Close a trial that the ranks had left unmeasured; False if it was closed before."""
         with self.database.writing() as session:
             locked_row(session, job_id)
-            row = trial_row(session, job_id, index)
-            is_left = row.state == "running"
-            if is_left:
-                _close(row, Step(at, index, measured))
-            return is_left
+            return _close_left(trial_row(session, job_id, index), Step(at, index, measured))
 
 
-def _fail_left(row: TrialRow, step: Step) -> bool:
-    """Close what failed after its ranks had been told what follows, which stands."""
+def _close_left(row: TrialRow, step: Step) -> bool:
     if row.state != "running":
         return False
     _close(row, step)
@@ -131,7 +129,3 @@ def _close(row: TrialRow, step: Step) -> None:
         row.memory = rows.memory_column(step.memory)
     if step.estimate is not None:
         rows.write_estimate(row, step.estimate)
-
-
-def _phase(trial: Trial) -> JobPhase:
-    return "confirming" if trial.purpose == "confirm" else "tuning"

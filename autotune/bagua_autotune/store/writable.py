@@ -32,22 +32,20 @@ class Writable:
         self._database = database
         self._clock = clock
         self._shown_until = clock()
-        database.on_error(self._doubt)
+        self._errors = 0  # of the database, when it was tried last
 
     def check(self) -> None:
         """Raise SQLAlchemyError if nothing can be written, as found out a moment ago or now."""
         now = self._clock()
-        if now < self._shown_until:
+        if now < self._shown_until and self._errors == self._database.errors:
             return
+        self._errors = self._database.errors
         with self._database.writing() as session:
             # The value that it has: all that counts is that it is written.
             session.execute(update(SchemaRow).values(version=SchemaRow.version))
         if self._database.is_sqlite and not is_in_memory(self._database.url):
             _check_room(Path(str(self._database.url.database)).absolute().parent)
         self._shown_until = now + TRY_SECONDS
-
-    def _doubt(self) -> None:
-        self._shown_until = self._clock()
 
 
 def _check_room(folder: Path) -> None:

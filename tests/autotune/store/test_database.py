@@ -12,8 +12,8 @@ from bagua_autotune.store import (
     Store,
     StoreError,
 )
-from bagua_autotune.store.database import RETRY_SECONDS, Circuit
 from bagua_autotune.store.errors import NoAnswer
+from bagua_autotune.store.server import RETRY_SECONDS, Circuit
 from tests.autotune.store.samples import (
     FIRST,
 )

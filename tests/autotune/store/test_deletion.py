@@ -67,7 +67,7 @@ def test_one_whose_training_may_run_stays_unless_forced(store: Store) -> None:
         with pytest.raises(JobLives, match=r"job lives may still run: it was heard of .* ago\. "):
             delete_training(store, given)
     assert len(store.jobs()) == 2
-    assert store.count_observations("lives") == 20
+    assert len(store.observations("lives")) == 20
     assert len(delete_training(store, "lives", force=True).jobs) == 2
     make_job(store, "silent", now - SILENT_SECONDS - 1)
     assert len(delete_training(store, "silent").jobs) == 1

@@ -42,7 +42,7 @@ def test_observations_are_stored_once(store: Store, job: str) -> None:
         (0, 3, 0.9),
     ]
     assert store.observations(job) == stored
-    assert store.count_observations(job) == 3
+    assert len(store.observations(job)) == 3
     assert store.trial(job, 0).state == "running"
     assert store.job(job).last_contact_at == 3.0
 
@@ -57,7 +57,7 @@ def test_a_closed_trial_takes_few_more_steps(store: Store, job: str) -> None:
     assert len(store.add_observations(job, 0, late[:30], 3.0).new) == 30
     assert store.add_observations(job, 0, late, 3.0).new == late[30:MOST_LATE_STEPS]
     assert store.add_observations(job, 0, late, 3.0).new == []
-    assert store.count_observations(job) == 10 + MOST_LATE_STEPS
+    assert len(store.observations(job)) == 10 + MOST_LATE_STEPS
     of_next = [Observation(step, (0.1,)) for step in range(500, 500 + 2 * MOST_LATE_STEPS)]
     assert store.add_observations(job, 1, of_next, 4.0).new == of_next
 

@@ -111,7 +111,7 @@ def test_a_tuned_job_tells_the_same_as_its_result(tuner: Tuner, overviews: Overv
     # The last trial may have been the default: what runs now is what was kept.
     assert figures.current_seconds == pytest.approx(best.seconds, rel=0.03)
     assert figures.exposed_seconds == pytest.approx(0.2 * (best.seconds or 0), rel=0.05)
-    assert len(found.steps.points) == tuner.store.count_observations("job")
+    assert len(found.steps.points) == len(tuner.store.observations("job"))
     assert len(found.ranks) == 4
     assert "bucket 4 MiB" in found.why
     assert found.switches[-1].words.startswith("tuned: bucket 4 MiB")
