@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-from bagua_autotune.store import StoreError
+from bagua_autotune.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from subprocess import PIPE, run
 
 from bagua_autotune.model.job import Job, Trial
-from bagua_autotune.store import Store, StoreError
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import StoreError
 from benchmarks.testbed import Host
 from benchmarks.testbed.tools import dies_with_parent
 

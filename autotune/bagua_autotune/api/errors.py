@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
-from bagua_autotune.store import UnknownJob, UnknownTrial, trouble
+from bagua_autotune.store.errors import UnknownJob, UnknownTrial, trouble
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bagua_autotune.api.errors import failure
 from bagua_autotune.metrics import Metrics
-from bagua_autotune.store import Store, trouble
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import trouble
 
 logger = logging.getLogger(__name__)
 

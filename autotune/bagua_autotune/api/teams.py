@@ -12,7 +12,8 @@ from flask import Flask, abort, g, request
 from werkzeug.exceptions import TooManyRequests
 
 from bagua_autotune.model.team import Team
-from bagua_autotune.store import Store, UnknownJob
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import UnknownJob
 
 JOBS = "/api/v2/jobs"
 JOB = f"{JOBS}/<job_id>"

@@ -15,10 +15,10 @@ from contextlib import suppress
 
 from bagua_autotune.bagua import hyperparameters
 from bagua_autotune.bagua.family import Family
-from bagua_autotune.bagua.storage import NotRegistered, Storage
+from bagua_autotune.bagua.storage import Known, NotRegistered, Storage
 from bagua_autotune.model.job import Job, JobSpec, Limits
 from bagua_autotune.model.layout import Tensor
-from bagua_autotune.store import JobConflict, UnknownJob
+from bagua_autotune.store.errors import JobConflict, UnknownJob
 from bagua_autotune.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
@@ -65,48 +65,40 @@ class Directory:
         job ends and a new one takes its place.
         """
         key = family_key(model_name, tensors, self._world_size, default_bucket_bytes)
-        alias = self.alias(model_name)
-        before = self._storage.key_of(alias)
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", stem(model_name))[:LONGEST_LABEL]
-        baseline = hyperparameters.baseline(default_bucket_bytes)
-        family = self._storage.register(alias, key, Family.new(label, baseline, self._clock()))
-        job = self._first_job(model_name, key, family, tensors, default_bucket_bytes)
-        if before not in (None, key) and stem(model_name) == model_name:
-            self._replace(str(before), job)
+        new = Family.new(label, hyperparameters.baseline(default_bucket_bytes), self._clock())
+        before, known = self._storage.register(self.alias(model_name), key, new)
+        job = self._first_job(model_name, known, tensors, default_bucket_bytes)
+        if before and before.key != key and stem(model_name) == model_name:
+            self._replace(before.family, job)
         return job
 
-    def job(self, model_name: str, key: str, family: Family, position: int) -> Job:
+    def job(self, model_name: str, known: Known, position: int) -> Job:
         """The job of one of the family's models, created if it is a further model.
 
         Raises:
             NotRegistered: the family's first job was deleted, and the tensors with it.
         """
-        job_id = family.models[position].job_id
-        try:
+        job_id = known.family.models[position].job_id
+        with suppress(UnknownJob):
             return self._store.job(job_id)
-        except UnknownJob:
-            pass
         try:
-            first = self._store.job(family.models[0].job_id)
+            first = self._store.job(known.family.models[0].job_id)
             tensors = self._store.tensors(first.id)
         except UnknownJob:
             raise NotRegistered(model_name) from None
         default_bucket_bytes = first.baseline.number("bucket_bytes")
-        return self._create(job_id, first.name, key, tensors, default_bucket_bytes)
+        return self._create(job_id, first.name, known.key, tensors, default_bucket_bytes)
 
     def _first_job(
-        self,
-        model_name: str,
-        key: str,
-        family: Family,
-        tensors: Sequence[Tensor],
-        default_bucket_bytes: int,
+        self, model_name: str, known: Known, tensors: Sequence[Tensor], default_bucket_bytes: int
     ) -> Job:
-        job_id = family.models[0].job_id
+        job_id = known.family.models[0].job_id
         try:
             job = self._store.job(job_id)
         except UnknownJob:
-            return self._create(job_id, stem(model_name), key, tensors, default_bucket_bytes)
+            name = stem(model_name)
+            return self._create(job_id, name, known.key, tensors, default_bucket_bytes)
         if job.ended_at is None:
             return job
         self._store.resume_job(job_id, self._clock())
@@ -131,8 +123,8 @@ class Directory:
             self._tuner.register(job_id, spec, "v1", {"family": key})
         return self._store.job(job_id)
 
-    def _replace(self, key: str, successor: Job) -> None:
-        for model in self._storage.load(key).models:
+    def _replace(self, family: Family, successor: Job) -> None:
+        for model in family.models:
             try:
                 self._store.end_job(model.job_id, self._clock())
             except UnknownJob:

@@ -97,10 +97,6 @@ class Model(_Record):
         begun = [grant for grant in self.grants if grant.from_iteration <= iteration]
         return begun[-1] if begun else self.grants[0]
 
-    def grant_before(self, iteration: int) -> Grant:
-        """Return what the ranks ran in the window that ends at this iteration."""
-        return self.grant_at(iteration - 1)
-
     def is_warm(self) -> bool:
         """Whether the speed has settled: at least one window is always dropped."""
         if len(self.warm_up) < 2:

@@ -66,14 +66,9 @@ def to_wire(tensors: Sequence[Tensor], configuration: Mapping[str, Value]) -> di
     buckets.sort(key=lambda members: members[0].dtype)  # Bagua's order of dtypes
     return {
         "buckets": [
-            [
-                {"name": member.name, "num_elements": member.elements, "dtype": member.dtype}
-                for member in members
-            ]
+            [{"name": t.name, "num_elements": t.elements, "dtype": t.dtype} for t in members]
             for members in buckets
         ],
-        "bucket_size": (
-            UNBUCKETED_WIRE_BYTES if bucket_bytes == UNBUCKETED_BYTES else bucket_bytes
-        ),
+        "bucket_size": UNBUCKETED_WIRE_BYTES if bucket_bytes == UNBUCKETED_BYTES else bucket_bytes,
         "is_hierarchical_reduce": configuration["hierarchical"] != "off",
     }

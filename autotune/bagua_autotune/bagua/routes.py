@@ -16,7 +16,6 @@ from bagua_autotune.bagua import messages
 from bagua_autotune.bagua.hyperparameters import tensor, to_configuration
 from bagua_autotune.bagua.storage import NotRegistered
 from bagua_autotune.bagua.tuning import BaguaTuning, RankOutsideWorld
-from bagua_autotune.store import UnknownFamily
 
 
 def blueprint(tuning: BaguaTuning) -> Blueprint:
@@ -61,10 +60,6 @@ def blueprint(tuning: BaguaTuning) -> Blueprint:
     def _not_registered(error: NotRegistered) -> Response:
         # Bagua's own status for this; its workers know no other.
         return failure(405, f"No model {str(error)!r} is registered; call register_tensors first.")
-
-    @api.errorhandler(UnknownFamily)
-    def _deleted(_error: UnknownFamily) -> Response:
-        return failure(405, "The model has just been deleted; call register_tensors again.")
 
     @api.errorhandler(RankOutsideWorld)
     def _rank_outside_world(error: RankOutsideWorld) -> Response:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from functools import lru_cache
+from typing import NamedTuple
 
 from bagua_autotune.bagua.family import Family
-from bagua_autotune.store import Heard, Store, StoredFamily
+from bagua_autotune.store import Store
 from bagua_autotune.store.errors import NoAnswer
+from bagua_autotune.store.families import Heard
 
-Item = TypeVar("Item")
 FAMILIES_KEPT = 1024
 NAMES_KEPT = 16_384
 # Who waits so long for the others of this process goes on beside them.
@@ -40,20 +40,18 @@ class Known(NamedTuple):
     order: list[str]
 
 
-class Change(NamedTuple):
-    """What a request makes of a family, and which of its models it is about."""
-
-    family: Family
-    position: int
-
-
 class Changed(NamedTuple):
-    """A family before and after a request, and what is stored of the model's job."""
+    """A family before and after a request, the model that it was about, and what is stored of that
+    model's job."""
 
     before: Known
-    family: Family
+    after: Known
     position: int
     job: Heard
+
+
+# What a request makes of a family, and which of its models it is about.
+Change = Callable[[Known], tuple[Family, int]]
 
 
 class Storage:
@@ -61,35 +59,42 @@ class Storage:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._guard = threading.Lock()
-        self._keys: OrderedDict[str, str] = OrderedDict()
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()
+        self._keys: dict[str, str] = {}
+        self._slot = lru_cache(maxsize=FAMILIES_KEPT)(_Slot)
 
-    def register(self, alias: str, key: str, new: Family) -> Family:
-        """Bind the alias to the family of this key, which is created as ``new`` if there is none;
-        the family."""
+    def register(self, alias: str, key: str, new: Family) -> tuple[Known | None, Known]:
+        """Bind the alias to the family of this key, which is created as ``new`` if there is none.
+
+        Returns:
+            What the alias meant before, and what it means now.
+        """
+        before = self.known(alias)
         self._store.add_family(alias, key, new.model_dump(mode="json"))
-        return self.load(key)
-
-    def key_of(self, alias: str) -> str | None:
-        """The key of the family that the alias means."""
-        found = self._store.family_of(alias)
-        return found.key if found else None
-
-    def load(self, key: str) -> Family:
-        """A family as it is stored; UnknownFamily if there is none of this key."""
-        return self._remember(self._store.family(key)).family
+        return before, self.find(alias)
 
     def find(self, alias: str) -> Known:
         """The family that the alias means, as it is stored."""
-        found = self._store.family_of(alias)
+        found = self.known(alias)
         if found is None:
             raise NotRegistered(alias.partition("/")[2])
-        with self._guard:
-            _keep(self._keys, alias, found.key, NAMES_KEPT)
-        return self._remember(found)
+        return found
 
-    def change(self, alias: str, make: Callable[[Known], Change]) -> Changed:
+    def known(self, alias: str) -> Known | None:
+        """The family that the alias means, as it is stored; None if it means none."""
+        found = self._store.family_of(alias)
+        if found is None:
+            return None
+        if len(self._keys) >= NAMES_KEPT:
+            self._keys.clear()
+        self._keys[alias] = found.key
+        slot = self._slot(found.key)
+        known = slot.known
+        if known is None or known.revision != found.revision:
+            family, order = Family.model_validate_json(found.data), json.loads(found.ready_order)
+            slot.known = known = Known(found.key, found.revision, family, order)
+        return known
+
+    def change(self, alias: str, make: Change) -> Changed:
         """Store what a request makes of the family that the alias means. It may be made several
         times, of what is stored at last.
 
@@ -109,7 +114,7 @@ class Storage:
                 if job is not None:
                     after = known._replace(revision=known.revision + 1, family=family)
                     self._slot(known.key).known = after
-                    return Changed(known, family, position, job)
+                    return Changed(known, after, position, job)
                 if attempt:
                     time.sleep(PAUSE_SECONDS * (attempt % 8))
                 known = self.find(alias)
@@ -118,30 +123,10 @@ class Storage:
                 slot.turn.release()
         raise NoAnswer(f"family {key} was changed by others {MOST_TRIES} times")
 
-    def _remember(self, found: StoredFamily) -> Known:
-        slot = self._slot(found.key)
-        known = slot.known
-        if known is None or known.revision != found.revision:
-            family = Family.model_validate_json(found.data)
-            known = Known(found.key, found.revision, family, json.loads(found.ready_order))
-            slot.known = known
-        return known
-
-    def _slot(self, key: str) -> _Slot:
-        with self._guard:
-            slot = self._slots.get(key) or _Slot()
-            _keep(self._slots, key, slot, FAMILIES_KEPT)
-            return slot
-
 
 class _Slot:
-    def __init__(self) -> None:
+    """What this process knows of the family of a key, and whose turn it is to change it."""
+
+    def __init__(self, _key: str) -> None:
         self.turn = threading.Lock()
         self.known: Known | None = None
-
-
-def _keep(kept: OrderedDict[str, Item], name: str, item: Item, most: int) -> None:
-    kept[name] = item
-    kept.move_to_end(name)
-    while len(kept) > most:
-        kept.popitem(last=False)

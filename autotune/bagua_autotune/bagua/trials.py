@@ -38,12 +38,7 @@ class Trials:
         clock: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        tuner: Tuner,
-        world_size: int | None,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, tuner: Tuner, world_size: int | None, clock: Callable[[], float]) -> None:
         self._tuner = tuner
         self._store = tuner.store
         self._world_size = world_size
@@ -54,7 +49,7 @@ class Trials:
     ) -> None:
         """Store a rank's window, if the rank ran the trial that it was told to run."""
         model = family.models[position]
-        grant = model.grant_before(window.iteration)
+        grant = model.grant_at(window.iteration - 1)  # what the rank ran in that window
         index = grant.trial
         if index is None or ran != Configuration(grant.configuration):
             return

@@ -14,7 +14,7 @@ from functools import lru_cache
 from bagua_autotune.bagua import hyperparameters
 from bagua_autotune.bagua.directory import Directory
 from bagua_autotune.bagua.family import Family, Grant, Window
-from bagua_autotune.bagua.storage import Change, Changed, Known, Storage
+from bagua_autotune.bagua.storage import Changed, Known, Storage
 from bagua_autotune.bagua.trials import Trials
 from bagua_autotune.measuring.objective import bounded
 from bagua_autotune.model.job import CONTACT_SECONDS, Job, Limits
@@ -88,21 +88,20 @@ class BaguaTuning:
         """
         self._check_rank(rank)
 
-        def asked(known: Known) -> Change:
+        def asked(known: Known) -> tuple[Family, int]:
             family = known.family
             if family.is_entering(rank, model_name, iteration):
-                return Change(family.entered(rank, iteration, self._clock()), 0)
+                return family.entered(rank, iteration, self._clock()), 0
             position = family.position(rank, model_name) or 0
             grant: Grant | None = None
             if family.is_due(position, iteration, self._world_size):
                 job = self._job(model_name, known, position)
                 grant = self._trials.next_grant(job, family, position, iteration, len(known.order))
-            after = family.asked(rank, model_name, iteration, grant, self._world_size)
-            return Change(after, position)
+            return family.asked(rank, model_name, iteration, grant, self._world_size), position
 
         found = self._storage.change(self._directory.alias(model_name), asked)
         job = self._heard_of(model_name, found)
-        before, after = found.before.family, found.family
+        before, after = found.before.family, found.after.family
         if before.is_entering(rank, model_name, iteration):
             if before.names and not after.names:
                 logger.info(AGAIN, job.id)
@@ -125,14 +124,14 @@ class BaguaTuning:
         self._check_rank(rank)
         window, now = Window(iteration=iteration, speed=bounded(speed)), self._clock()
 
-        def reported(known: Known) -> Change:
+        def reported(known: Known) -> tuple[Family, int]:
             is_baseline = ran == Configuration(known.family.baseline)
             family = known.family.reported(rank, model_name, window, is_baseline, now)
-            return Change(family, family.position(rank, model_name) or 0)
+            return family, family.position(rank, model_name) or 0
 
         found = self._storage.change(self._directory.alias(model_name), reported)
         job = self._heard_of(model_name, found)
-        self._trials.measure(job, found.family, found.position, rank, window, ran)
+        self._trials.measure(job, found.after.family, found.position, rank, window, ran)
 
     def order(self, names: Iterable[str]) -> None:
         """Note the order in which tensors became ready in some model: spans do not say in which.
@@ -156,17 +155,17 @@ class BaguaTuning:
         """The job of a model, perhaps as it was before its last change."""
         job_id = known.family.models[position].job_id
         remembered = self._jobs.known(job_id)
-        return remembered or self._directory.job(model_name, known.key, known.family, position)
+        return remembered or self._directory.job(model_name, known, position)
 
     def _heard_of(self, model_name: str, found: Changed) -> Job:
         """The model's job. Stores its last contact, and the number of its ranks if no world size is
         known."""
-        family, position = found.family, found.position
+        family, position = found.after.family, found.position
         now, (created_at, revision, last_contact_at) = self._clock(), found.job
         job = self._jobs.get(
             family.models[position].job_id,
             (created_at, revision) if created_at is not None else object(),
-            lambda: self._directory.job(model_name, found.before.key, family, position),
+            lambda: self._directory.job(model_name, found.after, position),
         )
         if job.is_lost:
             self._store.resume_job(job.id, now)

@@ -7,7 +7,7 @@ import click
 from bagua_autotune.cli.output import print_table
 from bagua_autotune.cli.prune import COLUMNS, row_of
 from bagua_autotune.cli.reader import find_job, no_such_job, open_reader, source_options
-from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.errors import UnknownJob
 
 
 @click.command()

@@ -14,7 +14,7 @@ from bagua_autotune.cli.reader import (
 )
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import OVER
-from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views import JobOverview
 from bagua_simulator.summary import summarise
 

@@ -15,15 +15,8 @@ from bagua_autotune import views
 from bagua_autotune.cli.service_reader import ServiceReader
 from bagua_autotune.model.characters import clean
 from bagua_autotune.settings import ENVIRONMENT
-from bagua_autotune.store import (
-    JobLives,
-    NoDatabase,
-    Store,
-    StoreError,
-    UnknownJob,
-    deletion,
-    retention,
-)
+from bagua_autotune.store import Store, deletion, retention
+from bagua_autotune.store.errors import JobLives, NoDatabase, StoreError, UnknownJob
 from bagua_autotune.store.location import default_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])

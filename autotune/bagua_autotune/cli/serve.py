@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from bagua_autotune.search import names
 from bagua_autotune.settings import ENVIRONMENT, Settings
-from bagua_autotune.store import StoreError
+from bagua_autotune.store.errors import StoreError
 
 
 class _Misused(click.ClickException):

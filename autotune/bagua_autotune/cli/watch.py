@@ -19,7 +19,7 @@ from bagua_autotune.cli.service_reader import OtherRelease
 from bagua_autotune.model.characters import clean
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.model.text import describe
-from bagua_autotune.store import OtherSchema, UnknownJob
+from bagua_autotune.store.errors import OtherSchema, UnknownJob
 from bagua_autotune.views import JobOverview, JobSummary
 
 POLL_SECONDS = 1.0

@@ -27,7 +27,9 @@ from bagua_autotune.model.job import Job, Observation, Trial
 from bagua_autotune.model.knobs import numbers_changed
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.search import make_searcher
-from bagua_autotune.store import Step, StepCost, Steps, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import StepCost, Steps
+from bagua_autotune.store.trials import Step
 
 logger = logging.getLogger(__name__)
 

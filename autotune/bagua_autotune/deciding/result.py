@@ -32,7 +32,7 @@ from bagua_autotune.model.text import (
     describe_speedup,
     is_unused,
 )
-from bagua_autotune.store import Steps
+from bagua_autotune.store.observations import Steps
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from bagua_autotune.model.knobs import Configuration, Given
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Place, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.lives import Place
 from bagua_autotune.store.rows import result_column
 
 # Of one training: as many kinds of topologies as it is likely to come back to.

@@ -13,7 +13,7 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.reasons import did_lasting_harm
 from bagua_autotune.model.statistics import Estimate
 from bagua_autotune.model.text import describe_count
-from bagua_autotune.store import Steps
+from bagua_autotune.store.observations import Steps
 
 # From the second time on a job trains for so many steps before it is tuned again, twice as many
 # after each round: a machine that changes all the time is not worth following.

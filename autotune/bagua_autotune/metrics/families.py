@@ -12,7 +12,7 @@ from bagua_autotune.metrics.labels import FAILURES
 from bagua_autotune.model.job import JobPhase, TrialState
 from bagua_autotune.model.knobs import Value
 from bagua_autotune.model.text import describe_bytes
-from bagua_autotune.store import Contact
+from bagua_autotune.store.jobs import Contact
 from bagua_autotune.views import JobSum
 
 PHASES: tuple[str, ...] = get_args(JobPhase)

@@ -5,48 +5,15 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import (
-    JobConflict,
-    JobLives,
-    NoDatabase,
-    OtherSchema,
-    StoreError,
-    UnknownFamily,
-    UnknownJob,
-    UnknownTrial,
-    trouble,
-)
 from bagua_autotune.store.events import Events
-from bagua_autotune.store.families import Families, Heard, StoredFamily
-from bagua_autotune.store.jobs import Contact, Jobs, read_each
-from bagua_autotune.store.lives import Lives, Place
-from bagua_autotune.store.observations import Observations, StepCost, Steps, StepTime
+from bagua_autotune.store.families import Families
+from bagua_autotune.store.jobs import Jobs
+from bagua_autotune.store.lives import Lives
+from bagua_autotune.store.observations import Observations
 from bagua_autotune.store.profiles import Profiles
 from bagua_autotune.store.tables import SchemaRow
-from bagua_autotune.store.trials import Step, Trials
+from bagua_autotune.store.trials import Trials
 from bagua_autotune.store.writable import Writable
-
-__all__ = [
-    "Contact",
-    "Heard",
-    "JobConflict",
-    "JobLives",
-    "NoDatabase",
-    "OtherSchema",
-    "Place",
-    "Step",
-    "StepCost",
-    "StepTime",
-    "Steps",
-    "Store",
-    "StoreError",
-    "StoredFamily",
-    "UnknownFamily",
-    "UnknownJob",
-    "UnknownTrial",
-    "read_each",
-    "trouble",
-]
 
 
 class Store(Jobs, Lives, Trials, Observations, Profiles, Events, Families):

@@ -11,14 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from sqlalchemy import delete, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import delete, text
 
 from bagua_autotune.store import Store
-from bagua_autotune.store.tables import ClaimRow, JobRow
+from bagua_autotune.store.tables import ClaimRow
 
 # Longer than a decision takes on a busy machine. A job may wait so long for a killed replica.
 CLAIM_SECONDS = 30.0
+# One that is over is taken, too.
+TAKE = text(
+    "INSERT INTO claims (job_id, owner, until) "
+    "SELECT id, CAST(:owner AS VARCHAR), CAST(:until AS FLOAT) FROM jobs WHERE id = :job_id "
+    "ON CONFLICT (job_id) DO UPDATE SET owner = excluded.owner, until = excluded.until "
+    "WHERE claims.until <= :now RETURNING job_id"
+)
 
 
 @contextmanager
@@ -42,17 +48,6 @@ def claimed(store: Store, job_id: str, clock: Callable[[], float]) -> Iterator[b
 
 def take(store: Store, job_id: str, owner: str, now: float) -> bool:
     """Claim the job now; False if another replica has it, or there is no such job."""
-    until = now + CLAIM_SECONDS
-    over = update(ClaimRow).where(ClaimRow.job_id == job_id, ClaimRow.until <= now)
-    try:
-        with store.database.writing() as session:
-            taken = over.values(owner=owner, until=until).returning(ClaimRow.job_id)
-            if session.scalar(taken) is not None:
-                return True
-            is_free = session.get(ClaimRow, job_id) is None
-            if is_free and session.scalar(select(JobRow.id).where(JobRow.id == job_id)):
-                session.add(ClaimRow(job_id=job_id, owner=owner, until=until))
-                return True
-    except IntegrityError:
-        pass  # another replica took it at the same moment
-    return False
+    given = {"job_id": job_id, "owner": owner, "until": now + CLAIM_SECONDS, "now": now}
+    with store.database.writing() as session:
+        return session.scalar(TAKE, given) is not None

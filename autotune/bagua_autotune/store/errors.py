@@ -57,10 +57,6 @@ class UnknownTrial(Exception):
     """The job has no trial of this index."""
 
 
-class UnknownFamily(Exception):
-    """Raised where no family has this key."""
-
-
 class JobLives(Exception):
     """The job's training may still run."""
 

@@ -3,15 +3,14 @@ ranks use for them. What is known of a family is the protocol's own; here it is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, exists, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import bindparam, delete, exists, select, text, update
 
 from bagua_autotune.model.job import BEING_TUNED
 from bagua_autotune.store.database import Database
-from bagua_autotune.store.errors import UnknownFamily
 from bagua_autotune.store.rows import as_text
 from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import AliasRow, FamilyRow, JobRow
@@ -34,11 +33,22 @@ class Heard(NamedTuple):
     last_contact_at: float | None
 
 
-FAMILY = select(
-    FamilyRow.key, FamilyRow.revision, as_text(FamilyRow.data), as_text(FamilyRow.ready_order)
+ADD = text(
+    "INSERT INTO families (key, data, ready_order) VALUES (:key, :data, '[]') "
+    "ON CONFLICT DO NOTHING"
 )
-BY_KEY = Statement(FAMILY.where(FamilyRow.key == bindparam("of_key")))
-BY_ALIAS = Statement(FAMILY.join(AliasRow).where(AliasRow.alias == bindparam("alias")))
+NAME = text(
+    "INSERT INTO aliases (alias, family) VALUES (:alias, :key) "
+    "ON CONFLICT (alias) DO UPDATE SET family = excluded.family"
+)
+BY_ALIAS = Statement(
+    select(
+        *(FamilyRow.key, FamilyRow.revision),
+        *map(as_text, (FamilyRow.data, FamilyRow.ready_order)),
+    )
+    .join(AliasRow)
+    .where(AliasRow.alias == bindparam("alias"))
+)
 NAMED = exists().where(AliasRow.alias == bindparam("alias"), AliasRow.family == FamilyRow.key)
 OF_JOB = JobRow.id == bindparam("job_id")
 REPLACE = Statement(
@@ -61,28 +71,14 @@ class Families:
 
     def add_family(self, alias: str, key: str, content: Any) -> None:
         """Bind the alias to the family of this key, which is created if there is none."""
-        named = update(AliasRow).where(AliasRow.alias == alias).values(family=key)
-        try:
-            with self.database.writing() as session:
-                if session.scalar(select(FamilyRow.key).where(FamilyRow.key == key)) is None:
-                    new = insert(FamilyRow).values(key=key, data=content, ready_order=[])
-                    session.execute(new)
-                if session.scalar(named.returning(AliasRow.alias)) is None:
-                    session.execute(insert(AliasRow).values(alias=alias, family=key))
-        except IntegrityError:  # another replica registered it at the same moment
-            self.add_family(alias, key, content)
+        with self.database.writing() as session:
+            session.execute(ADD, {"key": key, "data": json.dumps(content)})
+            session.execute(NAME, {"alias": alias, "key": key})
 
     def family_of(self, alias: str) -> StoredFamily | None:
         """The family that the alias means."""
         found = self.database.ask(BY_ALIAS, alias=alias)
         return StoredFamily(*found[0]) if found else None
-
-    def family(self, key: str) -> StoredFamily:
-        """The family of this key; UnknownFamily if there is none."""
-        found = self.database.ask(BY_KEY, of_key=key)
-        if not found:
-            raise UnknownFamily(key)
-        return StoredFamily(*found[0])
 
     def replace_family(
         self, alias: str, key: str, revision: int, content: str, job_id: str
@@ -99,13 +95,12 @@ class Families:
         return Heard(*found[0]) if found else None
 
     def extend_order(self, key: str, names: Sequence[str]) -> None:
-        """Append the names that a family's ready order does not hold yet; UnknownFamily if there is
-        no such family."""
+        """Append the names that a family's ready order does not hold yet."""
         query = select(FamilyRow).where(FamilyRow.key == key).with_for_update()
         with self.database.writing() as session:
             row = session.scalar(query)
-            if row is None:
-                raise UnknownFamily(key)
+            if row is None:  # deleted meanwhile
+                return
             order = list(dict.fromkeys([*row.ready_order, *names]))
             if len(order) > len(row.ready_order):
                 row.ready_order, row.revision = order, row.revision + 1

@@ -10,21 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from sqlalchemy import (
-    JSON,
-    Connection,
-    Engine,
-    Text,
-    column,
-    insert,
-    inspect,
-    select,
-    table,
-    text,
-    update,
-)
+from sqlalchemy import Connection, Engine, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from bagua_autotune.store.errors import OtherSchema, StoreError, is_table_in_use
@@ -32,6 +20,7 @@ from bagua_autotune.store.location import shown
 from bagua_autotune.store.tables import (
     SCHEMA_VERSION,
     Base,
+    ChoreRow,
     ClaimRow,
     LifeRow,
     ProfileRow,
@@ -45,6 +34,7 @@ POSTGRESQL_LOCK = 0x6261677561
 # Below PostgreSQL's deadlock_timeout of 1 s: what is upgraded gives way, and no request.
 LOCK_SECONDS = 0.5
 PAUSE_SECONDS = 1.0
+OF_V2 = "SELECT trials.id FROM trials JOIN jobs ON jobs.id = job_id WHERE protocol = 'v2'"
 # Somebody may be making a copy of the whole database.
 PATIENCE_SECONDS = 3600.0
 
@@ -127,7 +117,7 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
     )
     try:
         for older in range(version, SCHEMA_VERSION):
-            MIGRATIONS[older](connection)
+            _run(connection, MIGRATIONS[older])
         connection.execute(update(SchemaRow).values(version=SCHEMA_VERSION))
     except SQLAlchemyError as error:
         if is_table_in_use(error):
@@ -137,6 +127,16 @@ def _migrate(connection: Connection, version: int, database: str) -> None:
             f"the database {database} stays at schema version {version}: it could "
             f"not be upgraded to {SCHEMA_VERSION}: {reason}"
         ) from error
+
+
+def _run(connection: Connection, steps: Iterable[str | dict[str, str] | type[Base]]) -> None:
+    for step in steps:
+        if isinstance(step, type):
+            Base.metadata.tables[step.__tablename__].create(connection)
+            continue
+        statement = step if isinstance(step, str) else step.get(connection.dialect.name)
+        if statement is not None:
+            connection.exec_driver_sql(statement)
 
 
 def refuse_unknown(version: int, database: str) -> None:
@@ -150,9 +150,11 @@ def refuse_unknown(version: int, database: str) -> None:
         )
 
 
-def _from_2(connection: Connection) -> None:
-    """Profiles, rounds, and the keys of similar jobs."""
-    for statement in (
+# From each version to the next: statements, of both databases or by database, and tables that are
+# created in today's form (whoever changes such a table must write its older form here).
+MIGRATIONS: dict[int, tuple[str | dict[str, str] | type[Base], ...]] = {
+    # Profiles, rounds, and the keys of similar jobs.
+    2: (
         "ALTER TABLE jobs ADD COLUMN round BIGINT DEFAULT '0' NOT NULL",
         "ALTER TABLE jobs ADD COLUMN fingerprint TEXT DEFAULT '' NOT NULL",
         "ALTER TABLE jobs ADD COLUMN model_key TEXT DEFAULT '' NOT NULL",
@@ -162,108 +164,62 @@ def _from_2(connection: Connection) -> None:
         "CREATE INDEX ix_jobs_fingerprint ON jobs (fingerprint)",
         "CREATE INDEX ix_jobs_model_key ON jobs (model_key)",
         "CREATE INDEX ix_jobs_network_key ON jobs (network_key)",
-    ):
-        connection.execute(text(statement))
-    jobs = table("jobs", column("spec", JSON), column("fingerprint", Text))
-    connection.execute(update(jobs).values(fingerprint=jobs.c.spec["fingerprint"].as_string()))
-    # In today's form: whoever changes this table must write its older form here.
-    Base.metadata.tables[ProfileRow.__tablename__].create(connection)
-
-
-def _from_3(connection: Connection) -> None:
-    """Revisions, and computing times."""
-    for statement in (
+        {
+            "sqlite": "UPDATE jobs SET fingerprint = json_extract(spec, '$.fingerprint')",
+            "postgresql": "UPDATE jobs SET fingerprint = spec ->> 'fingerprint'",
+        },
+        ProfileRow,
+    ),
+    # Revisions, and computing times. SQLite reads a row up to the last column that it needs. New
+    # columns come last, so the tensors, which take megabytes, are moved behind them. SQLite adds no
+    # column without a default.
+    3: (
         "ALTER TABLE jobs ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
-        *TENSORS_LAST[connection.dialect.name],
-        f"CREATE INDEX jobs_by_creation ON jobs ({BY_CREATION[connection.dialect.name]})",
+        {
+            "sqlite": "ALTER TABLE jobs ADD COLUMN moved JSON DEFAULT '[]' NOT NULL",
+            "postgresql": "ALTER TABLE jobs ALTER COLUMN tensors SET DEFAULT '[]'",
+        },
+        {"sqlite": "UPDATE jobs SET moved = tensors"},
+        {"sqlite": "ALTER TABLE jobs DROP COLUMN tensors"},
+        {"sqlite": "ALTER TABLE jobs RENAME COLUMN moved TO tensors"},
+        {
+            "sqlite": "CREATE INDEX jobs_by_creation ON jobs "
+            "(created_at, id, name, phase, revision, last_contact_at, ended_at)",
+            "postgresql": "CREATE INDEX jobs_by_creation ON jobs (created_at, id)",
+        },
         "ALTER TABLE observations ADD COLUMN slowest FLOAT",
         "ALTER TABLE observations ADD COLUMN compute JSON",
-    ):
-        connection.execute(text(statement))
-    slowest = SLOWEST_VALUES[connection.dialect.name]
-    of_v2 = "SELECT trials.id FROM trials JOIN jobs ON jobs.id = job_id WHERE protocol = 'v2'"
-    fill = f"UPDATE observations SET slowest = ({slowest}) WHERE trial_id IN ({of_v2})"
-    connection.execute(text(fill))
-
-
-def _from_4(connection: Connection) -> None:
-    """Keys of events; late and deleted steps, and the cost of each step; upkeep; claims."""
-    for statement in (
+        {
+            "sqlite": "UPDATE observations SET slowest = (SELECT max(value) FROM "
+            f'json_each("values")) WHERE trial_id IN ({OF_V2})',
+            "postgresql": "UPDATE observations SET slowest = (SELECT max(CAST(value AS FLOAT)) "
+            f'FROM json_array_elements_text("values") AS value) WHERE trial_id IN ({OF_V2})',
+        },
+    ),
+    # Keys of events; late and deleted steps, and the cost of each step; upkeep; claims.
+    4: (
         "ALTER TABLE events ADD COLUMN key VARCHAR(64)",
         "CREATE UNIQUE INDEX events_by_key ON events (job_id, key)",
         "ALTER TABLE trials ADD COLUMN late_steps BIGINT DEFAULT '0' NOT NULL",
         "ALTER TABLE trials ADD COLUMN thinned_steps BIGINT DEFAULT '0' NOT NULL",
-        "CREATE TABLE chores (name VARCHAR(32) NOT NULL, due_at FLOAT NOT NULL, "
-        "done_until FLOAT NOT NULL, PRIMARY KEY (name))",
         "ALTER TABLE observations ADD COLUMN cost FLOAT",
-    ):
-        connection.execute(text(statement))
-    Base.metadata.tables[ClaimRow.__tablename__].create(connection)
-
-
-def _from_5(connection: Connection) -> None:
-    """Lives."""
-    Base.metadata.tables[LifeRow.__tablename__].create(connection)
-
-
-def _from_6(connection: Connection) -> None:
-    """The complexity of the batches."""
-    connection.execute(text("ALTER TABLE observations ADD COLUMN complexity FLOAT"))
-
-
-def _from_7(connection: Connection) -> None:
-    """The memory of trials."""
-    connection.execute(text("ALTER TABLE trials ADD COLUMN memory JSON"))
-
-
-def _from_8(connection: Connection) -> None:
-    """Revisions of families."""
-    for statement in (
+        *(ChoreRow, ClaimRow),
+    ),
+    5: (LifeRow,),
+    6: ("ALTER TABLE observations ADD COLUMN complexity FLOAT",),
+    7: ("ALTER TABLE trials ADD COLUMN memory JSON",),
+    # Revisions of families. Replicas of this release remember a family for as long as its revision
+    # is the same; those of the release before, which may still serve, do not raise it. Two ranks
+    # would be told different buckets.
+    8: (
         "ALTER TABLE families ADD COLUMN revision BIGINT DEFAULT '0' NOT NULL",
-        *REVISED_BY_OLDER[connection.dialect.name],
-    ):
-        connection.execute(text(statement))
-
-
-# SQLite reads a row up to the last column that it needs. New columns come last, so the tensors,
-# which take megabytes, are moved behind them. SQLite adds no column without a default.
-TENSORS_LAST = {
-    "sqlite": (
-        "ALTER TABLE jobs ADD COLUMN moved JSON DEFAULT '[]' NOT NULL",
-        "UPDATE jobs SET moved = tensors",
-        "ALTER TABLE jobs DROP COLUMN tensors",
-        "ALTER TABLE jobs RENAME COLUMN moved TO tensors",
+        {
+            "postgresql": "CREATE FUNCTION raise_revision() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN NEW.revision = OLD.revision + 1; RETURN NEW; END'"
+        },
+        {
+            "postgresql": "CREATE TRIGGER revised_by_older BEFORE UPDATE ON families FOR EACH ROW "
+            "WHEN (NEW.revision = OLD.revision) EXECUTE FUNCTION raise_revision()"
+        },
     ),
-    "postgresql": ("ALTER TABLE jobs ALTER COLUMN tensors SET DEFAULT '[]'",),
-}
-BY_CREATION = {
-    "sqlite": "created_at, id, name, phase, revision, last_contact_at, ended_at",
-    "postgresql": "created_at, id",
-}
-# The largest of an observation's values.
-SLOWEST_VALUES = {
-    "sqlite": 'SELECT max(value) FROM json_each("values")',
-    "postgresql": "SELECT max(CAST(value AS FLOAT)) "
-    'FROM json_array_elements_text("values") AS value',
-}
-# Replicas of this release remember a family for as long as its revision is the same; those of the
-# release before, which may still serve, do not raise it. Two ranks would be told different buckets.
-REVISED_BY_OLDER: dict[str, tuple[str, ...]] = {
-    "sqlite": (),
-    "postgresql": (
-        "CREATE FUNCTION raise_revision() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN NEW.revision = OLD.revision + 1; RETURN NEW; END'",
-        "CREATE TRIGGER revised_by_older BEFORE UPDATE ON families FOR EACH ROW "
-        "WHEN (NEW.revision = OLD.revision) EXECUTE FUNCTION raise_revision()",
-    ),
-}
-# From each version to the next.
-MIGRATIONS: dict[int, Callable[[Connection], None]] = {
-    2: _from_2,
-    3: _from_3,
-    4: _from_4,
-    5: _from_5,
-    6: _from_6,
-    7: _from_7,
-    8: _from_8,
 }

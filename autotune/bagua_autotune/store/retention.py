@@ -8,24 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, delete, select, text, update
 
 from bagua_autotune.model.job import GIVEN_UP, OVER
 from bagua_autotune.model.view import View
 from bagua_autotune.store import Store
-from bagua_autotune.store.deletion import (
-    DELETED_COLUMNS,
-    ROWS_AT_ONCE,
-    DeletedJob,
-    delete_where,
-)
+from bagua_autotune.store.deletion import DELETED_COLUMNS, ROWS_AT_ONCE, DeletedJob, delete_where
 from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.rows import locked_row
 from bagua_autotune.store.tables import ChoreRow, JobRow, ObservationRow, TrialRow
 
 CHORE = "retention"
+TAKE_TURN = text(
+    "INSERT INTO chores (name, due_at, done_until) VALUES (:name, :next, 0) "
+    "ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at "
+    "WHERE chores.due_at <= :now RETURNING done_until"
+)
 DAY_SECONDS = 86_400
 PAGES_AT_ONCE = 1000
 # How many of its last steps a trial keeps: those that figures and explanations use; else enough to
@@ -47,21 +45,9 @@ def claim(store: Store, now: float, pause_seconds: float) -> float | None:
     Returns:
         Jobs whose last report came before this time are thinned already; None: not our turn.
     """
-    with store.database.reading() as session:
-        due_at = session.scalar(select(ChoreRow.due_at).where(ChoreRow.name == CHORE))
-    if due_at is not None and due_at > now:
-        return None
-    try:
-        with store.database.writing() as session:
-            if due_at is None:
-                values = {"name": CHORE, "due_at": now + pause_seconds, "done_until": 0.0}
-                session.execute(insert(ChoreRow).values(values))
-                return 0.0
-            ours = update(ChoreRow).where(ChoreRow.name == CHORE, ChoreRow.due_at == due_at)
-            taken = ours.values(due_at=now + pause_seconds).returning(ChoreRow.done_until)
-            return session.scalar(taken)
-    except IntegrityError:  # another replica was the first
-        return None
+    given = {"name": CHORE, "next": now + pause_seconds, "now": now}
+    with store.database.writing() as session:
+        return session.scalar(TAKE_TURN, given)
 
 
 def note_thinned(store: Store, until: float) -> None:
@@ -152,23 +138,18 @@ def _looked_into(row: JobRow, trials: Sequence[TrialRow]) -> set[int]:
 
 def _thin_trial(store: Store, job_id: str, trial_id: int, kept: int) -> int:
     """Delete some of its steps, but not the first and the last ones; returns how many."""
-    rows = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
+    steps = select(ObservationRow.id).where(ObservationRow.trial_id == trial_id)
+    thinned = update(TrialRow).where(TrialRow.id == trial_id)
     with store.database.writing() as session:
         try:
             locked_row(session, job_id)
         except UnknownJob:
             return 0
-        newest_first = session.scalars(rows.order_by(ObservationRow.step.desc()).offset(kept)).all()
-        ids = newest_first[:-1][:ROWS_AT_ONCE]
-        if ids:
-            _drop(session, trial_id, ids)
+        newest_first = steps.order_by(ObservationRow.step.desc()).offset(kept)
+        ids = session.scalars(newest_first).all()[:-1][:ROWS_AT_ONCE]
+        session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
+        session.execute(thinned.values(thinned_steps=TrialRow.thinned_steps + len(ids)))
         return len(ids)
-
-
-def _drop(session: Session, trial_id: int, ids: Sequence[int]) -> None:
-    session.execute(delete(ObservationRow).where(ObservationRow.id.in_(ids)))
-    more = TrialRow.thinned_steps + len(ids)
-    session.execute(update(TrialRow).where(TrialRow.id == trial_id).values(thinned_steps=more))
 
 
 def shrink(store: Store) -> None:

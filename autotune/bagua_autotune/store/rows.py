@@ -141,12 +141,12 @@ def job_record(row: Sequence[Any]) -> Job:
         data=known,
         absences=tuple(map(tuple, known.get(ABSENCES, ()))),
         saved=Saved(**known.get(SAVED, {})),
-        result=_result(json.loads(result)) if result else None,
+        result=result_record(json.loads(result)) if result else None,
         inherited=Inherited.model_validate_json(inherited) if inherited else None,
     )
 
 
-def _result(column: dict[str, Any]) -> Result:
+def result_record(column: dict[str, Any]) -> Result:
     return Result(**{**column, "configuration": Configuration(column["configuration"])})
 
 

@@ -21,7 +21,9 @@ from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.memory import Memory
 from bagua_autotune.model.reasons import GIVING_UP, HARM, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step, Store, UnknownJob, claims
+from bagua_autotune.store import Store, claims
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.listener import TunerListener
 
 logger = logging.getLogger(__name__)

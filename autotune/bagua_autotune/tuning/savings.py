@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bagua_autotune.model.job import Job, Saved
-from bagua_autotune.store import Steps
+from bagua_autotune.store.observations import Steps
 
 
 def saved_until(

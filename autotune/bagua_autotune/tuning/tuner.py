@@ -40,7 +40,9 @@ from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.reasons import GIVING_UP, INFEASIBLE_CODE, NO_REASON
 from bagua_autotune.model.statistics import Estimate, estimate
 from bagua_autotune.model.text import describe
-from bagua_autotune.store import Contact, Store, UnknownJob
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import UnknownJob
+from bagua_autotune.store.jobs import Contact
 from bagua_autotune.tuning.background import (
     Ahead,
     AtOnce,

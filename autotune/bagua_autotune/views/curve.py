@@ -19,7 +19,7 @@ from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
 from bagua_autotune.search import Predicts, Problem
 from bagua_autotune.search.searcher import Factory
-from bagua_autotune.store import UnknownJob
+from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.views.importance import Importance, make_importance
 
 logger = logging.getLogger(__name__)

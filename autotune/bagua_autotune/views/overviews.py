@@ -16,7 +16,8 @@ from bagua_autotune.model.knobs import Configuration, Knob, Space
 from bagua_autotune.model.text import KNOB_WORDS, words_of
 from bagua_autotune.model.view import View
 from bagua_autotune.search import make_searcher
-from bagua_autotune.store import Contact, Store, read_each
+from bagua_autotune.store import Store
+from bagua_autotune.store.jobs import Contact, read_each
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.views.curve import Curve, closed, make_curve
 from bagua_autotune.views.layouts import JobBuckets, Role, make_layouts

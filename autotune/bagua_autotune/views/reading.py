@@ -10,7 +10,8 @@ from bagua_autotune.measuring.ceiling import Ceiling, read_ceiling
 from bagua_autotune.measuring.objective import OBJECTIVES, Objective
 from bagua_autotune.measuring.rounds import Round, is_settled
 from bagua_autotune.model.job import Job, Observation, Trial
-from bagua_autotune.store import Steps, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import Steps
 
 LATEST_STEPS = 20
 

@@ -14,7 +14,7 @@ from bagua_autotune.model.job import Observation
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.text import describe
 from bagua_autotune.model.view import View
-from bagua_autotune.store import StepTime
+from bagua_autotune.store.observations import StepTime
 from bagua_autotune.views.reading import Reading
 
 MOST_POINTS = 1000

@@ -10,7 +10,8 @@ from bagua_autotune.measuring.rounds import is_settled
 from bagua_autotune.model.job import Api, Trial, TrialState
 from bagua_autotune.model.reasons import failure_code, result_code
 from bagua_autotune.model.view import Moment
-from bagua_autotune.store import Contact, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.jobs import Contact
 from bagua_autotune.tuning.cache import Cache
 from bagua_autotune.tuning.status import JobState, job_state
 from bagua_autotune.views.figures import Figures, make_figures, saved_rank_seconds, spent

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from bagua_autotune.deciding.next_step import NextStep
 from bagua_autotune.measuring.rounds import Round
-from bagua_autotune.store import Step
+from bagua_autotune.store.trials import Step
 from bagua_autotune.tuning.background import SUPERFLUOUS
 from tests.autotune.api.driving import JOB, drive, settle
 from tests.autotune.metrics.scraping import of, scrape

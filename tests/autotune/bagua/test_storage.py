@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from bagua_autotune.bagua.family import Family
-from bagua_autotune.bagua.storage import Change, Known, NotRegistered, Storage
+from bagua_autotune.bagua.storage import Known, NotRegistered, Storage
 from bagua_autotune.model.job import Observation
-from bagua_autotune.store import Store, UnknownFamily, retention
+from bagua_autotune.store import Store, retention
 from tests.autotune.store.samples import FIRST
 from tests.autotune.support import make_spec
 
@@ -20,8 +20,8 @@ def entered(iteration: int) -> Family:
     return NEW.model_copy(update={"entered_iteration": iteration})
 
 
-def one_later(known: Known) -> Change:
-    return Change(entered((known.family.entered_iteration or 0) + 1), 0)
+def one_later(known: Known) -> tuple[Family, int]:
+    return entered((known.family.entered_iteration or 0) + 1), 0
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_threads_that_write_at_once_lose_nothing(store: Store, job: str) -> None
     assert not failures
     assert [found.values for _, found in store.observations(job, 0)] == [(0.0, 1.0, 2.0, 3.0)] * 10
     for replica in replicas:
-        assert replica.load("family") == entered(40)
+        assert replica.find("2/DDP_140").family == entered(40)
 
 
 def test_a_rank_value_is_taken_once(store: Store, job: str) -> None:
@@ -71,19 +71,18 @@ def test_a_job_is_widened_to_the_ranks_that_were_seen(store: Store) -> None:
 
 def test_a_family_is_found_by_its_aliases_and_keeps_its_state(store: Store) -> None:
     storage = Storage(store)
-    assert storage.key_of("2/DDP_140") is None
+    assert storage.known("2/DDP_140") is None
     with pytest.raises(NotRegistered, match=r"^DDP_140$"):
         storage.change("2/DDP_140", one_later)
-    storage.register("2/DDP_140", "family", NEW)
+    assert storage.register("2/DDP_140", "family", NEW)[0] is None
     storage.register("2/DDP_141", "family", entered(99))
-    assert storage.key_of("2/DDP_141") == storage.key_of("2/DDP_140") == "family"
+    assert storage.find("2/DDP_141").key == storage.find("2/DDP_140").key == "family"
     storage.change("2/DDP_141", one_later)
     store.extend_order("family", ["b", "a"])
     store.extend_order("family", ["a", "c", "b"])
     known = storage.change("2/DDP_140", one_later).before
     assert (known.family, known.order) == (entered(1), ["b", "a", "c"])
-    with pytest.raises(UnknownFamily):
-        storage.load("other")
+    store.extend_order("other", ["a"])  # of which nothing is left
 
 
 def test_a_change_is_made_of_what_another_replica_stored(store: Store) -> None:
@@ -93,16 +92,19 @@ def test_a_change_is_made_of_what_another_replica_stored(store: Store) -> None:
     second.change("2/net", one_later)
     changed = first.change("2/net", one_later)
     assert changed.before.family == entered(2), "it knew of one"
-    assert second.load("family") == changed.family == entered(3)
+    assert second.find("2/net").family == changed.after.family == entered(3)
 
 
 def test_a_name_that_another_replica_gave_to_another_model_means_that(store: Store) -> None:
     first, second = Storage(store), Storage(store)
     first.register("2/net", "family", NEW)
+    first.register("2/same", "family", NEW)
     first.change("2/net", one_later)
-    second.register("2/net", "other", NEW)
+    before, now = second.register("2/net", "other", NEW)
+    assert before is not None
+    assert (before.key, now.key) == ("family", "other")
     assert first.change("2/net", one_later).before.key == "other"
-    assert first.load("family") == first.load("other") == entered(1)
+    assert first.find("2/same").family == first.find("2/net").family == entered(1)
 
 
 def test_a_family_that_was_deleted_is_not_registered_for_any_replica(store: Store) -> None:
@@ -140,8 +142,8 @@ def test_a_family_without_a_job_is_forgotten_with_its_aliases(store: Store) -> N
     for key in ("kept", "orphan"):
         Storage(store).register(f"{key}_140", key, NEW)
     assert [pruned.id for pruned in retention.prune(store, 1.0)] == ["old"]
-    assert Storage(store).key_of("kept_140") == "kept"
-    assert Storage(store).key_of("orphan_140") is None
+    assert Storage(store).find("kept_140").key == "kept"
+    assert Storage(store).known("orphan_140") is None
 
 
 def test_whatever_is_written_of_a_job_raises_its_revision(store: Store, job: str) -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from bagua_autotune.cli import main, output
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import Step, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.trials import Step
 from tests.autotune.support import make_spec
 
 

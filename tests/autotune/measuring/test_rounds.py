@@ -19,7 +19,8 @@ from bagua_autotune.measuring.rounds import (
 )
 from bagua_autotune.model.job import Event, Job, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import Steps, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.tuner import Tuner
 from benchmarks.support.simulated_job import SimulatedJob

@@ -8,7 +8,7 @@ from bagua_autotune.model.job import Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.profile import BucketTiming, Profile
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Step
+from bagua_autotune.store.trials import Step
 from tests.autotune.support import registration
 
 BASELINE = Configuration(bucket_bytes=25 << 20, hierarchical="off")

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from bagua_autotune.store import (
-    Store,
-    StoreError,
-)
-from bagua_autotune.store.errors import NoAnswer
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import NoAnswer, StoreError
 from bagua_autotune.store.server import RETRY_SECONDS, Circuit
 from tests.autotune.store.samples import (
     FIRST,

@@ -9,8 +9,10 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import JobLives, Place, Store, UnknownJob, deletion
+from bagua_autotune.store import Store, deletion
 from bagua_autotune.store.deletion import delete_training
+from bagua_autotune.store.errors import JobLives, UnknownJob
+from bagua_autotune.store.lives import Place
 from bagua_autotune.store.tables import EventRow, LifeRow, ObservationRow, ProfileRow, TrialRow
 from bagua_autotune.tuning.tuner import Tuner
 from tests.autotune.store.samples import FIRST, PROFILE

@@ -7,7 +7,8 @@ from sqlalchemy import bindparam, create_engine, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from bagua_autotune.model.job import Observation
-from bagua_autotune.store import Store, UnknownTrial
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.store.statement import Statement
 from bagua_autotune.store.tables import JobRow
 from tests.autotune.store.samples import FIRST

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bagua_autotune.model.job import Event
-from bagua_autotune.store import (
-    Store,
-)
+from bagua_autotune.store import Store
 from bagua_autotune.store.events import MOST_EVENTS
 from tests.autotune.store.samples import (
     FIRST,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from bagua_autotune.store import Store, StoreError, location
+from bagua_autotune.store import Store, location
+from bagua_autotune.store.errors import StoreError
 from bagua_autotune.store.location import parse, shown, with_driver
 from tests.autotune.support import make_spec
 

@@ -21,8 +21,10 @@ from sqlalchemy import MetaData, create_engine, inspect, make_url
 
 from bagua_autotune.model.job import Observation, Trial
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import OtherSchema, Step, Store, StoreError, migrations
+from bagua_autotune.store import Store, migrations
+from bagua_autotune.store.errors import OtherSchema, StoreError
 from bagua_autotune.store.tables import SCHEMA_VERSION
+from bagua_autotune.store.trials import Step
 from bagua_autotune.views import Overviews
 from tests.autotune.support import make_spec
 
@@ -278,14 +280,18 @@ def test_a_family_that_the_release_before_writes_gets_another_revision(postgresq
         make_old(url, 7)
         store = Store(url)
         store.add_family("name", "key", {"label": "before"})
-        found = store.family("key")
+        found = store.family_of("name")
+        assert found is not None
         execute(url, """UPDATE families SET data = '{"label": "after"}'""")
         stale = store.replace_family("name", "key", found.revision, "{}", "job")
-        after = store.family("key")
+        after = store.family_of("name")
         assert stale is None
+        assert after is not None
         assert after.revision == found.revision + 1
         assert store.replace_family("name", "key", after.revision, "{}", "job") is not None
-        assert store.family("key").revision == after.revision + 1, "raised once, not twice"
+        last = store.family_of("name")
+        assert last is not None
+        assert last.revision == after.revision + 1, "raised once, not twice"
         store.close()
 
 

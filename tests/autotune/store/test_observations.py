@@ -6,12 +6,9 @@ import pytest
 
 from bagua_autotune.model.job import Event, Observation, Trial
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import (
-    Step,
-    Steps,
-    Store,
-)
-from bagua_autotune.store.observations import MOST_LATE_STEPS, ObservationKey
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import MOST_LATE_STEPS, ObservationKey, Steps
+from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,

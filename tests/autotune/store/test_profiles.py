@@ -7,12 +7,10 @@ import pytest
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.profile import Profile
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import (
-    Step,
-    Store,
-    UnknownTrial,
-)
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.store.profiles import MOST_PROFILES
+from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from bagua_autotune.model.job import SILENT_SECONDS, Event, Observation
-from bagua_autotune.store import Store, UnknownJob, deletion, retention
+from bagua_autotune.store import Store, deletion, retention
+from bagua_autotune.store.errors import UnknownJob
 from bagua_autotune.store.observations import MOST_LATE_STEPS
 from bagua_autotune.store.retention import DAY_SECONDS
 from bagua_autotune.store.tables import EventRow, ObservationRow, ProfileRow, TrialRow

@@ -9,10 +9,8 @@ from dataclasses import replace
 from bagua_autotune.model.job import Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import (
-    Step,
-    Store,
-)
+from bagua_autotune.store import Store
+from bagua_autotune.store.trials import Step
 from tests.autotune.store.samples import (
     BASELINE,
     FIRST,

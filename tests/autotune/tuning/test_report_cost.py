@@ -15,7 +15,8 @@ from flask.testing import FlaskClient
 from bagua_autotune.app import create_app
 from bagua_autotune.model.job import CONTACT_SECONDS, Event, Observation
 from bagua_autotune.settings import Settings
-from bagua_autotune.store import StepCost, Store
+from bagua_autotune.store import Store
+from bagua_autotune.store.observations import StepCost
 from bagua_autotune.tuning.status import JobState
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views import Overviews, every_trial

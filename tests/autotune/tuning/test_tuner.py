@@ -15,7 +15,8 @@ from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.layout import Tensor
 from bagua_autotune.search import searcher
 from bagua_autotune.search.random import RandomSearcher
-from bagua_autotune.store import Store, UnknownTrial
+from bagua_autotune.store import Store
+from bagua_autotune.store.errors import UnknownTrial
 from bagua_autotune.tuning.listener import TunerListener
 from bagua_autotune.tuning.reported import WrongStep
 from bagua_autotune.tuning.status import JobState

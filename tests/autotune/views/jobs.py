@@ -9,7 +9,7 @@ from bagua_autotune.measuring.ceiling import Ceiling
 from bagua_autotune.model.job import Job, Observation, Result, Trial
 from bagua_autotune.model.knobs import Configuration
 from bagua_autotune.model.statistics import Estimate
-from bagua_autotune.store import Steps
+from bagua_autotune.store.observations import Steps
 from bagua_autotune.tuning.tuner import Tuner
 from bagua_autotune.views.reading import Reading
 from tests.autotune.support import MIB, Ranks, make_spec

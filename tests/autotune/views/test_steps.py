@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_autotune.model.knobs import Configuration
-from bagua_autotune.store import StepTime
+from bagua_autotune.store.observations import StepTime
 from bagua_autotune.tuning.status import job_state
 from bagua_autotune.views.figures import make_figures
 from bagua_autotune.views.steps import MOST_POINTS, StepPoint, best_so_far, switches, thin_out
